@@ -11,7 +11,7 @@
 //! | a lease, the engine of a frame pool | threads [count](super::state) them with plain stores |
 //!
 //! A request in the queue holds no reference. The equation holds whenever no thread is inside a
-//! call. A surplus on the left is a leak: no owner will release these references.
+//! call. A surplus on the left is a leak.
 
 use thiserror::Error;
 
@@ -26,27 +26,24 @@ use crate::ids::BlockId;
 )]
 #[non_exhaustive]
 pub struct Unaccounted {
-    /// Number of references that no owner will release, minus references that an owner counts but
-    /// that do not exist.
+    /// Number of references that no owner will release, minus those counted that do not exist.
     pub references: i64,
     /// Blocks that certainly have more or fewer references than owners, ascending.
     pub blocks: Vec<BlockId>,
-    /// Other blocks that may have too many, ascending: their references may belong to leases or
-    /// reservations. While a batch copies blocks, and in a frame pool, all blocks are candidates.
+    /// Other blocks that may have too many, ascending: of leases or reservations, or, while a batch
+    /// copies blocks and in a frame pool, all blocks.
     pub candidates: Vec<BlockId>,
 }
 
-/// Returns the blocks that the message lists.
 fn first(blocks: &[BlockId]) -> &[BlockId] {
     &blocks[..blocks.len().min(16)]
 }
 
-/// References of owners that threads do not count.
 #[derive(Default)]
 pub(crate) struct Accounts {
     /// One entry per reference.
     pub(crate) listed: Vec<BlockId>,
-    /// Number of references whose owners do not record on which blocks they are.
+    /// References of owners that record only their number.
     pub(crate) unlisted: usize,
     /// Whether all references on shared and on cached blocks are listed.
     pub(crate) lists_shared: bool,

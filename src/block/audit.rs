@@ -14,7 +14,6 @@ use super::counts::Counts;
 use super::state::{Noted, SourcePlace};
 use super::thread_cache::{Local, ThreadCache};
 
-/// Number of consecutive walks that must find a contradiction.
 const WALKS: usize = 3;
 
 /// Number of frames that an audit found in each place.
@@ -56,8 +55,7 @@ pub enum AuditError {
     /// A thread was allocating or freeing, so the counters cannot be compared.
     #[error("a thread is using the pool; audit it while none does")]
     Busy,
-    /// The kernel denies this thread the fence that visits to thread caches need. Audit from
-    /// another thread.
+    /// The kernel denies this thread the fence that visits need. Audit from another thread.
     #[error("the system refuses this thread membarrier(2), which visits to other threads' caches need")]
     FenceRefused,
     /// The bitmaps contradict themselves.
@@ -207,17 +205,15 @@ fn visited(thread_cache: &ThreadCache, f: impl FnOnce(&mut Local)) -> Result<(),
 }
 
 impl Core {
-    /// Recounts everything: each frame is in exactly one place, blocks and frames name each other,
-    /// and the counters agree. Must be called while no thread allocates or frees; leases and
-    /// batches may be open. A thread that ends empties its cache after the end of its
-    /// [scope](std::thread::scope), when a walk can miss frames, so a contradiction counts only if
-    /// several consecutive walks find one.
+    /// Recounts everything: each frame is in one place, blocks and frames name each other, and the
+    /// counters agree. Must be called while no thread allocates or frees; leases and batches may be
+    /// open. Repeats a walk that finds a contradiction, because a thread that ends empties its
+    /// cache late.
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
         self.confirmed(|| self.walk())
     }
 
-    /// [Audits](Self::audit) that each reference has an owner; `accounts` collects the owners'
-    /// references.
+    /// [Audits](Self::audit) that each reference has an owner.
     pub(crate) fn audit_owners(&self, accounts: impl Fn() -> Accounts) -> Result<(), AuditError> {
         self.confirmed(|| {
             let (before, Accounts { listed, unlisted, lists_shared }) = (self.sum_counts(), accounts());
@@ -300,8 +296,8 @@ impl Core {
         Ok(report)
     }
 
-    /// [Audits](Self::audit) that all owned blocks are pinned once, as in a frame pool; returns
-    /// their number.
+    /// [Audits](Self::audit) that the owned blocks of a frame pool are pinned once; returns their
+    /// number.
     pub(crate) fn audit_in_place(&self) -> Result<usize, AuditError> {
         let words = (0..self.rows() as u32).map(|id| self.word(BlockId(id)));
         words.filter(|word| word.is_owned()).try_fold(0, |owned, word| {

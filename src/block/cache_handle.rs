@@ -7,17 +7,15 @@
 //! ```
 //!
 //! An owned lease keeps the blocks' metadata alive through its thread's [`KeepAlive`], whose count
-//! only that thread's leases change: an `Arc` of the whole pool per lease would put a contended
-//! cache line on the hot path. A thread-local also keeps metadata alive, but never the storage; it
-//! drops its cache handle when the thread ends, or opens a cache in another pool after this one was
-//! closed.
+//! only that thread's leases change: an `Arc` of the pool per lease would contend. The thread-local
+//! never keeps the storage alive; it drops its cache handle when the thread ends, or opens a cache
+//! in another pool after this one was closed.
 //!
 //! # User code
 //!
 //! The slow paths run user code, which may drop the last reference to the pool and open a cache in
 //! another one. If the thread then gave up its cache here, two threads could enter one cell. So a
-//! thread gives up caches only outside of [counted](CacheRef::counted) calls, and a [`CountedRef`]
-//! exists only inside of one.
+//! thread gives up caches only outside of [counted](CacheRef::counted) calls.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -59,8 +57,7 @@ impl CacheHandle {
 
     fn flush(&self) {
         let core: &Core = &self.keep_alive.0;
-        // A search reads the bitmaps before the thread cache, and may miss frames that pass from
-        // the latter to the former in between.
+        // A search that has read the bitmaps may miss frames that move there.
         let wake_guard = core.wake_guard();
         // A visitor that is inside empties it itself.
         self.cache().counted(|cache| cache.enter(|local| local.surrender(&core.space, &wake_guard)));
@@ -102,9 +99,8 @@ impl Blocks {
     pub(super) fn with_thread_cache<R>(&self, f: impl FnOnce(Option<CountedRef<'_>>) -> R) -> R {
         match self.thread_entry() {
             Some((_, thread_cache, _)) => {
-                // SAFETY: the thread's list keeps the thread cache's pool alive, and the thread
-                // cache is this thread's until it is given up, which does not happen while we are
-                // counted.
+                // SAFETY: the thread's list keeps the pool alive, and the thread cache is this
+                // thread's until it is given up, which does not happen while we are counted.
                 unsafe { CacheRef::new(&*thread_cache) }.counted(|cache| f(Some(cache)))
             }
             None => f(None),
@@ -116,8 +112,7 @@ impl Blocks {
     pub(crate) fn keep_alive(&self) -> Arc<KeepAlive> {
         match self.thread_entry() {
             Some((_, _, keep_alive)) => {
-                // SAFETY: the pointer came from `Arc::as_ptr`, and the thread's list holds a
-                // reference.
+                // SAFETY: the pointer came from `Arc::as_ptr`; the thread's list holds a reference.
                 unsafe {
                     Arc::increment_strong_count(keep_alive);
                     Arc::from_raw(keep_alive)
@@ -142,8 +137,7 @@ impl Blocks {
                 // No address is reused while the list holds its pool, so no entry can be mistaken.
                 let known = handles.iter().position(|at| at.keep_alive.0.core_ptr() == self.core_ptr());
                 let at = known.unwrap_or_else(|| {
-                    // The pool used last may be dropped here, and its address be reused before we
-                    // are done.
+                    // The pool used last may be dropped here, and its address reused.
                     RECENT.with(|recent| recent.set(NOWHERE));
                     // Reached by `no_users_code_takes_a_thread_cache_from_under_its_thread`.
                     if ThreadUses::is_out() {
@@ -166,12 +160,10 @@ impl Core {
     #[inline]
     pub(super) fn recent_thread_cache(&self) -> Option<CacheRef<'_>> {
         let (pool, thread_cache, _) = RECENT.try_with(Cell::get).ok()?;
-        // SAFETY: as in `with_thread_cache`; the thread gives up no cache before it runs other
-        // code.
+        // SAFETY: as in `with_thread_cache`; no cache is given up before other code runs.
         ptr::eq(pool, self).then(|| unsafe { CacheRef::new(&*thread_cache) })
     }
 
-    /// Adds to the [further references](super::state) of leases.
     #[inline]
     pub(crate) fn count_further(&self, references: isize) {
         match self.recent_thread_cache() {

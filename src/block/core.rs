@@ -69,7 +69,6 @@ pub struct Core {
     pub(in crate::block) space: FreeSpace,
     watch: Watch,
     pub(in crate::block) thread_caches: ThreadCaches,
-    /// Retired frames of threads that could not enter their thread cache.
     pub(in crate::block) shared_retire_list: CachePadded<SharedRetireList>,
     pub(in crate::block) moves: CachePadded<MoveLog>,
     pub(in crate::block) waiters: Waiters,
@@ -82,7 +81,6 @@ pub struct Core {
     pub(in crate::block) total: AtomicUsize,
     /// Highest number of frames so far. Every id is below it.
     pub(in crate::block) rows: AtomicUsize,
-    /// Orders the evictable blocks, if the pool caches.
     pub(in crate::block) evictor: Option<Box<dyn Evictor>>,
     pub(in crate::block) evictable: CachePadded<AtomicUsize>,
     /// Frames of whole units that lists took since the last [reclaim](super::allocate) slice.
@@ -92,7 +90,7 @@ pub struct Core {
     pub(in crate::block) sum_serves: AtomicUsize,
     pub(in crate::block) windows: AtomicUsize,
     pub(in crate::block) refused: CachePadded<Refused>,
-    /// Set when the pool is gone; threads drop their cache at their next slow lookup.
+    /// Threads drop their cache of a closed pool at their next slow lookup.
     closed: AtomicBool,
 }
 
@@ -103,8 +101,7 @@ impl Blocks {
         WeakBlocks(Arc::downgrade(&self.0))
     }
 
-    /// Creates a pool with all blocks free. `scrub` wipes each freed frame once no batch can see
-    /// it. Panics if the configuration is invalid; the pool's builder validates it first.
+    /// Creates a pool with all blocks free. Panics if the configuration is invalid.
     pub fn new(config: BlocksConfig, scrub: Option<Box<dyn Scrub>>) -> Self {
         Self::with_evictor(config, scrub, None)
     }
@@ -226,8 +223,7 @@ impl Core {
         ids.into_iter().for_each(|id| self.sites.note(what, id, self.handle(id).generation, site));
     }
 
-    /// Returns the place that allocated or pinned an owned block, if known; never in release
-    /// builds.
+    /// Returns the place that allocated or pinned an owned block; `None` in release builds.
     pub(crate) fn site(&self, what: Noted, id: BlockId) -> Option<Note> {
         self.sites.read(what, id, self.handle(id).generation)
     }
@@ -251,8 +247,7 @@ impl Core {
     /// Returns a block's current word.
     #[inline]
     pub fn word(&self, id: BlockId) -> BlockWord {
-        // Acquire: pairs with the Release of the last change of the word: the data of this
-        // generation is visible.
+        // Acquire: pairs with the Release of the last change: this generation's data is visible.
         BlockWord::from_bits(self.space.table.word(id).load(Acquire))
     }
 
@@ -278,8 +273,8 @@ impl Core {
         BlockHandle { id, pool: self.tag, generation }
     }
 
-    /// Returns the number of threads that have a cache here. A thread leaves when its destructors
-    /// run, which is after the end of a [scope](std::thread::scope): an audit must wait for it.
+    /// Returns the number of threads with a cache here. A thread leaves when its destructors run,
+    /// after the end of a [scope](std::thread::scope).
     pub fn thread_caches_in_use(&self) -> usize {
         self.thread_caches.in_use()
     }
@@ -295,9 +290,8 @@ impl Core {
         self.space.frames.census(order)
     }
 
-    /// Returns the fragmentation rate, from 0 to 1: the missing share of the free aligned runs of
-    /// `2^order` frames that would exist if all blocks were packed. Frames in magazines are free
-    /// but in no run. Walks the bitmaps.
+    /// Returns the share, from 0 to 1, of the aligned runs of `2^order` frames that would be free
+    /// if all blocks were packed and are not. Frames in magazines are in no run. Walks the bitmaps.
     pub fn fragmentation(&self, order: Order) -> f64 {
         self.rate(&self.census(order))
     }
@@ -308,8 +302,8 @@ impl Core {
     }
 
     /// Returns the part of [`available_fragmentation`](Self::available_fragmentation) that
-    /// compaction can cure. Excludes free frames of units reserved for growth. 0 while no more
-    /// frames are outside of runs than lists may leave there.
+    /// compaction can cure: without units reserved for growth, and 0 while frames outside of runs
+    /// are within the limit.
     pub fn curable_fragmentation(&self, order: Order) -> f64 {
         let census = self.census(order);
         let (available, in_order) = self.available_in_order(&census);
@@ -320,22 +314,20 @@ impl Core {
         if in_holes > self.holes_max() as f64 { rate } else { 0.0 }
     }
 
-    /// Returns the [fragmentation rate](Self::fragmentation) as if all evictable blocks were
-    /// evicted. Reads the word of every block if any is evictable.
+    /// Returns [`fragmentation`](Self::fragmentation) as if all evictable blocks were evicted.
+    /// O(blocks).
     pub fn available_fragmentation(&self, order: Order) -> f64 {
         self.available_runs(&self.census(order)).0
     }
 
-    /// Like [`available_fragmentation`](Self::available_fragmentation), with the number of such
-    /// runs.
+    /// Like [`available_fragmentation`](Self::available_fragmentation), with the number of runs.
     pub fn available_runs(&self, census: &Census) -> (f64, usize) {
         let (available, in_order) = self.available_in_order(census);
         let runs = in_order.checked_shr(u32::from(census.order.0)).unwrap_or(0);
         (self.rate_of(available, in_order, census.order), runs)
     }
 
-    /// Returns the number of free and evictable frames, and how many are in aligned runs of such
-    /// frames.
+    /// Returns the number of free and evictable frames, and how many are in aligned runs.
     fn available_in_order(&self, census: &Census) -> (usize, usize) {
         if self.evictable.load(Relaxed) == 0 {
             return (census.free, census.free_in_order);
@@ -376,8 +368,7 @@ impl Core {
         self.space.frames.changes()
     }
 
-    /// Calls `f` with every maximal free run in the bitmaps, ascending; exact without concurrent
-    /// changes.
+    /// Calls `f` with each maximal free run in the bitmaps, ascending; exact if nothing changes.
     pub fn for_each_free_run(&self, f: &mut dyn FnMut(Run)) {
         self.space.frames.for_each_free_run(f);
     }
@@ -408,32 +399,27 @@ impl Core {
     }
 }
 
-/// Records the contents of evictable blocks and orders their evictions. Called inside releases and
-/// allocations: an implementation must neither block nor panic.
+/// Orders evictions. Called inside releases and allocations: must neither block nor panic.
 pub trait Evictor: Send + Sync {
     /// Prepares for block ids below `rows`.
     fn grow(&self, core: &Core, rows: usize);
 
-    /// Records that these blocks became evictable, in this order; each may have been hit, released
-    /// or evicted since. `tag` is the newest batch that may have seen them, 0 if none in flight
-    /// has.
+    /// Records blocks that became evictable, in this order; each may have changed since. `tag` is
+    /// the newest batch that may have seen them, 0 if none in flight has.
     fn became_evictable(&self, core: &Core, blocks: &[Evictable], tag: Ticket);
 
     /// Evicts up to `wanted` blocks by `Core::evict` and passes their frames to `freed`, a few at a
-    /// time. `oldest` is the oldest batch in flight. May return fewer although more blocks are
-    /// evictable.
+    /// time. May return fewer although more are evictable. `oldest` is the oldest batch in flight.
     fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(&[FrameId]));
 
-    /// Returns whether all of these evictable blocks may be evicted early, to complete a unit of
-    /// free frames, at a multiple of the usual tolerance. An empty list asks whether any block ever
-    /// may.
+    /// Returns whether all of these blocks (if empty: any block) may be evicted early to complete a
+    /// unit of free frames, at a multiple of the usual tolerance.
     fn evicts_early(&self, blocks: &[BlockId], tolerance: u32) -> bool;
 
     /// Returns the number of releases, modulo 2^64. It changes before a block's tag is recorded.
     fn releases(&self) -> u64;
 
-    /// Like [`tag`](Self::tag), but only if [`became_evictable`](Self::became_evictable) recorded
-    /// it.
+    /// Like [`tag`](Self::tag), only if recorded by [`became_evictable`](Self::became_evictable).
     fn noted_tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket>;
 
     /// Returns the newest batch that may have seen an evictable block with this word, if known.

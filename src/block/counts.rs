@@ -18,8 +18,7 @@ pub struct Counts {
     pub in_magazines: usize,
     /// Free, but visible to a batch in flight.
     pub retired: usize,
-    /// Free, but held: destinations of moves, frames collected by a shrink, frames whose wipe
-    /// failed.
+    /// Free, but held: move destinations, frames collected by a shrink, failed wipes.
     pub held: usize,
     /// Free, and set aside for urgent requests.
     pub reserved: usize,
@@ -28,8 +27,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Returns the number of blocks that any allocation can get without evicting; excludes the
-    /// reserve.
+    /// Returns the number of blocks that can be allocated without evicting or using the reserve.
     pub fn free(&self) -> usize {
         self.in_bitmap + self.in_magazines
     }
@@ -51,8 +49,7 @@ impl Core {
         self.sum_counts().0
     }
 
-    /// Returns the number of references that threads count, of leases and of a frame pool's engine:
-    /// O(threads).
+    /// Returns the number of references of leases and of a frame pool's engine: O(threads).
     pub fn counted_references(&self) -> i64 {
         let (sum, further) = self.sum_counts();
         sum.blocks.wrapping_sub(sum.freed_blocks).wrapping_add(further) as i64
@@ -77,18 +74,15 @@ impl Core {
         self.counters.wait_counts()
     }
 
-    /// Returns the number of cached blocks that were freed, not evicted, because their last
-    /// reference was released outside of the prefix cache.
+    /// Returns the number of cached blocks freed by a release that wrapped their generation around.
     pub(crate) fn outlived_blocks(&self) -> u64 {
         self.counters.outlived_blocks()
     }
 
-    /// Sets the number of blocks that transfers hold, which refusals report.
     pub(crate) fn set_in_transfer(&self, blocks: usize) {
         self.counters.set_in_transfer(blocks);
     }
 
-    /// Counts a request that was refused before it was tried.
     pub(crate) fn count_refusal(&self, error: &AllocError) {
         self.counters.refused(error);
     }
@@ -103,8 +97,7 @@ impl Core {
         self.counts_with(self.space.frames.free_counted())
     }
 
-    /// Like [`counts`](Self::counts), with a walk over the bitmaps, for decisions: counts each
-    /// frame that is free there during the whole walk.
+    /// Like [`counts`](Self::counts), with a walk over the bitmaps, for decisions.
     pub(crate) fn recount(&self) -> Counts {
         self.counts_with(self.space.frames.free_frames())
     }
@@ -115,8 +108,7 @@ impl Core {
         for thread_cache in self.thread_caches.iter() {
             let (cached, waiting, newest_tag) = thread_cache.mirror();
             in_magazines += cached;
-            // The next allocation that needs these frames reclaims them, once no batch can see
-            // them.
+            // The next allocation that needs these frames reclaims them.
             if newest_tag < oldest { in_magazines += waiting } else { retired += waiting }
         }
         let (waiting, newest_tag) = self.shared_retire_list.mirror();

@@ -1,7 +1,6 @@
-//! Latencies of operations: one in so many per thread and kind is timed, the others pay one
-//! increment. All waits and resizes, which are rare, are timed. An append counts as an allocation
-//! if it needs blocks. The release of a lease is timed if its allocation was, so that other
-//! releases pay nothing.
+//! Latencies of operations: one in so many per thread and kind is timed, and all waits and resizes.
+//! An append counts as an allocation if it needs blocks. The release of a lease is timed if its
+//! allocation was.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -19,22 +18,18 @@ const OPERATIONS: usize = 6;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Operation {
-    /// A request for a lease.
     Allocate,
-    /// The allocation of an append.
     Append,
     /// The opening of a sequence with a prompt.
     Admit,
     /// A wait in the queue that ended with blocks.
     Wait,
-    /// The release of a lease or a sequence.
     Free,
     /// A resize, including a refused one.
     Resize,
 }
 
 thread_local_const! {
-    /// Number of operations of this thread so far, in any pool.
     static TICKS: [Cell<u32>; OPERATIONS] = [const { Cell::new(0) }; OPERATIONS];
 }
 
@@ -65,7 +60,6 @@ impl Latencies {
         let _ = times.nanoseconds.increment(nanoseconds.min((1 << MAX_VALUE_POWER) - 1));
     }
 
-    /// Begins to time an operation, which ends when the result is dropped.
     pub(crate) fn time(&self, operation: Operation) -> Timing<'_> {
         Timing { latencies: self, operation, start: Some(Instant::now()) }
     }
@@ -117,8 +111,8 @@ impl Drop for Timing<'_> {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LatencyBucket {
-    /// Upper end of the interval, inclusive, in nanoseconds: at most 1/16 above its lower end.
-    /// Times of a second and more are in the last bucket, which ends at 2^30 - 1.
+    /// Inclusive upper end of the interval, in ns: at most 1/16 above its lower end, and 2^30 - 1
+    /// at most, for times of a second and more.
     pub up_to_ns: u64,
     /// Number of times in the interval.
     pub count: u64,
@@ -201,13 +195,11 @@ impl Sampler {
         }
     }
 
-    /// Returns the number of operations per timed one; 0: none is timed.
     pub(crate) fn every(&self) -> u64 {
         self.mask.map_or(0, |mask| u64::from(mask) + 1)
     }
 
-    /// Begins to time an operation, if the last call of [`is_due`](Self::is_due) for it returned
-    /// true; it ends when the result is dropped.
+    /// Begins to time an operation if the last [`is_due`](Self::is_due) for it returned true.
     #[inline]
     #[must_use = "the operation ends when it is dropped"]
     pub(crate) fn time(&self, operation: Operation) -> Timing<'_> {

@@ -1,8 +1,8 @@
 //! Blocks: the unit that a pool hands out.
 //!
 //! A block has a stable id, one packed word ([`BlockWord`]) and 16 bytes of info. The word names
-//! the frame that holds the block's bytes, so translation, sharing, pinning, sealing and the
-//! publication of a move are one atomic operation each.
+//! the block's frame, so translation, sharing, pinning, sealing and the publication of a move are
+//! one atomic operation each.
 //!
 //! # Rooms
 //!
@@ -20,52 +20,42 @@
 //!
 //! # Bijection
 //!
-//! Blocks and frames are in bijection over the whole pool: `block_at(frame(b)) == b` and
-//! `frame(block_at(f)) == f`, also for free blocks and for frames that a [shrink](Shrinking) has
-//! removed. The [`frame`](crate::frame) floor manages free frames; the free blocks are the blocks
-//! at free frames, so ids need no allocator. Until something moves, `block == frame`; a move swaps
-//! two blocks (`moving`).
+//! `block_at(frame(b)) == b` and `frame(block_at(f)) == f` over the whole pool, also for free
+//! blocks and for frames that a [shrink](Shrinking) removed. The [`frame`](crate::frame) floor
+//! manages free frames; the free blocks are those at free frames, so ids need no allocator.
 //!
 //! # Who may write a word
 //!
-//! - refs == 0, free: only the owner of the frame, that is, the thread that took it out of the
-//!   frame floor. Plain stores. A thread that keeps such a frame for longer than a call *holds* it
-//!   (a mover its destinations, a shrink the frames it has collected). The word records the hold,
-//!   so that the audit can distinguish the frame from a lost one.
-//! - refs == 0, cached: a thread that hits or evicts the block, by compare-exchange only
-//!   (`allocate/evict.rs`).
-//! - refs > 0: a thread with a reference, or with a handle if it pins, by compare-exchange only.
-//!   The handle's generation is compared with the word's before each attempt. The only exception is
-//!   the *private release*.
+//! - Free: only the owner of the frame, that is, the thread that took it out of the frame floor, by
+//!   plain stores. A thread that keeps such a frame for longer than a call *holds* it (a mover its
+//!   destinations, a shrink its collected frames). The word records the hold, for the audit.
+//! - Evictable: a thread that hits or evicts the block, by compare-exchange (`allocate/evict.rs`).
+//! - Owned: a thread with a reference, or with a handle if it pins, by compare-exchange, except for
+//!   the *private release*. The handle's generation is compared with the word's before each
+//!   attempt.
 //!
 //! # Private release
+//!
 //! A lease that gave out neither a handle nor a second lease of its blocks releases an unsealed,
 //! unpinned block by a load and a plain store. No update by another thread is lost between the two:
-//! unpinned block by a load and a plain store. No other thread changes the word between the two:
 //!
 //! - The lease has the only reference, so no other owner shares, seals, reopens or releases the
-//!   block, and the lease's owner is in this call.
+//!   block.
 //! - Movers exchange words of sealed blocks only, and the prefix cache those of cached blocks only.
-//! - A pin by handle remains. As the lease gave out no handle, that handle is forged. A release
-//!   clears the pins in any case, so overwriting a pin or unpin leaves the same word as a release
-//!   after it. A later unpin fails its compare-exchange because the generation has changed.
+//! - Only a forged handle can pin the block. A release clears the pins in any case; a later unpin
+//!   fails because the generation has changed.
 //!
 //! If a handle was given out, the release must be a compare-exchange: a thread that begins a batch
 //! and then pins the block may rely on its frame until the batch ends, and the releasing thread
 //! sees that batch only because its exchange reads from the pin's. If a second lease exists, a
-//! plain store would undo the release of the other reference. Leases therefore record that they
-//! give out handles. Models: `loom-tests/tests/unseen.rs`.
+//! plain store would undo the other release. Models: `loom-tests/tests/unseen.rs`.
 //!
-//! # Who may release a reference
-//!
-//! Each reference has one owner: a lease or a sequence's list, which releases it by id. A handle
-//! owns none: it reads and pins.
+//! Each reference has one owner: a lease or a sequence's list. A handle owns none.
 //!
 //! # Conservation
 //!
 //! `free in bitmaps + in magazines + in the depot + in the reserve + retired + held + evictable +
-//! owned + null == total`, at every quiescent point. [`Core::audit`] recounts it, and `accounts`
-//! recounts the references by owner.
+//! owned + null == total`, at every quiescent point. [`Core::audit`] recounts it.
 
 mod accounts;
 mod allocate;

@@ -1,6 +1,5 @@
-//! Moves: a block's bytes are copied to another frame while its owners continue to use it. Blocks
-//! and frames are in bijection, so a move swaps two: block `S` goes from frame `f` to frame `t`,
-//! and the free block `D`, which was in `t`, is in `f` afterwards.
+//! Moves: a block's bytes are copied to another frame while its owners use it. A move swaps two
+//! blocks: `S` goes from frame `f` to frame `t`, and the free block `D` from `t` to `f`.
 //!
 //! # Protocol
 //!
@@ -18,19 +17,17 @@
 //!
 //! # Invariants
 //!
-//! - *The source is readable.* The last release of a moving block leaves its frame to the mover
-//!   instead of freeing it. So a wave withholds only the frames that it copies.
+//! - *The source is readable.* The last release of a moving block leaves its frame to the mover. So
+//!   a wave withholds only the frames that it copies.
 //! - *The source is not written.* It is sealed, and writes to it are refused while it is moving.
 //! - *Only the wave accesses the destination*, from the claim to the publication.
 //! - *A reader of the old frame may continue* until its batch has ended: the fence pairs with the
 //!   one in [`Clock::begin`](crate::clock::Clock::begin).
 //! - *Conservation*: destinations, and sources of released blocks, are held until they are freed.
 //!
-//! No thread waits for another. Releases, pins and shares of a moving block take one
-//! compare-exchange as always; a release or pin cancels the move. A thread that is stopped during a
-//! wave withholds its destinations, and the sources whose blocks are released.
-//!
-//! Models: `loom-tests/tests/moves.rs`, `loom-tests/tests/moved_since.rs`.
+//! No thread waits for another. Releases, pins and shares of a moving block are one
+//! compare-exchange as always; a release or pin cancels the move. Models:
+//! `loom-tests/tests/moves.rs`, `loom-tests/tests/moved_since.rs`.
 
 use crate::frame::RunList;
 use crate::ids::{BlockId, FrameId, Run, Ticket};
@@ -75,8 +72,7 @@ struct Moving {
     generation: u64,
 }
 
-/// Blocks that move together: marked, with their destinations held. The caller copies the bytes of
-/// [`moves`](Self::moves) and then [publishes](Self::publish) them.
+/// Blocks that move together. The caller copies the bytes and then [publishes](Self::publish) them.
 #[must_use = "a wave that is dropped moves nothing"]
 pub struct Wave {
     blocks: Blocks,
@@ -85,8 +81,8 @@ pub struct Wave {
 }
 
 impl Blocks {
-    /// Begins to move blocks, from the first frame of each pair to the second; reports those that
-    /// cannot move now. Evicts an evictable block in the second frame.
+    /// Begins to move blocks from the first frame of each pair to the second, evicting an evictable
+    /// block there. Reports blocks that cannot move now.
     pub fn begin_wave(
         &self,
         moves: impl IntoIterator<Item = (FrameId, FrameId)>,
@@ -124,8 +120,7 @@ impl Wave {
         self.moving.is_empty()
     }
 
-    /// Publishes the copies of moves that were not cancelled. Reports cancelled moves at the end,
-    /// and returns the number of moved blocks.
+    /// Publishes the moves, reports the cancelled ones, and returns the number of moved blocks.
     ///
     /// # Safety
     ///
@@ -135,15 +130,14 @@ impl Wave {
         self.publish_if(cancelled, |_, _| true)
     }
 
-    /// Like [`publish`](Self::publish), for blocks that their owners write in place: one that has
-    /// lost all references since it was marked stays, because its contents may differ.
+    /// Like [`publish`](Self::publish), for blocks that are written in place: one that has lost all
+    /// references since it was marked stays, because its contents may differ.
     ///
     /// # Safety
     ///
     /// As for [`publish`](Self::publish).
     pub(crate) unsafe fn publish_in_place(self, cancelled: &mut dyn FnMut(FrameId, MoveCancelled)) -> usize {
-        // The generation does not recur: the release that would wrap it around uncaches the block,
-        // and leaves its frame to the wave.
+        // Does not recur: the release that would wrap it around leaves the frame to the wave.
         self.publish_if(cancelled, |moving, word| word.generation_low() == moving.generation)
     }
 
@@ -180,7 +174,6 @@ impl Drop for Wave {
         for moving in self.moving.drain(..) {
             self.blocks.end_move(moving);
         }
-        // Unused destinations and vacated frames may be free now.
         self.blocks.announce();
     }
 }
@@ -190,16 +183,15 @@ impl Core {
         if from.index() >= self.rows() {
             return Err(MoveCancelled::Released);
         }
-        // Check first, so that an immovable block costs no claim. The block in the frame may change
-        // until it is marked.
+        // An immovable block costs no claim. The block in the frame may change until it is marked.
         let block = self.space.table.block_at(from);
         movable(self.word(block), from)?;
         if to.index() >= self.rows() || !self.evict_or_claim(to, dropped) {
             return Err(MoveCancelled::Taken);
         }
         self.space.hold_frame(to);
-        // Acquire: the bytes written before the seal are visible to the copy. Release: what the
-        // Acquire saw happens before the accesses of the thread that drops the last reference.
+        // Acquire: the bytes written before the seal are visible to the copy. Release: passes that
+        // on to the thread that drops the last reference.
         let marked = self.space.table.word(block).fetch_update(AcqRel, Relaxed, |bits| {
             let word = BlockWord::from_bits(bits);
             movable(word, from).ok().map(BlockWord::to_bits)
@@ -216,15 +208,13 @@ impl Core {
         }
     }
 
-    /// Takes a frame whose block is evictable and unseen, or free. It bypasses the bitmaps, where
-    /// another request could take it.
+    /// Takes a frame whose block is evictable and unseen, or free, without a step in the bitmaps.
     fn evict_or_claim(&self, to: FrameId, dropped: &mut usize) -> bool {
         let id = self.space.table.block_at(to);
         let word = self.word(id);
         if word.is_free() {
             return self.space.frames.claim(Run { start: to, len: 1 });
         }
-        // Check the word of an owned block: a refused claim looks at all groups of frames.
         let is_evicted = word.is_evictable() && self.evict_in(to, self.space.clock.oldest());
         *dropped += usize::from(is_evicted);
         is_evicted
@@ -237,12 +227,10 @@ impl Core {
     ) -> Result<(), MoveCancelled> {
         let Moving { block, from, to, .. } = moving;
         let displaced = self.space.table.block_at(to);
-        // Ours until the word names `to`; the Release below publishes it to the thread that frees
-        // the block.
+        // Ours until the word names `to`; the Release below publishes it to the freeing thread.
         self.space.table.set_block_at(to, block);
-        // Release: the copied bytes are visible to readers that get the new frame from the word.
-        // Acquire: accesses to the old frame by owners that released the block happen before its
-        // next owner's.
+        // Release: readers that get the new frame from the word see the copied bytes. Acquire:
+        // accesses to the old frame by earlier owners happen before its next owner's.
         let published = self.space.table.word(block).fetch_update(AcqRel, Relaxed, |bits| {
             let word = BlockWord::from_bits(bits);
             word.publish_move(to).filter(|_| is_copied(word)).map(BlockWord::to_bits)
@@ -252,9 +240,9 @@ impl Core {
             let word = BlockWord::from_bits(bits);
             return Err(if word.is_free() { MoveCancelled::Released } else { MoveCancelled::Pinned });
         }
-        // The wave owns the old frame now, and the displaced block is free, so no other thread
-        // writes its word. Relaxed: a handle check only sees that the block is free; it is handed
-        // out with its frame.
+        // The displaced block is free and its frame ours, so no other thread writes its word.
+        // Relaxed: a handle check only sees that the block is free; it is handed out with its
+        // frame.
         let word = BlockWord::from_bits(self.space.table.word(displaced).load(Relaxed));
         self.space.table.word(displaced).store(word.displaced(from).to_bits(), Relaxed);
         self.space.table.set_block_at(from, displaced);
@@ -277,8 +265,7 @@ impl Core {
             if carry {
                 self.space.table.info(moving.block).carry_generation();
             }
-            // A plain store: the frame is ours, and no other thread writes the word of a free
-            // block. Relaxed: as for the displaced block.
+            // A plain store, Relaxed: as for the displaced block.
             atomic.store(word.to_bits(), Relaxed);
             self.space.held.fetch_sub(1, Relaxed);
             self.free_or_retire(&[Run { start: moving.from, len: 1 }]);
@@ -288,8 +275,7 @@ impl Core {
 
     fn leave(&self, moved: &[BlockId], left: &[Run]) {
         self.moves.append(moved, || {
-            // Pairs with the fence in `Clock::begin`: a batch sees the new frames, or we see the
-            // batch.
+            // Pairs with the fence in `Clock::begin`: a batch sees the new frames, or we see it.
             fence(SeqCst);
             self.space.clock.newest()
         });
@@ -303,8 +289,8 @@ impl Core {
         }
     }
 
-    /// Calls `f` with every frame in use, in no order. A block that moves meanwhile may be passed
-    /// twice, or not at all.
+    /// Calls `f` with each frame in use, in no order. May miss or repeat a block that moves
+    /// meanwhile.
     pub fn for_each_used_frame(&self, f: &mut dyn FnMut(FrameId, FrameUse)) {
         for block in (0..self.rows() as u32).map(BlockId) {
             let word = self.word(block);
@@ -322,11 +308,10 @@ impl Core {
     }
 
     /// Lists the moves that a table built under batch `since` may miss, oldest first. Must be
-    /// called under a batch: a move that is not listed yet leaves its old frame readable until that
-    /// batch ends.
+    /// called under a batch, which keeps the old frames of moves that are not listed yet.
     pub fn moved_since(&self, since: Ticket, out: &mut Vec<Moved>) -> Since {
-        // The current frames, which are at least as new as the log: of one block's moves in two
-        // waves, the earlier may be logged later.
+        // Current frames, not those of the log: two waves may log one block's moves in either
+        // order.
         self.moves.read(since, out, |block| Moved { block, to: self.frame(block) })
     }
 
@@ -345,7 +330,7 @@ impl Core {
     }
 }
 
-/// Returns the marked word of a block that is to leave `from`, or the reason that it cannot move.
+/// Returns the marked word of a block in `from`, or the reason that it cannot move.
 fn movable(word: BlockWord, from: FrameId) -> Result<BlockWord, MoveCancelled> {
     if word.is_free() || word.frame() != from {
         return Err(MoveCancelled::Released);

@@ -1,13 +1,11 @@
 //! Monotonic counters of allocations, frees, refusals and waits.
 //!
-//! A thread counts in its thread cache, by plain stores; calls without a thread cache, and rare
-//! events, are counted in the pool's shared counters. No decision depends on any of them: Relaxed
-//! throughout.
+//! A thread counts in its thread cache, by plain stores; calls without one, and rare events, in the
+//! pool's shared counters. No decision depends on them: Relaxed throughout.
 //!
 //! # Counted references
 //!
-//! Lists name their references; leases and the engine of a frame pool do not. The number of the
-//! latter follows from counts that are kept in any case, and one that only slow paths change:
+//! Lists record their references; leases and the engine of a frame pool do not. Their number is:
 //!
 //! `references == blocks - freed + further`
 //!
@@ -20,14 +18,14 @@
 //! | a block is allocated for a list | 1 | | -1 |
 //! | a list releases the last reference of a block that is not cached | | 1 | 1 |
 //!
-//! Sharing, hitting, releasing to evictable by lists, and evictions change none of them. The
-//! [audit](crate::Pool::audit) compares the sum with the words.
+//! Other steps of lists, and evictions, change none. The [audit](crate::Pool::audit) compares the
+//! sum with the words.
 
 use crate::error::AllocError;
 use crate::sync::{Ordering::*, StatisticU64};
 
-/// Counts of blocks that were allocated and freed since the pool was built. A count is exact once
-/// the threads that changed it have returned and are synchronized with the reader.
+/// Counts of blocks allocated and freed since the pool was built. Exact once the threads that
+/// changed them have returned and are synchronized with the reader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -40,8 +38,8 @@ pub struct AllocationCounts {
     pub freed_blocks: u64,
 }
 
-/// Counts of refused requests since the pool was built, by reason. A request that waits was refused
-/// once before, unless other requests were waiting.
+/// Counts of refused requests since the pool was built, by reason. Also counts a request that
+/// waits, unless others were waiting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -78,8 +76,8 @@ impl Refusals {
     }
 }
 
-/// Counts of requests that waited in the queue since the pool was built. A request that is in
-/// neither of the last two is waiting, was dropped, or was refused.
+/// Counts of requests that waited in the queue. A request in neither of the last two is waiting,
+/// was dropped, or was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -92,7 +90,6 @@ pub struct WaitCounts {
     pub missed_deadlines: u64,
 }
 
-/// Counters that only the owner of a thread cache changes.
 #[derive(Default)]
 pub(in crate::block) struct OwnCounters {
     /// Requests for one block on the fast path, which updates only this counter.
@@ -104,10 +101,9 @@ pub(in crate::block) struct OwnCounters {
     further: StatisticU64,
 }
 
-/// Adds to a counter that only the calling thread changes.
 #[inline(always)]
 fn add(counter: &StatisticU64, count: u64) {
-    // Not an atomic read-modify-write.
+    // No read-modify-write: only the calling thread changes it.
     counter.store(counter.load(Relaxed).wrapping_add(count), Relaxed);
 }
 
@@ -148,7 +144,7 @@ pub(in crate::block) struct SharedCounters {
     blocks: StatisticU64,
     freed: StatisticU64,
     further: StatisticU64,
-    /// Cached blocks that lost their last reference outside of the prefix cache.
+    /// Cached blocks freed by a release that wrapped their generation around.
     outlived: StatisticU64,
     /// By reason, in the order of the fields of [`Refusals`].
     refusals: [StatisticU64; 8],

@@ -1,8 +1,6 @@
-//! Append-only rows by number: per-block data of a pool that grows.
-//!
-//! The first bucket is as large as the initial pool, each further one as large as all before it
-//! together. Rows neither move nor are removed before the table is dropped, so reading one needs no
-//! epoch. A [`TablePart`] defines the layout of rows: usually one array per field.
+//! Append-only rows by number: per-block data of a pool that grows. The first bucket is as large as
+//! the initial pool, each further one as large as all before it together. Rows neither move nor are
+//! removed before the table is dropped, so reading one needs no epoch.
 
 use std::ptr;
 
@@ -12,12 +10,11 @@ use crate::sync::{AtomicPtr, Ordering::*};
 /// Number of doublings after the first bucket: enough for any frame number. Fewer in a model.
 const BUCKETS_MORE: usize = if cfg!(kvpool_loom) { 3 } else { crate::config::FRAME_BITS as usize };
 
-/// Rows with consecutive numbers, allocated together.
+/// Rows with consecutive numbers, usually one array per field.
 pub(crate) trait TablePart: Send + Sync {
     /// Creates rows `base .. base + len` in their initial state.
     fn new(base: usize, len: usize) -> Self;
 
-    /// Returns the number of rows, as passed to `new`.
     fn len(&self) -> usize;
 }
 
@@ -27,7 +24,6 @@ pub(crate) struct GrowTable<B: TablePart> {
 }
 
 impl<B: TablePart> GrowTable<B> {
-    /// Creates at least one row, number 0.
     pub(crate) fn new(rows: usize) -> Self {
         Self { first: B::new(0, rows.max(1)), more: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())) }
     }
@@ -66,11 +62,10 @@ impl<B: TablePart> GrowTable<B> {
     #[inline(never)]
     fn locate_grown(&self, row: usize) -> (&B, usize) {
         let first = self.first.len();
-        // A row in [first * 2^k, first * 2^(k + 1)) is in the bucket of first * 2^k rows that
-        // begins there.
+        // Bucket k + 1 has the rows [first * 2^k, first * 2^(k + 1)).
         let log2 = (row / first).ilog2();
-        // SAFETY: a non-null pointer was made by `grow`; buckets live as long as `self`. Acquire:
-        // pairs with the Release in `grow`.
+        // SAFETY: made by `grow`, lives as long as `self`. Acquire: pairs with the Release in
+        // `grow`.
         let bucket = unsafe { self.more[log2 as usize].load(Acquire).as_ref() };
         let row = row - (first << log2);
         // The maximum number of frames may truncate the last bucket.
@@ -101,7 +96,6 @@ impl<B: TablePart> Drop for GrowTable<B> {
 mod tests {
     use super::*;
 
-    /// Rows that contain their own number.
     struct Numbers(Vec<usize>);
 
     impl TablePart for Numbers {

@@ -2,8 +2,6 @@
 //!
 //! | field | meaning |
 //! |---|---|
-//! | field | meaning |
-//! |---|---|
 //! | `sequence` | sequence that the block was allocated for, or [`SequenceId::NONE`] |
 //! | `generation_high` | number of times that the word's generation wrapped around |
 //! | `touched` | bits 0..30: low bits of the newest ticket at the last access; bits 30..32: priority |

@@ -29,8 +29,8 @@
 //!
 //! A reader that keeps frames together with a count `s` needs no stamps. If it read a word after
 //! the count, each move that it missed has a number of at least `s`. If a batch counts `s` moves
-//! again, each of those was appended after that read, and its mover's fence comes after the
-//! batch's. Models: `loom-tests/tests/moved_since.rs`, `loom-tests/tests/kept_frames.rs`.
+//! again, the mover's fence of each missed move comes after the batch's. Models:
+//! `loom-tests/tests/moved_since.rs`, `loom-tests/tests/kept_frames.rs`.
 
 use std::ptr;
 
@@ -77,7 +77,6 @@ pub(in crate::block) struct MoveLog {
     head: AtomicU64,
     /// Null until the first move: a pool that never compacts has no log.
     ring: AtomicPtr<Ring>,
-    /// Held by movers only, for a few stores while appending.
     writer: Mutex<()>,
 }
 
@@ -155,8 +154,8 @@ impl MoveLog {
 
     #[inline]
     pub(in crate::block) fn count(&self) -> MoveCount {
-        // Acquire: pairs with the Release in `append`: a word that is read later is at least as new
-        // as each counted move.
+        // Acquire: pairs with the Release in `append`: words read later are as new as each counted
+        // move.
         MoveCount(self.head.load(Acquire))
     }
 

@@ -1,7 +1,7 @@
 //! Results of failed searches, so that later requests are refused without a walk.
 //!
-//! A refusal must not overlook a frame, so it walks. The result of a failed walk is stored with the
-//! state in which it was found, and holds while the state is the same:
+//! A refusal must not overlook a frame, so it walks. The result of a failed walk holds while the
+//! state in which it was found is the same:
 //!
 //! | walk | state | result |
 //! |---|---|---|
@@ -20,9 +20,8 @@
 //! oldest batch, so it stays until that batch ends. A block that becomes evictable later changes
 //! the count or, if a hit compensates it, the number of releases, before its tag is recorded.
 //!
-//! The state is compared under locks that no thread waits for: if one is taken, the request walks.
-//! Counters that wrap around repeat their values after 2^32 operations between two refusals.
-//! Models: `loom-tests/tests/refused.rs`.
+//! The state is compared under locks; if one is taken, the request walks. Counters repeat after
+//! 2^32 operations between two refusals. Models: `loom-tests/tests/refused.rs`.
 
 use crate::frame::Snapshot;
 use crate::ids::Ticket;

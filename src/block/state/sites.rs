@@ -1,6 +1,5 @@
-//! Places in the program that last allocated or pinned a block, in debug builds only. A row per
-//! block, written by plain stores: by the owner of its references after the allocation, and by the
-//! thread that pinned it. A note is valid for one generation.
+//! Places in the program that last allocated or pinned a block, in debug builds only. Plain stores
+//! by the owner of its references, or by the thread that pinned it. Valid for one generation.
 
 #[cfg(debug_assertions)]
 use std::panic::Location;
@@ -15,7 +14,6 @@ use crate::ids::{BlockId, Generation};
 #[cfg(debug_assertions)]
 use super::grow_table::{GrowTable, TablePart};
 
-/// A place in the program.
 #[cfg(debug_assertions)]
 #[derive(Clone, Copy)]
 pub(crate) struct Site(&'static Location<'static>);
@@ -48,7 +46,6 @@ impl std::fmt::Display for SourcePlace {
     }
 }
 
-/// The place, and the time since.
 pub(crate) type Note = (SourcePlace, Duration);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,11 +78,9 @@ mod debug {
     use super::*;
     use crate::sync::{Ordering::*, StatisticU64};
 
-    /// The generation is stored last: a reader that finds it reads the rest, of either thread in a
-    /// race.
+    /// The generation is stored last. In a race, a reader may get either thread's place.
     #[derive(Default)]
     struct Row {
-        /// Address of the location.
         place: StatisticU64,
         /// Nanoseconds since the pool was built.
         since: StatisticU64,

@@ -69,8 +69,8 @@ impl<'a> TableView<'a> {
         Some(Row { word, info: unsafe { self.first.info.get_unchecked(id.index()) } })
     }
 
-    /// Calls `visit` with the row of the block at each frame of a run, in order, until it returns
-    /// false. Returns the number of frames for which it returned true.
+    /// Calls `visit` with each row of a run, in order, until it returns false. Returns the number
+    /// of frames for which it returned true.
     #[inline(always)]
     pub(in crate::block) fn visit_run(
         &self,

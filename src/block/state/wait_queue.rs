@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 use crate::ids::Priority;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering::*};
 
-/// Default time for which a woken head may stay unpolled before it is passed over.
 const TURN_PATIENCE: Duration = Duration::from_millis(100);
 
-/// The queue, and the atomics through which threads without its lock reach it.
+/// The queue, and the atomics through which threads without its lock access it.
 pub(in crate::block) struct Waiters {
     pub(in crate::block) queue: Mutex<WaitQueue>,
     /// Whether an announcement has not been delivered to the queue yet.
@@ -43,7 +42,6 @@ pub(in crate::block) type Key = (Reverse<Priority>, Class, u64);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Class {
-    /// A running sequence that reserves blocks.
     Growth,
     /// A lease, or a sequence that waits to be admitted.
     Admission,
@@ -77,7 +75,6 @@ impl Absence {
 #[derive(Default)]
 pub(in crate::block) struct WaitQueue {
     pub(in crate::block) places: BTreeMap<Key, QueuePlace>,
-    /// Places that were passed over.
     pub(in crate::block) passed: BTreeMap<Key, QueuePlace>,
     pub(in crate::block) entries: u64,
     /// Whether the head has a reason to search.
@@ -99,8 +96,7 @@ impl WaitQueue {
         ahead.into_iter().any(|(_, place)| !place.absent.is_some_and(|absence| absence.is_too_long()))
     }
 
-    /// Signals the head to search and returns its waker. First passes over a head that is absent
-    /// for too long.
+    /// Signals the head to search and returns its waker. Passes over a head absent for too long.
     #[must_use = "a head that has a reason to try must be woken"]
     pub(in crate::block) fn signal(&mut self, patience: Duration) -> Option<Waker> {
         if std::mem::replace(&mut self.signal, true) {
@@ -110,7 +106,7 @@ impl WaitQueue {
     }
 
     /// Passes over signalled heads that are absent for too long. Returns whether there is a new
-    /// head, which the caller must wake.
+    /// head.
     #[must_use = "a head that has a reason to try must be woken"]
     pub(in crate::block) fn pass_over(&mut self) -> bool {
         let mut passed = false;
@@ -121,8 +117,7 @@ impl WaitQueue {
             }
             let (key, place) = head.remove_entry();
             self.passed.insert(key, place);
-            // Also passes on the signal for which the old head was woken, if it took it without
-            // searching.
+            // Also passes on a signal that the old head took without searching.
             (passed, self.signal) = (true, true);
         }
         passed
@@ -158,8 +153,7 @@ impl WaitQueue {
 
 impl Waiters {
     pub(in crate::block) fn lock(&self) -> MutexGuard<'_, WaitQueue> {
-        // Never poisoned: a waker's `clone` and `drop` run without the lock, and nothing else
-        // panics.
+        // Never poisoned: wakers run without the lock.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -7,8 +7,8 @@
 //! | 40..56 | generation | low bits of the count of the block's frees; the high bits are in its info |
 //! | 56..60 | pins | while above 0, the block is neither evicted nor moved |
 //! | 60 | sealed | the bytes are final: written by a batch that has ended |
-//! | 61 | moving | of an owned or evictable block: the bytes are being copied to another frame. Of a free block: the frame is held, as a destination or for good |
 //! | 61 | moving | of an owned or evictable block: the bytes are being copied to another frame. Of a free block: the frame is held, as a destination or permanently |
+//! | 62 | cached | known to the prefix cache. Without references: evictable, the bytes stay until the frame is needed |
 //! | 63 | | unused |
 //!
 //! # Transitions
@@ -23,18 +23,16 @@
 //! free --hold--> held (free, moving) --unhold--> free        only by the owner of the frame
 //! ```
 //!
-//! An evictable block moves like an owned one, even while it is hit or released again, and is not
-//! evicted meanwhile. While the bytes are being copied, only the mover or the last release ends the
-//! move. A pin prevents the publication. A writer is refused as if the block were shared, and
-//! copies.
+//! An evictable block moves like an owned one, even while it is hit or released, and is not evicted
+//! meanwhile. While the bytes are being copied, only the mover or the last release ends the move. A
+//! pin prevents the publication. A writer is refused as if the block were shared, and copies.
 //!
 //! # Recurring words
 //!
-//! A compare-exchange compares 16 of the generation's 48 bits. It wrongly succeeds only if, between
-//! a thread's load and its exchange, the block is released a multiple of 65,536 times and ends in
-//! the same frame with the same references, pins and flags. The high bits, in the
-//! [info](super::info), are compared in between, so a handle that was stale at the load is always
-//! refused.
+//! A compare-exchange compares 16 of the generation's 48 bits. It wrongly succeeds only if, since
+//! the thread's load, the block was released a multiple of 65,536 times and has the same frame,
+//! references, pins and flags. The high bits, in the [info](super::info), are compared in between,
+//! so a handle that was stale at the load is always refused.
 //!
 //! | operation | what prevents the word from recurring meanwhile |
 //! |---|---|
@@ -47,10 +45,9 @@
 //! | `evict` | nothing. Exposed: the evicting thread, between reading the tag and the exchange |
 //! | `evict_released`, which may run seconds after the release that made the word | nothing. A wrong success evicts an evictable block whose newest tag is old enough: the cache loses that block, and nothing else breaks |
 //!
-//! Leasing and dropping one block 65,536 times takes about 0.7 ms, less than a preemption. But the
-//! thread must be stopped inside an exposed step of about 5 ns while this very block is recycled
-//! without pause, and resume in one generation of 65,536: with 1,000 preemptions per second, the
-//! probability is 8e-11 per step beside such a loop.
+//! Leasing and dropping one block 65,536 times takes about 0.7 ms, less than a preemption. The
+//! thread must be stopped inside an exposed step of about 5 ns, and resume in one generation of
+//! 65,536: with 1,000 preemptions per second, the probability is 8e-11 per step beside such a loop.
 
 use std::fmt;
 
@@ -79,8 +76,7 @@ const ONE_REF: u64 = 1 << REFS_SHIFT;
 const ONE_GENERATION: u64 = 1 << GENERATION_SHIFT;
 const ONE_PIN: u64 = 1 << PINS_SHIFT;
 
-/// A block's packed state. Transitions are pure functions that return the next word, or `None` if
-/// the transition is not allowed.
+/// A block's packed state. Transitions return the next word, `None` if they are not allowed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct BlockWord(u64);
 
@@ -97,8 +93,7 @@ pub enum Released {
         /// The generation's low bits wrapped around: the caller first increments the high bits.
         carry: bool,
     },
-    /// It was the last of a moving block: the mover owns the frame and [frees
-    /// it](BlockWord::take_left).
+    /// It was the last of a moving block: the mover [frees](BlockWord::take_left) the frame.
     ToMover {
         /// Word of the block: free, and held.
         word: BlockWord,
@@ -172,6 +167,7 @@ impl BlockWord {
         self.generation_low() == generation.0 & ((1 << GENERATION_BITS) - 1)
     }
 
+    /// Returns the word with the last generation before the low bits wrap around.
     #[cfg(kvpool_loom)]
     pub const fn before_the_turn(self) -> Self {
         Self(self.0 | GENERATION_MASK)
@@ -286,10 +282,10 @@ impl BlockWord {
         Some(Self(self.0 & (FRAME_MASK | GENERATION_MASK)))
     }
 
-    /// Drops a reference. `None`: not owned. The last release clears pins and flags, but keeps the
-    /// flag of a move, which passes the frame to the mover. A cached block becomes evictable,
-    /// unless its generation wraps around: only the owner of a free block's frame can carry into
-    /// the high bits.
+    /// Drops a reference. `None`: not owned. The last release clears pins and flags, except the
+    /// moving flag, which passes the frame to the mover. A cached block becomes evictable, unless
+    /// its generation wraps around: only the owner of a free block's frame can carry into the high
+    /// bits.
     #[inline]
     pub fn release(self) -> Option<Released> {
         match self.refs() {
@@ -311,8 +307,7 @@ impl BlockWord {
         }
     }
 
-    /// Uncaches a block whose last release would wrap the generation around. `None`: any other
-    /// word.
+    /// Uncaches if the last release would wrap the generation around. `None`: any other word.
     #[inline]
     pub fn outlived(self) -> Option<Self> {
         if self.refs() == 1 && self.is_cached() && self.freed().carries() {
@@ -322,8 +317,8 @@ impl BlockWord {
         }
     }
 
-    /// [Releases](Self::release) the only reference of a block that is neither moving nor cached,
-    /// in one comparison. `None`: any other word, or a wrap-around.
+    /// [Releases](Self::release) the only reference of a block neither moving nor cached, in one
+    /// comparison. `None`: any other word, or a wrap-around.
     #[inline]
     pub fn release_only(self) -> Option<Self> {
         let is_only = self.0 & (REFS_MASK | MOVING | CACHED) == ONE_REF;
@@ -431,8 +426,8 @@ impl BlockWord {
         Self(self.0 & GENERATION_MASK | left.0 as u64)
     }
 
-    /// Ends the hold that the last release left to the mover. Returns the word, and whether that
-    /// release wrapped the generation around. `None`: not held.
+    /// Ends the hold left by the last release. Returns the word, and whether that release wrapped
+    /// the generation around. `None`: not held.
     #[inline]
     pub const fn take_left(self) -> Option<(Self, bool)> {
         match self.unhold() {

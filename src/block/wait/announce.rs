@@ -70,6 +70,7 @@ impl Core {
         }
     }
 
+    /// Returns whether a request waits for blocks, or the reserve is short.
     #[inline]
     pub fn is_awaited(&self) -> bool {
         self.space.clock.read().is_awaited()
