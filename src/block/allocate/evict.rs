@@ -1,7 +1,7 @@
 //! Eviction of cached blocks without owners: the pool's side. The last release of a *cached* block
 //! leaves it *evictable*: in its frame, with its bytes, until a hit takes it or its frame is
-//! needed. The [`Evictor`] decides which block is evicted first and how a hit finds one; the state
-//! of a block is in its word alone.
+//! needed. The [`Evictor`] orders evictions and finds blocks for hits; a block's state is in its
+//! word alone.
 //!
 //! # Protocol
 //!
@@ -16,15 +16,15 @@
 //!
 //! # Invariants
 //!
-//! - *A hit is exact.* The evictor's records of a block change only while the block is not cached,
-//!   and the word changes with every step between two registrations: a hit's compare-exchange of
-//!   the very word under which it read the records fails if they could have changed.
+//! - *A hit is exact.* The evictor's records of a block change only while it is not cached, and the
+//!   word changes between two registrations: a hit's compare-exchange of the very word under which
+//!   it read the records fails if they could have changed.
 //! - *A hit is final*: from its compare-exchange on it is a reference like any other.
 //! - *A frame is not reused too early.* Every batch that may have seen a block began before the
 //!   clock was read after its last release: that ticket is the *tag*. An eviction that does not
 //!   find the tag of the word's generation takes the newest ticket instead.
-//! - *A stopped or dead thread loses no block.* A [walk](Core::evict_any) over the words finds
-//!   blocks that the evictor does not know.
+//! - *A stopped thread loses no block.* A [walk](Core::evict_any) finds blocks unknown to the
+//!   evictor.
 //!
 //! Model: `loom-tests/tests/evictable.rs`.
 
@@ -52,7 +52,7 @@ impl Core {
         self.exchange_hit(id, word, word.hit()?)
     }
 
-    /// Like [`hit`](Self::hit), for a block that stays in its frame while it has references.
+    /// Like [`hit`](Self::hit), for a block of a frame pool.
     #[inline]
     pub(crate) fn hit_in_place(&self, id: BlockId, word: BlockWord) -> Option<bool> {
         self.exchange_hit(id, word, word.share_in_place().filter(|_| word.is_cached())?)
@@ -62,13 +62,12 @@ impl Core {
     fn exchange_hit(&self, id: BlockId, word: BlockWord, next: BlockWord) -> Option<bool> {
         let atomic = self.space.table.word(id);
         // Acquire: the block's bytes and records are visible to their reader. No Release: we have
-        // not used the block yet, and a read-modify-write continues earlier release sequences.
+        // not used the block, and a read-modify-write continues earlier release sequences.
         let hit = atomic.compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed);
         hit.ok().map(|_| !word.is_owned())
     }
 
-    /// Uncaches a block that has references; the caller makes the evictor forget it. False: it is
-    /// not cached, or has no reference.
+    /// Uncaches an owned block; the caller makes the evictor forget it. False: not cached or owned.
     pub(crate) fn uncache(&self, id: BlockId) -> bool {
         // Acquire and Release: as in `outlive`.
         let uncached = self.space.table.word(id).fetch_update(AcqRel, Relaxed, |bits| {
@@ -105,21 +104,19 @@ impl Core {
         if blocks.is_empty() {
             return;
         }
-        // After the releases, as in `give_back`: every batch that saw the blocks is visible to this
-        // load.
+        // After the releases: every batch that saw the blocks is visible to this load.
         let tag = self.space.clock.idle_or_tag().unwrap_or(Ticket(0));
         tell(blocks, tag);
     }
 
-    /// Evicts one block, if it is evictable and unseen by batches from `oldest` on. The caller owns
-    /// its frame.
+    /// Evicts one block, if no batch from `oldest` on sees it. The caller owns its frame.
     pub(crate) fn evict(&self, id: BlockId, oldest: Ticket) -> Result<FrameId, NotEvicted> {
         let frame = self.evict_unforgotten(id, |word| self.is_unseen(id, word, oldest))?;
         self.forget_evicted(id);
         Ok(frame)
     }
 
-    /// Like [`evict`](Self::evict), for the block in this frame; false if it cannot be evicted.
+    /// Like [`evict`](Self::evict), for the block in this frame.
     pub(in crate::block) fn evict_in(&self, frame: FrameId, oldest: Ticket) -> bool {
         let id = self.space.table.block_at(frame);
         let is_here = |word: BlockWord| word.frame() == frame && self.is_unseen(id, word, oldest);
@@ -167,8 +164,8 @@ impl Core {
     #[inline]
     fn exchange_evicted(&self, id: BlockId, word: BlockWord) -> Option<FrameId> {
         let next = word.evict()?;
-        // Acquire: what the last owners did with the bytes happens before the next owner's
-        // accesses. No Release: a handle check only sees that the block is free.
+        // Acquire: the last owners' accesses to the bytes happen before the next owner's. No
+        // Release: a handle check only sees that the block is free.
         let evicted = self
             .space
             .table
@@ -184,8 +181,7 @@ impl Core {
         let evictor = self.evictor.as_ref();
         match evictor.and_then(|evictor| evictor.tag(id, word)) {
             Some(tag) => tag < oldest,
-            // The releasing thread has not recorded the tag yet. Until then, assume the newest
-            // ticket.
+            // Not recorded yet by the releasing thread: assume the newest ticket.
             None => match (self.space.clock.idle_or_tag(), evictor) {
                 (Some(newest), Some(evictor)) => {
                     evictor.assume_tag(id, word, newest);
@@ -196,7 +192,6 @@ impl Core {
         }
     }
 
-    /// Returns whether an eviction would succeed now.
     pub(in crate::block) fn can_evict(&self, id: BlockId, word: BlockWord, oldest: Ticket) -> bool {
         word.evict().is_some() && self.is_unseen(id, word, oldest)
     }
@@ -207,8 +202,7 @@ impl Core {
         word.frame() == frame && self.can_evict(id, word, oldest)
     }
 
-    /// Evicts up to `wanted` blocks in the evictor's order. It skips some that are moving or seen;
-    /// 0 does not mean that no block is evictable.
+    /// Evicts up to `wanted` blocks in the evictor's order; 0 does not mean that none is evictable.
     pub(in crate::block) fn evict_some(&self, wanted: usize, freed: &mut dyn FnMut(&[FrameId])) -> usize {
         let Some(evictor) = self.evictor.as_ref().filter(|_| self.evictable() > 0) else { return 0 };
         let mut got = 0;
@@ -219,9 +213,8 @@ impl Core {
         got
     }
 
-    /// Like [`evict_some`](Self::evict_some), before a refusal: if the evictor finds none, by a
-    /// walk over all words, which finds blocks that it does not know, is handling, or keeps behind
-    /// others.
+    /// Like [`evict_some`](Self::evict_some), before a refusal: if the evictor finds none, walks
+    /// over all words, and so finds blocks that the evictor does not know or keeps behind others.
     #[cold]
     pub(in crate::block) fn evict_any(&self, wanted: usize, freed: &mut dyn FnMut(&[FrameId])) -> usize {
         if self.knows_no_eviction() {
@@ -261,8 +254,8 @@ impl Core {
         tag.is_some_and(|tag| tag >= oldest)
     }
 
-    /// Evicts these blocks if they are evictable and not moving, and returns their number. Retires
-    /// frames that batches may see.
+    /// Evicts these blocks if they are evictable and not moving; retires frames that batches may
+    /// see.
     pub(crate) fn evict_these(&self, ids: impl IntoIterator<Item = BlockId>) -> usize {
         let (mut seen, mut evicted, oldest) = (RunList::new(), 0, self.space.clock.oldest());
         let mut freed = FreedFrames::new(&self.space);
@@ -288,13 +281,13 @@ impl Core {
     }
 
     /// Evicts and frees blocks whose words are unchanged since their release, unless they are
-    /// moving or a batch may see them. Returns their number; the caller announces.
+    /// moving or seen. Returns their number; the caller announces.
     pub(crate) fn evict_released(&self, blocks: &[Evictable], stays: &mut dyn FnMut(BlockId)) -> usize {
         let (mut freed, mut evicted, oldest) = (RunList::new(), 0, self.space.clock.oldest());
         for &Evictable { id, word } in blocks {
             let is_unseen = self.is_unseen(id, word, oldest);
-            // With this very word: an owner since then may have exposed the block to a batch newer
-            // than the tag.
+            // With this very word: an owner since then may have exposed it to a batch above the
+            // tag.
             let frame = is_unseen.then(|| self.evict_word(id, word)).flatten();
             match frame {
                 Some(frame) => {
@@ -308,8 +301,8 @@ impl Core {
         evicted
     }
 
-    /// Evicts up to `wanted` blocks and frees them through the bitmaps, where their frames merge.
-    /// Returns their number; the caller announces.
+    /// Evicts up to `wanted` blocks through the bitmaps, where their frames merge. The caller
+    /// announces.
     pub(super) fn evict_to_units(&self, wanted: usize) -> usize {
         let early = self.evictor.as_ref().filter(|evictor| evictor.evicts_early(&[], 1));
         let Some(evictor) = early else { return self.evict_to_free(wanted, Self::evict_some) };
@@ -332,7 +325,7 @@ impl Core {
         evict(self, wanted, &mut |frames| frames.iter().for_each(|&frame| freed.push(frame)))
     }
 
-    /// Evicts up to `wanted` blocks, frees and announces them. Returns their number.
+    /// Evicts, frees and announces up to `wanted` blocks. Returns their number.
     pub(crate) fn evict_free(&self, wanted: usize) -> usize {
         let evicted = if wanted > 0 { self.evict_to_free(wanted, Self::evict_any) } else { 0 };
         if evicted > 0 {
@@ -351,8 +344,7 @@ impl Core {
         self.announce();
     }
 
-    /// Returns an evicted block's frame for a request, after filling the reserve unless urgent.
-    /// `None`: the frame went to the reserve, or was not wiped.
+    /// Fills the reserve unless urgent. `None`: the frame went to the reserve, or was not wiped.
     pub(in crate::block) fn take_evicted(&self, frame: FrameId, is_urgent: bool) -> Option<FrameId> {
         let run = Run { start: frame, len: 1 };
         if !self.space.wipe(run) {

@@ -1,7 +1,6 @@
 //! Allocation for an engine whose ids are frames: of runs, or of frames by name. The blocks are
-//! pinned, see [`release::in_place`](crate::block). Frames are taken by name like a mover's
-//! destinations (model: `loom-tests/tests/named_claim.rs`), and evicted by name like for a
-//! contiguous request.
+//! pinned, see [`release::in_place`](crate::block). Model of claims:
+//! `loom-tests/tests/named_claim.rs`.
 
 use crate::error::{AllocError, FrameError};
 use crate::frame::RunList;
@@ -15,9 +14,8 @@ use crate::block::request::AllocRequest;
 use crate::block::thread_cache::INLINE_BLOCKS;
 
 impl Blocks {
-    /// Allocates `request.blocks` frames, each with one reference: all or none. Passes their runs
-    /// to `take`. With `prefers_runs`, looks for one run, then for few runs, before magazines, but
-    /// evicts no block for a longer run.
+    /// Allocates `request.blocks` frames, each with one reference: all or none. With
+    /// `prefers_runs`, looks for few runs before magazines, but evicts no block for a longer run.
     pub(crate) fn allocate_frames(
         &self,
         request: &AllocRequest,
@@ -44,8 +42,7 @@ impl Blocks {
     }
 
     /// Allocates these frames, each with one reference: all or none. Evicts cached frames without
-    /// references. If another thread concurrently takes a cached frame, others of the list may have
-    /// been evicted before the error.
+    /// references; an error may leave some evicted if another thread takes one concurrently.
     pub(crate) fn claim_frames(&self, frames: &[u32], request: &AllocRequest) -> Result<(), FrameError> {
         for (index, &frame) in frames.iter().enumerate() {
             let word = self.word(self.block_in_place(index, frame)?);

@@ -27,11 +27,10 @@ use crate::block::core::{Blocks, Core, WakeGuard};
 use crate::block::request::{AllocRequest, Priority};
 use crate::block::thread_cache::{CountedRef, ThreadCache};
 
-/// Maximum number of reclaim rounds before a refusal while some thread is inside its thread cache.
+/// Maximum number of reclaim rounds before a refusal.
 const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 32 };
 
-/// A request evicts before it reclaims while thread caches hold at most this share of the pool, as
-/// a shift.
+/// Maximum share of the pool in thread caches for evicting before reclaiming, as a shift.
 const LITTLE_SHIFT: u32 = 5;
 
 /// Maximum share of the pool that a thread evicts for its next requests, as a shift.
@@ -52,8 +51,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// Like [`allocate`](Self::allocate), for the list of a sequence that ends at `list`, or for a
-    /// transfer. A list gets no block while a request of higher priority waits.
+    /// Like [`allocate`](Self::allocate), for a sequence's list or a transfer, which get no block
+    /// while a request of higher priority waits.
     pub fn allocate_listed(
         &self,
         request: &AllocRequest,
@@ -92,7 +91,6 @@ impl Blocks {
     }
 }
 
-/// Where a request looks for frames first.
 #[derive(Clone, Copy)]
 pub(in crate::block) enum Aim {
     /// In the thread's magazines if they are few, else in the bitmaps.
@@ -196,8 +194,7 @@ impl Core {
             self.take_cached(cache, asked, grab);
         }
         (grab.rounds, grab.is_all) = (0, true);
-        // With a prefix cache, a pool is always full: an eviction must not cost a walk over its
-        // bitmaps.
+        // With a prefix cache, a pool is always full: an eviction must not cost a walk.
         let mut is_thorough = self.evictable() == 0;
         loop {
             let missing = (asked - grab.frames) as u32;
@@ -271,7 +268,6 @@ impl Core {
                 break;
             }
         }
-        // The reserve is filled first.
         self.evict_for_reserve();
         if let Some(run) = self.evict_run(asked, wake_guard) {
             grab.extend(Some(run));
@@ -324,8 +320,7 @@ impl Core {
         cached < missing.max(self.total() >> LITTLE_SHIFT)
     }
 
-    /// Returns about how many frames all thread caches hold. With many caches, reuses a sum for a
-    /// few calls.
+    /// Estimates the number of frames in all thread caches; reuses a sum over many for a few calls.
     fn about_in_thread_caches(&self) -> usize {
         // Relaxed, all: an estimate.
         let left = self.sum_serves.load(Relaxed);
@@ -358,8 +353,7 @@ impl Core {
     ) -> bool {
         let missing = request.blocks - grab.frames;
         if self.evictable() + self.reserved_for(request) < missing || self.knows_no_eviction() {
-            // Reclaiming comes first, and if that does not suffice either, an eviction would be
-            // wasted.
+            // Reclaiming comes first; if that does not suffice, an eviction would be wasted.
             return false;
         }
         // A thread that often needs one block would search everywhere for each.
@@ -388,8 +382,7 @@ impl Core {
         evicted > 0
     }
 
-    /// Reclaims free frames from thread caches into the bitmaps, where they merge into runs. Skips
-    /// thread caches whose owner is inside.
+    /// Reclaims the free frames of thread caches whose owner is outside into the bitmaps.
     pub fn trim(&self) {
         let wake_guard = self.wake_guard();
         self.take_back(true, &wake_guard);
@@ -417,9 +410,9 @@ impl Core {
         grab.rounds <= ROUNDS && !grab.is_refused && (found == Found::Something || !was_all)
     }
 
-    /// Reclaims all free frames outside of the bitmaps: the depot, retired frames that no batch
-    /// sees, and all thread caches, or those that report frames. (A visit is expensive, but a cache
-    /// reports its frames only after its owner has left.) The caller must not be inside its own.
+    /// Reclaims all free frames outside of the bitmaps; of thread caches, all or those that report
+    /// frames. (A visit is expensive, but a cache reports its frames only after its owner has
+    /// left.) The caller must not be inside its own.
     fn take_back(&self, is_all: bool, wake_guard: &WakeGuard<'_>) -> Found {
         let has_frames = |thread_cache: &&ThreadCache| {
             let (cached, retired, _) = thread_cache.mirror();
@@ -461,7 +454,7 @@ impl Core {
         self.exhausted_with(asked, 0)
     }
 
-    /// Like [`exhausted`](Self::exhausted), for a request that is about to return `grabbed` frames.
+    /// Like [`exhausted`](Self::exhausted), before `grabbed` frames are returned.
     fn exhausted_with(&self, asked: usize, grabbed: usize) -> AllocError {
         let counts = self.recount();
         AllocError::Exhausted {

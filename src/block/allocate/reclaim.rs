@@ -1,7 +1,6 @@
 //! Reclaim ahead of need. In a pool with a prefix cache nearly every block is owned or evictable,
-//! so a list that needs hundreds of blocks would evict as many while its sequence waits. Instead,
-//! the ends of batches and sequences evict in small slices, up to a watermark of free frames in
-//! whole units.
+//! so a list that needs hundreds of blocks would evict as many first. Instead, the ends of batches
+//! and sequences evict in small slices, up to a watermark of free frames in whole units.
 //!
 //! # Protocol
 //!
@@ -14,17 +13,10 @@
 //!
 //! `reclaim_debt` is a hint: without consumption since the last slice, a batch's end costs one
 //! load. The swap gives the work to one thread; if lists take more units meanwhile, two slices may
-//! overlap. A stopped thread withholds one step of its eviction and the frames of one leaf.
-//!
-//! # Threads that reclaim
-//!
-//! The ends of batches and of sequences. A batch that ends with a stream of a device runs its slice
-//! when it is finished, on the engine's thread, so as not to delay the thread that reports ends.
-//! While no batch begins, [the background task](crate::compact) settles the reclaim debt. It does
-//! not run all slices: in a replay of Mooncake's conversations, where a wake-up costs as much as a
-//! small slice, that raised p99 of an append from 26 to 31 us and processor time by 5 %.
-//!
-//! Model: `loom-tests/tests/reclaim.rs`.
+//! overlap. A batch that ends with a stream of a device runs its slice when it is finished, on the
+//! engine's thread. While no batch begins, [the background task](crate::compact) settles the debt.
+//! It does not run all slices: in a replay of Mooncake's conversations, that raised p99 of an
+//! append from 26 to 31 us and processor time by 5 %. Model: `loom-tests/tests/reclaim.rs`.
 
 use crate::config::FAN_LOG2;
 use crate::sync::Ordering::Relaxed;
@@ -34,11 +26,9 @@ use crate::block::core::Core;
 /// Share of the pool that slices keep free in whole units, as a shift.
 const WATERMARK_SHIFT: u32 = 5;
 
-/// Maximum of the watermark, in frames.
 const WATERMARK_MAX: usize = 256;
 
-/// Maximum number of blocks that one slice evicts in the policy's order, excluding those that
-/// [complete units](super::complete).
+/// Maximum number of blocks per slice, excluding those that [complete units](super::complete).
 const SLICE_MAX: usize = 128;
 
 impl Core {
@@ -51,7 +41,6 @@ impl Core {
     }
 
     /// Evicts a slice of blocks if lists took whole units since the last one and too few are left.
-    /// Returns the number of evicted blocks.
     #[inline]
     pub(crate) fn reclaim_slice(&self) -> usize {
         // Relaxed: a hint.
@@ -65,16 +54,14 @@ impl Core {
     /// Like [`reclaim_slice`](Self::reclaim_slice), up to this watermark.
     #[cold]
     pub(in crate::block) fn settle_reclaim_debt(&self, watermark: usize) -> usize {
-        // Nothing is due while nothing is evictable: a prompt that fills the pool exactly stays
-        // cached. Reached by `prefix_edges`.
+        // A prompt that fills the pool exactly stays cached. Reached by `prefix_edges`.
         if self.reclaim_debt.swap(0, Relaxed) == 0 || self.evictable() == 0 {
             return 0;
         }
         let frames = &self.space.frames;
         let units = frames.free_units();
         let missing = watermark.saturating_sub(units << FAN_LOG2);
-        // Holes are limited: otherwise evictions that complete no units would continue until
-        // nothing is cached.
+        // Otherwise evictions that complete no units would continue until nothing is cached.
         let most = watermark + self.holes_max() + frames.spared_about();
         let missing = missing.min(most.saturating_sub(frames.free_counted()));
         if missing == 0 {

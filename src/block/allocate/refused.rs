@@ -7,7 +7,6 @@ use crate::block::core::Core;
 use crate::block::state::{Evictions, FreeRuns};
 
 impl Core {
-    /// Returns the free frames in the bitmaps as last walked, if nothing has changed since.
     pub(super) fn known_runs(&self) -> Option<FreeRuns> {
         let (at, runs) = self.refused.runs()?;
         (self.space.frames.snapshot() == Some(at)).then_some(runs)
@@ -30,20 +29,17 @@ impl Core {
         runs
     }
 
-    /// Returns the state that determines which blocks can be evicted.
     pub(super) fn evictions(&self) -> Evictions {
         // First: the other two are no older.
         let releases = self.evictor.as_ref().map_or(0, |evictor| evictor.releases());
         Evictions { evictable: self.evictable(), releases, oldest: self.space.clock.oldest() }
     }
 
-    /// Returns whether a walk found nothing to evict, and nothing has changed since.
     pub(super) fn knows_no_eviction(&self) -> bool {
         self.refused.no_eviction(self.evictable()).is_some_and(|known| known == self.evictions())
     }
 
-    /// Stores that a walk from this state found nothing to evict, and `seen` blocks with final
-    /// tags.
+    /// `seen`: number of blocks that batches see for certain.
     pub(super) fn remember_no_eviction(&self, state: Evictions, seen: usize) {
         if seen == state.evictable && self.evictions() == state {
             self.refused.remember_no_eviction(state);

@@ -16,7 +16,6 @@ impl Core {
         if self.space.reserve.mark() == 0 {
             return;
         }
-        // Announces in every case.
         let wake_guard = self.wake_guard();
         let removed =
             self.space.reserve.sift(&wake_guard, |frame| (region.start.0..region.end()).contains(&frame.0));
@@ -28,14 +27,13 @@ impl Core {
         }
     }
 
-    /// Refills the reserve from the frames that are free now, to make it contiguous. For a moment
-    /// any request may take them.
+    /// Refills the reserve, to make it contiguous. For a moment any request may take its frames.
     pub fn renew_reserve(&self) {
         self.vacate_reserve(Run { start: FrameId(0), len: self.total_frames() as u32 });
     }
 
-    /// Allocates a run that includes frames of the reserve, and sets others aside instead. Reached
-    /// by `the_reserve_makes_way_for_a_run`.
+    /// Allocates a run through the reserve, and sets other frames aside instead. Reached by
+    /// `the_reserve_makes_way_for_a_run`.
     pub(in crate::block) fn run_through_reserve(
         &self,
         len: u32,

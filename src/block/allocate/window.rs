@@ -2,9 +2,9 @@
 //!
 //! A walk over the frames, region by region, takes the window with the fewest evictions of the
 //! first region in which one ends; each walk begins in another region. If concurrent changes make
-//! the run fail, the walk is repeated, a few times. That there is no window is
-//! [stored](super::refused): each frame is read once, also where regions meet, so that the counts
-//! show whether one changed. Test of the borders: `a_run_is_refused_until_there_is_one`.
+//! the run fail, the walk is repeated, a few times. That no window exists is
+//! [stored](super::refused): each frame is read once, so that the counts show changes. Test of the
+//! borders: `a_run_is_refused_until_there_is_one`.
 
 use crate::config::FAN;
 use crate::frame::cheapest_window;
@@ -22,11 +22,8 @@ const WINDOWS_IN_REGION: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cost {
-    /// None.
     Free,
-    /// One eviction.
     Evict,
-    /// Infinite.
     Fixed,
 }
 
@@ -42,8 +39,7 @@ impl Cost {
 
 #[derive(Default)]
 struct Walk {
-    /// The costs of a region's frames, behind those of the preceding frames in which a window that
-    /// ends in the region may begin.
+    /// The costs of a region's frames, behind those of the `len - 1` frames before it.
     costs: Vec<Cost>,
     /// The first costs of the walk, for the windows that begin in its last region.
     head: Vec<Cost>,
@@ -91,7 +87,6 @@ impl Walk {
         start - kept
     }
 
-    /// Returns the place of the window of `len` frames that needs the fewest evictions.
     fn cheapest(&self, len: usize) -> Option<usize> {
         let costs = &self.costs;
         cheapest_window(costs.len(), len, |at| costs[at].evictions(), |_| 0).map(|(at, _)| at)

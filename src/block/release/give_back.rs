@@ -7,7 +7,6 @@ use crate::ids::{FrameId, Run};
 use crate::block::core::{Blocks, Core, WakeGuard};
 use crate::block::thread_cache::{CacheRef, CountedRef, INLINE_BLOCKS, Returning};
 
-/// A few frames freed by one call, in order.
 pub(super) struct Few {
     places: [FrameId; INLINE_BLOCKS],
     len: usize,
@@ -24,8 +23,7 @@ impl Few {
         &self.places[..self.len]
     }
 
-    /// Releases keys by `fast`, in order, until it declines or there is no place for the frame.
-    /// Returns the remaining keys.
+    /// Releases keys by `fast`, in order, until it declines or no place is left. Returns the rest.
     #[inline(always)]
     pub(super) fn fill<'k, K: Copy>(
         &mut self,
@@ -57,7 +55,6 @@ impl Few {
 }
 
 impl Blocks {
-    /// Gives back a few frames of free blocks, and announces them.
     // One function: with a body in each caller, its parts were not inlined, which cost 5 %.
     #[inline(never)]
     pub(super) fn give_back_few(&self, frames: &[FrameId]) {
@@ -74,9 +71,8 @@ impl Blocks {
         }
     }
 
-    /// Pushes free frames to the thread's magazines by `push`. False: nothing was done. Every rare
-    /// case declines: full magazines, a visitor, a batch in flight, a waiting request, a pool that
-    /// wipes, a pool other than the one used last.
+    /// Pushes free frames to the thread's magazines by `push`. False: nothing was done, because of
+    /// full magazines, a visitor, a batch, a waiting request, wiping, or another pool used last.
     #[inline(always)]
     pub(super) fn is_pushed(
         &self,
@@ -85,9 +81,8 @@ impl Blocks {
         push: impl FnOnce(&mut MagazinePair) -> bool,
     ) -> bool {
         let section = |magazines: &mut MagazinePair| {
-            // After the release: the frames are ours, so every batch that saw them is visible to
-            // this load. Inside the section: a waiting request encounters us here, or we see that
-            // it waits.
+            // After the release: every batch that saw the frames is visible to this load. Inside
+            // the section: a waiting request encounters us here, or we see that it waits.
             self.space.clock.read().is_quiet() && push(magazines)
         };
         !self.space.wipes()
@@ -117,8 +112,7 @@ impl Blocks {
 }
 
 impl Core {
-    /// Gives back frames of free blocks: to free lists, or to a retire list while a batch may see
-    /// them. Announces them.
+    /// Gives back frames to free lists, or to a retire list while a batch may see them. Announces.
     pub(super) fn give_back(&self, cache: Option<CountedRef<'_>>, runs: &[Run]) {
         let frames = runs.iter().map(|run| run.len as usize).sum();
         match &cache {
@@ -147,7 +141,7 @@ impl Core {
                     cache.enter(|local| runs.iter().for_each(|&run| local.retire(&self.space, run, tag)))
                 });
                 if retired.is_none() {
-                    // A visitor is inside the thread cache, or the thread has none. Reached by
+                    // A visitor is inside, or the thread has no cache. Reached by
                     // `a_visited_owner_retires_elsewhere`.
                     runs.iter().for_each(|&run| self.shared_retire_list.push(run, tag));
                 }
@@ -155,16 +149,15 @@ impl Core {
         }
     }
 
-    /// Like [`reclaim_retired`](Self::reclaim_retired), if a run is probably due; for frequent
-    /// callers.
+    /// Like [`reclaim_retired`](Self::reclaim_retired), if a run is probably due.
     pub fn reclaim_due_retired(&self) -> usize {
         let may_be_due =
             !self.shared_retire_list.is_empty() && self.shared_retire_list.is_due(self.space.clock.oldest());
         if may_be_due { self.reclaim_retired() } else { 0 }
     }
 
-    /// Reclaims frames of the shared retire list that no batch sees, including old frames of moves.
-    /// Announces them, and returns their number.
+    /// Reclaims and announces frames of the shared retire list that no batch sees; returns their
+    /// number.
     pub fn reclaim_retired(&self) -> usize {
         if self.shared_retire_list.is_empty() {
             return 0;

@@ -53,8 +53,7 @@ impl Core {
         let _ = self.update(&handle, BlockWord::seal);
     }
 
-    /// Makes a sealed block writable again, for an owner that the caller borrows mutably. False: it
-    /// is shared or moving, and the caller must write to another block.
+    /// Makes a sealed block writable for its only owner. False: it is shared or moving.
     pub fn reopen(&self, id: BlockId) -> bool {
         // Acquire: accesses of earlier owners, and the reads of a cancelled copy, happen before our
         // writes. Release: continues the order for later checks of the word.
@@ -135,20 +134,17 @@ impl Core {
                 return Err(self.refuse(handle));
             }
             let Some(next) = transition(word) else { return Ok(false) };
-            // Acquire: as in `word`. Release: a thread that checks a handle by this word sees what
-            // its owner did.
+            // Acquire: as in `word`. Release: a thread that checks a handle sees what its owner
+            // did.
             match row.word.compare_exchange_weak(word.to_bits(), next.to_bits(), AcqRel, Acquire) {
                 Ok(_) => return Ok(true),
-                // Another thread shared, pinned, released or freed it in between. Reached by the
-                // model `share_release`.
+                // Another thread changed it in between. Reached by the model `share_release`.
                 Err(now) => word = BlockWord::from_bits(now),
             }
         }
     }
 }
 
-/// Returns whether a word is owned and of the handle's generation. A block that became evictable
-/// and was hit again has another generation.
 #[inline(always)]
 fn is_current(info: &InfoCell, handle: &BlockHandle, word: BlockWord) -> bool {
     // The high bits are read after the word (an Acquire): they change only while the block is free,

@@ -1,16 +1,13 @@
 //! References by frame number, for an engine whose ids are frames.
 //!
-//! Such an engine's blocks are pinned while they have references: allocations and hits pin them,
-//! the last release unpins them. A frame with references therefore keeps its block, and its number
-//! identifies the block. Only blocks without references move.
+//! Such an engine's blocks are pinned while they have references, so a frame with references keeps
+//! its block, and its number identifies the block. Only blocks without references move.
 //!
 //! A list is checked as a whole before anything changes. Each step then checks that the word that
-//! it replaces has references and names the caller's frame. A frame number has no generation: a
-//! second free of a frame is refused while the frame is free or cached, but not after another owner
-//! got it.
+//! it replaces has references and names the caller's frame. A second free of a frame is refused
+//! while the frame is free or cached, but not after another owner got it.
 //!
-//! The transitions are those of sequences' lists and of pins, with their models: `evictable` for
-//! hits, releases and evictions, `moves` for pins against moves.
+//! The transitions are those of lists and pins, with their models: `evictable` and `moves`.
 
 use crate::error::FrameError;
 use crate::frame::RunList;
@@ -25,9 +22,8 @@ use crate::block::state::{BlockWord, Row, TableView};
 use crate::block::thread_cache::INLINE_BLOCKS;
 
 impl Blocks {
-    /// Drops one reference on each frame, in order. `tell` gets the blocks that became evictable.
-    /// On an error nothing changes, with one exception: if another thread concurrently frees a
-    /// frame with one reference, it is reported, and the others are freed.
+    /// Drops one reference on each frame, in order: all or none, except that a frame with one
+    /// reference that another thread frees concurrently is reported, and the others are freed.
     pub(crate) fn free_frames(
         &self,
         frames: &[u32],
@@ -110,7 +106,6 @@ impl Blocks {
 }
 
 impl Pass<'_> {
-    /// Frees the runs of a list that [`only_in_place`](Core::only_in_place) checked.
     fn free_runs(&mut self, table: TableView<'_>, frames: &[u32], runs: &RunList) -> Result<(), FrameError> {
         let mut outcome = Ok(());
         for &run in runs.iter() {
@@ -121,7 +116,7 @@ impl Pass<'_> {
                 if len == rest.len {
                     break;
                 }
-                // Another thread shared or cached it after the check. Reached by the test
+                // Another thread shared or cached it. Reached by
                 // `threads_change_frames_of_a_list_that_is_freed`.
                 let frame = FrameId(rest.start.0 + len);
                 outcome = outcome.and(self.free(table, frames, frame));
@@ -142,15 +137,14 @@ impl Pass<'_> {
     }
 }
 
-/// Drops the only reference of a block that is not cached. `None`: nothing was done.
 #[inline(always)]
 fn free_only(table: TableView<'_>, frame: u32) -> Option<FrameId> {
     let frame = FrameId(frame);
     release_only_in(table.row(table.block_at(frame)).word, frame).then_some(frame)
 }
 
-/// Drops the only references of a run's blocks, up to the first that is cached or has others.
-/// Returns the number of frames released.
+/// Drops the only references of blocks that are not cached; returns the number of leading frames
+/// released.
 #[inline(never)]
 fn release_run(table: TableView<'_>, run: Run) -> u32 {
     table.visit_run(run, |frame, _, row| release_only_in(row.word, frame))
@@ -164,8 +158,7 @@ fn is_only_run(table: TableView<'_>, run: Run) -> bool {
 }
 
 impl Core {
-    /// Returns the runs of a list of distinct frames, each with one reference and not cached, like
-    /// nearly all lists that engines free. `None`: another list, or an invalid one.
+    /// Returns the runs of a list of distinct frames, each with one reference and not cached.
     #[inline]
     fn only_in_place(&self, table: TableView<'_>, frames: &[u32]) -> Option<RunList> {
         let total = self.total_frames();
@@ -194,8 +187,8 @@ impl Core {
         }
     }
 
-    /// Refuses a list with a frame that has fewer references than occurrences in it. Returns the
-    /// number of entries whose blocks are cached.
+    /// Checks that no frame is listed more often than it has references. Returns the number of
+    /// entries whose blocks are cached.
     #[inline]
     fn check_owned(&self, table: TableView<'_>, frames: &[u32]) -> Result<usize, FrameError> {
         let (total, mut cached) = (self.total_frames(), 0);
@@ -231,7 +224,6 @@ impl Core {
         repeats(frames, |frame| self.frame_word(frame).refs())
     }
 
-    /// Returns the block of a frame that is referenced or cached, and its word.
     pub(crate) fn used_in_place(&self, index: usize, frame: u32) -> Result<(BlockId, BlockWord), FrameError> {
         let id = self.block_in_place(index, frame)?;
         let word = self.word(id);
@@ -240,7 +232,6 @@ impl Core {
         if is_used { Ok((id, word)) } else { Err(FrameError::Free { index, frame: FrameId(frame) }) }
     }
 
-    /// Returns the block of a frame other than the null block's.
     pub(crate) fn block_in_place(&self, index: usize, frame: u32) -> Result<BlockId, FrameError> {
         let (frame, frames) = (FrameId(frame), self.total_frames());
         if frame.index() >= frames {

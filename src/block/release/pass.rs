@@ -1,5 +1,5 @@
-//! One call that releases references: each by a transition of its block's word, then the remaining
-//! work of all transitions at once.
+//! One call that releases references: the transitions of all words, then the remaining work at
+//! once.
 //!
 //! ```text
 //! fast step     the only reference, of a block that is not cached:  one exchange; the frame is freed
@@ -19,15 +19,14 @@ use super::reference::{Outcome, release_only, release_privately};
 use crate::block::core::{Blocks, Core, Evictable};
 use crate::block::state::BlockWord;
 
-/// Distance, in blocks, at which a release prefetches words.
 const RELEASED_AHEAD: usize = 8;
 
 /// Whether other threads may change the words of a lease's blocks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exposure {
-    /// They may: a handle or a second lease of the blocks was given out.
+    /// A handle or a second lease of the blocks was given out.
     Shared,
-    /// They may not: the release may be [private](crate::block).
+    /// The release may be [private](crate::block).
     Private,
 }
 
@@ -76,7 +75,6 @@ impl<'a> Pass<'a> {
         self.counted += blocks;
     }
 
-    /// Releases all keys in order: each by the fast step or, if that declines, the general one.
     #[inline(always)]
     pub(super) fn release_all<K: Copy>(
         &mut self,
@@ -98,8 +96,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Drops a reference in any state of its block; if `frame` is given, of the block in it. An
-    /// error is the word that has no reference or names another frame; nothing has changed.
+    /// Drops a reference of a block, if given in this `frame`. An error is the word that has no
+    /// reference or names another frame; nothing has changed.
     #[inline(never)]
     pub(super) fn release(&mut self, id: BlockId, frame: Option<FrameId>) -> Result<(), BlockWord> {
         let (core, counted) = (self.core, &mut self.counted);
@@ -128,8 +126,8 @@ impl<'a> Pass<'a> {
         self.release(id, None).unwrap_or_else(|word| not_the_callers(id, word));
     }
 
-    /// Does the remaining work apart from the freed frames. `listed` references were in lists.
-    /// Returns whether blocks became evictable, which must be announced.
+    /// Does the remaining work apart from the freed frames. Returns whether blocks became
+    /// evictable, which must be announced.
     #[inline]
     fn settle(&mut self, listed: usize, tell: impl FnOnce(&[Evictable], Ticket)) -> bool {
         self.core.count_further(listed as isize - self.kept as isize);
@@ -152,7 +150,6 @@ impl Blocks {
         self.release_exposed(ids, Exposure::Shared);
     }
 
-    /// Like [`release`](Self::release), for a lease that knows whether the release may be private.
     pub(crate) fn release_exposed(&self, ids: &[BlockId], exposure: Exposure) {
         let table = self.space.table.view();
         match exposure {
@@ -178,8 +175,7 @@ impl Blocks {
         self.finish(&mut pass, 0, |_, _| ());
     }
 
-    /// Like [`release_exposed`](Self::release_exposed), for one block whose release may be private.
-    /// A separate path, which keeps its state in registers.
+    /// Like [`release_exposed`](Self::release_exposed), for one block, in registers.
     #[inline]
     pub(crate) fn release_unseen(&self, id: BlockId) {
         match release_privately(self.space.table.view(), id) {
@@ -204,17 +200,15 @@ impl Blocks {
         self.release_cached(ids, |blocks, tag| self.tell_evictor(blocks, tag));
     }
 
-    /// Like [`release_listed`](Self::release_listed); `tell` gets the blocks that became evictable,
-    /// like [`Evictor::became_evictable`](crate::block::Evictor::became_evictable).
+    /// Like [`release_listed`](Self::release_listed); `tell` notifies the evictor.
     pub(crate) fn release_cached(&self, ids: &[BlockId], tell: impl FnOnce(&[Evictable], Ticket)) {
         if self.release_silently(ids, tell) {
             self.announce();
         }
     }
 
-    /// Like [`release_cached`](Self::release_cached), without an announcement. Returns whether
-    /// blocks became evictable: the caller announces them, or has a place in the queue and signals
-    /// the queue.
+    /// Like [`release_cached`](Self::release_cached), but returns whether to announce or signal the
+    /// queue.
     pub(crate) fn release_silently(&self, ids: &[BlockId], tell: impl FnOnce(&[Evictable], Ticket)) -> bool {
         let (mut pass, table) = (Pass::new(self, Few::new()), self.space.table.view());
         if self.evictor.is_none() {
@@ -231,8 +225,8 @@ impl Blocks {
         self.end_pass(&mut pass, ids.len(), tell)
     }
 
-    /// Like [`release_listed`](Self::release_listed), for blocks that no other thread could read:
-    /// no batch has seen them, so their frames are free at once.
+    /// Like [`release_listed`](Self::release_listed), for blocks that no batch could see, whose
+    /// frames are free at once.
     pub(crate) fn release_unpublished(&self, ids: &[BlockId]) {
         if ids.is_empty() {
             return;
@@ -253,8 +247,7 @@ impl Blocks {
         }
     }
 
-    /// Like [`finish`](Self::finish). Returns whether blocks became evictable that are not
-    /// announced.
+    /// Ends a pass. Returns whether blocks became evictable that are not announced.
     #[inline]
     fn end_pass(&self, pass: &mut Pass<'_>, listed: usize, tell: impl FnOnce(&[Evictable], Ticket)) -> bool {
         let is_evictable = pass.settle(listed, tell);
@@ -270,8 +263,7 @@ impl Blocks {
 }
 
 impl Core {
-    /// Drops references that were added to listed blocks whose owner keeps its own: none is the
-    /// last.
+    /// Drops references of listed blocks whose owner keeps its own: none is the last.
     #[cold]
     pub(super) fn unshare(&self, ids: &[BlockId]) {
         let mut pass = Pass::new(self, Few::new());

@@ -10,9 +10,7 @@ use crate::block::state::{BlockWord, Released, TableView};
 /// release sees what all other owners did, and every batch that they began.
 const RELEASE_ORDER: Ordering = AcqRel;
 
-/// The remaining work after the release of a reference.
 pub(super) enum Outcome {
-    /// There are other references.
     Shared,
     /// The block was freed, and the mover owns its frame.
     Left,
@@ -20,8 +18,7 @@ pub(super) enum Outcome {
     Evictable(BlockWord),
 }
 
-/// Drops the only reference of a lease whose release may be [private](crate::block). `None`:
-/// nothing was done.
+/// Drops the only reference of a lease by a [private](crate::block) release. `None`: not done.
 #[inline(always)]
 pub(super) fn release_privately(table: TableView<'_>, id: BlockId) -> Option<FrameId> {
     let atomic = table.row(id).word;
@@ -32,7 +29,7 @@ pub(super) fn release_privately(table: TableView<'_>, id: BlockId) -> Option<Fra
     Some(next.frame())
 }
 
-/// Drops the only reference of a block that is neither moving nor cached. `None`: nothing was done.
+/// Drops the only reference of a block that is neither moving nor cached. `None`: not done.
 #[inline(always)]
 pub(super) fn release_only(table: TableView<'_>, id: BlockId) -> Option<FrameId> {
     let atomic = table.row(id).word;
@@ -41,7 +38,6 @@ pub(super) fn release_only(table: TableView<'_>, id: BlockId) -> Option<FrameId>
     is_exchanged(atomic, word, next).then(|| next.frame())
 }
 
-/// Like [`release_only`], for a block in this frame.
 #[inline(always)]
 pub(super) fn release_only_in(atomic: &AtomicU64, frame: FrameId) -> bool {
     let word = BlockWord::from_bits(atomic.load(Relaxed));
@@ -54,9 +50,8 @@ fn is_exchanged(atomic: &AtomicU64, word: BlockWord, next: BlockWord) -> bool {
 }
 
 impl Core {
-    /// Drops a reference in any state of its block, if the word that is replaced passes a check.
-    /// `counts` is called before an attempt to make the block evictable. An error is the word that
-    /// has no reference or failed the check; nothing has changed.
+    /// Drops a reference if the word that is replaced passes a check; the error is that word.
+    /// `counts` is called before an attempt to make the block evictable.
     #[inline]
     pub(super) fn release_if(
         &self,
@@ -85,8 +80,8 @@ impl Core {
             let next = released.word().to_bits();
             match atomic.compare_exchange_weak(word.to_bits(), next, RELEASE_ORDER, Relaxed) {
                 Ok(_) => return Ok(self.released(id, released)),
-                // Another thread hit, shared, pinned or released in between. Reached by the models
-                // `share_release` and those in `evictable`.
+                // Another thread changed the word. Reached by the models `share_release` and
+                // `evictable`.
                 Err(now) => word = BlockWord::from_bits(now),
             }
         }
@@ -110,7 +105,7 @@ impl Core {
         }
     }
 
-    /// Counts the frame that a last release left to the mover. Reached by the models in `moves`.
+    /// Reached by the models in `moves`.
     #[cold]
     #[inline(never)]
     fn count_left_to_mover(&self) {

@@ -9,8 +9,7 @@ use crate::block::state::BlockWord;
 
 impl Core {
     /// Adds `blocks` blocks, first those that a [shrink](crate::block::Shrinking) removed.
-    /// `prepare` makes memory ready; it may be called more than once, also for frames that are then
-    /// not added.
+    /// `prepare` makes memory ready, also for frames that are not added then.
     pub fn grow(
         &self,
         blocks: usize,
@@ -41,7 +40,6 @@ impl Core {
         Ok(())
     }
 
-    /// Counts added frames. Growers exclude each other, and each adds its own frames.
     fn count_grown(&self, run: Run) {
         // Release: pairs with the Acquire in `Core::rows`.
         self.rows.fetch_max(run.end() as usize, Release);

@@ -14,9 +14,8 @@
 //! | `held` | frames below `total` that are held, by this shrink or as the destination of a move |
 //!
 //! A block keeps its id, which may be beyond the last frame. The block in a removed frame is free
-//! and held until growth returns the frame with it. Any thread may call anything at any time,
-//! except growth and another shrink, which are refused. `collect` never waits: frames that are
-//! owned, retired, or in a magazine in use count as missing.
+//! and held until growth returns the frame. Growth and another shrink are refused meanwhile.
+//! `collect` never waits: frames that are owned, retired, or in a magazine in use count as missing.
 
 use crate::error::ShrinkError;
 use crate::frame::Shrink;
@@ -34,8 +33,7 @@ pub struct Shrinking {
 
 impl Blocks {
     /// Begins a shrink to `blocks` blocks, excluding the null block. The caller
-    /// [collects](Shrinking::collect) free frames, and moves owned blocks elsewhere or waits for
-    /// them.
+    /// [collects](Shrinking::collect) free frames, and moves owned blocks elsewhere.
     pub fn begin_shrink(&self, blocks: usize) -> Result<Shrinking, ShrinkError> {
         let min = self.space.reserve.mark() + 1;
         if blocks < min {
@@ -72,10 +70,8 @@ impl Shrinking {
             return 0;
         }
         let blocks = self.blocks.clone();
-        // Other requests may miss frames in transit.
         let wake_guard = blocks.wake_guard();
-        // Frames may be in magazines, the depot, the reserve, or a retire list though no batch sees
-        // them.
+        // Frames in magazines, the depot, the reserve, and retire lists though no batch sees them.
         blocks.bring_in(&wake_guard);
         blocks.vacate_reserve(self.region());
         self.collect_from_bitmaps()
@@ -90,8 +86,8 @@ impl Shrinking {
             .collect(shrink, |run| run.frames().for_each(|frame| blocks.space.hold_frame(frame)))
     }
 
-    /// Removes the collected frames. `release` first releases their memory; if it panics, they are
-    /// removed anyway. Returns the shrink itself if a frame is missing.
+    /// Removes the collected frames, after `release` has released their memory or panicked. Returns
+    /// the shrink itself if a frame is missing.
     pub fn commit(mut self, release: impl FnOnce(Run)) -> Result<(), Self> {
         if self.remaining() > 0 {
             return Err(self);
@@ -125,8 +121,7 @@ impl Drop for Committing<'_> {
         let Some(shrink) = self.shrink.take() else { return };
         let (blocks, gone) = (self.blocks, shrink.region().len as usize);
         blocks.space.frames.commit_shrink(&shrink);
-        // Relaxed: both are counts. No other thread changes the total: no other shrink or growth is
-        // open.
+        // Relaxed: both are counts. No other shrink or growth is open.
         blocks.total.fetch_sub(gone, Relaxed);
         blocks.space.held.fetch_sub(gone, Relaxed);
         blocks.space.frames.end_shrink(shrink);

@@ -20,8 +20,8 @@ pub trait Scrub: Send + Sync {
         false
     }
 
-    /// Begins a wipe, at the end of which [`Core::wiped`](crate::block::Core::wiped) must be
-    /// called. The frames are held until then. A panic means that no wipe has begun.
+    /// Begins a wipe, after which [`Core::wiped`](crate::block::Core::wiped) must be called unless
+    /// this panics.
     fn begin_wipe(&self, run: Run) {
         let _ = run;
     }
@@ -33,8 +33,7 @@ impl<F: Fn(Run) + Send + Sync> Scrub for F {
     }
 }
 
-/// Frees frames one by one, with one change of the bitmaps for neighbours of one leaf. Dropping it
-/// frees the last ones.
+/// Frees frames one by one, at the latest when dropped; changes the bitmaps once per leaf.
 pub(in crate::block) struct FreedFrames<'a> {
     space: &'a FreeSpace,
     mask: FrameMask,
@@ -70,17 +69,14 @@ impl Drop for FreedFrames<'_> {
     }
 }
 
-/// Frames, the words of the blocks in them, and the clock that decides which frames batches can
-/// see.
+/// Frames, the words of the blocks in them, and the clock.
 pub struct FreeSpace {
     pub(in crate::block) table: Table,
     pub(in crate::block) frames: Frames,
     pub(in crate::block) depot: Depot,
     pub(in crate::block) clock: Clock,
     pub(in crate::block) reserve: Reserve,
-    /// Number of [held](Self::hold_frame) frames.
     pub(in crate::block) held: CachePadded<AtomicUsize>,
-    /// Number of held frames that could not be wiped.
     unwiped: AtomicUsize,
     scrub: Option<Box<dyn Scrub>>,
 }
@@ -105,9 +101,8 @@ impl FreeSpace {
         }
     }
 
-    /// Holds a frame that the caller claimed from the bitmaps, which marks it as not lost for an
-    /// audit. The caller owns it until [`release_held`](Self::release_held), or until a move gives
-    /// it away. Panics if the block is owned or already held.
+    /// Holds a frame until [`release_held`](Self::release_held), or until a move gives it away.
+    /// Panics if the block is owned or already held.
     pub(crate) fn hold_frame(&self, frame: FrameId) {
         self.set_held(frame, BlockWord::hold);
         // Relaxed, here and below: statistics.
@@ -126,7 +121,6 @@ impl FreeSpace {
         self.held.fetch_sub(1, Relaxed);
     }
 
-    /// Applies a transition to the free block in a frame that the caller owns.
     pub(in crate::block) fn set_held(
         &self,
         frame: FrameId,
@@ -151,8 +145,7 @@ impl FreeSpace {
         }
     }
 
-    /// Frees frames that are unowned and unseen: into the reserve while it is short, then into the
-    /// bitmaps.
+    /// Frees frames that are unowned and unseen: first into the reserve, then into the bitmaps.
     pub(in crate::block) fn free_run(&self, run: Run) {
         if self.wipe(run) {
             self.free_wiped(run);
@@ -173,10 +166,9 @@ impl FreeSpace {
         self.scrub.is_some()
     }
 
-    /// Wipes free frames that the caller owns, if the pool wipes. Returns false if wiping failed or
-    /// has only begun. Frames that could not be wiped are held permanently, so that no other owner
-    /// reads their old bytes. The panic is not propagated: destructors that free frames have more
-    /// frames to free. Reached by `storage_faults`.
+    /// Wipes free frames of the caller, if the pool wipes. False: failed, so that they are held
+    /// permanently, or only begun. Panics are not propagated, because destructors free frames.
+    /// Reached by `storage_faults`.
     #[inline]
     #[must_use = "frames that were not wiped must not be handed out"]
     pub(in crate::block) fn wipe(&self, run: Run) -> bool {
@@ -189,7 +181,6 @@ impl FreeSpace {
     #[inline(never)]
     fn wipe_with(&self, scrub: &dyn Scrub, run: Run) -> bool {
         if scrub.is_deferred() {
-            // Before the wipe begins: at its end the frames are no longer held.
             run.frames().for_each(|frame| self.hold_frame(frame));
             if caught(|| scrub.begin_wipe(run)).is_none() {
                 self.end_wipe(run, false);
@@ -231,7 +222,6 @@ impl FreeSpace {
         }
         let taken: ReservedFrames = std::iter::from_fn(|| self.reserve.pop()).take(count).collect();
         if taken.len() < count {
-            // Other threads took the rest, or will fill it up meanwhile.
             taken.iter().for_each(|&frame| self.reserve_frame(frame));
             return None;
         }
@@ -242,7 +232,6 @@ impl FreeSpace {
         Some(taken)
     }
 
-    /// Puts a free frame into the reserve or, if it is full, into the bitmaps.
     fn reserve_frame(&self, frame: FrameId) {
         let rest = self.reserve.fill(Run { start: frame, len: 1 });
         if rest.len > 0 {
@@ -250,8 +239,8 @@ impl FreeSpace {
         }
     }
 
-    /// Fills the reserve from the bitmaps while it is short. Every free calls this then, so it
-    /// follows hints only: a frame that they miss is being freed, and is announced.
+    /// Fills the reserve from the bitmaps by hints only: a frame that they miss is being freed, and
+    /// is announced.
     pub(in crate::block) fn top_up(&self) {
         let short = self.reserve.mark().saturating_sub(self.reserve.held());
         if short > 0 && self.reserve.is_short() {

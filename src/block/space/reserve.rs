@@ -1,22 +1,19 @@
 //! The low-water reserve: frames set aside for urgent requests.
 //!
-//! They are in no bitmap and no magazine, so no other request finds them and other allocations pay
-//! nothing for them. An urgent request takes from the reserve after all other steps of the
-//! allocation.
+//! They are in no bitmap and no magazine, so no other request finds them. An urgent request takes
+//! them after all other steps of the allocation.
 //!
 //! # Invariants
 //!
-//! - At most `mark` frames are in the reserve, and they are free: unowned, unseen by batches, and
-//!   wiped if the pool wipes.
-//! - While it holds fewer than `mark`, the clock's word is *awaited*: every free takes the slow
-//!   path, and tops it up before any request gets what was freed. A taker sets the bit after
-//!   taking; the thread that clears it re-reads the reserve afterwards (see
-//!   [`wait`](crate::block::wait)).
+//! - At most `mark` frames are in the reserve: unowned, unseen by batches, and wiped if the pool
+//!   wipes.
+//! - While it holds fewer, the clock's word is *awaited*: every free takes the slow path, and tops
+//!   it up before any request gets what was freed. A taker sets the bit after taking; the thread
+//!   that clears it re-reads the reserve afterwards (see [`wait`](crate::block::wait)).
 //!
 //! A pool that shrinks [vacates](crate::block::Core::vacate_reserve) the reserve's frames in the
-//! removed region. It does not shrink below the reserve and one block. Contiguous requests do not
-//! take from the reserve, whose frames are no run; where its frames interrupt a run, others are set
-//! aside instead.
+//! removed region. Contiguous requests do not take from the reserve; where its frames interrupt a
+//! run, others are set aside instead.
 
 use smallvec::SmallVec;
 
@@ -27,19 +24,16 @@ use crate::sync::{AtomicUsize, Ordering::*};
 
 use super::wake_guard::{Announce, WakeGuard};
 
-/// Frames set aside, and their intended number.
 pub(in crate::block) struct Reserve {
     stock: Stock<FrameId>,
     mark: usize,
-    /// Number of frames in the stock. Incremented before a push and decremented after a pop: never
-    /// too low.
+    /// Incremented before a push and decremented after a pop: never too low.
     held: AtomicUsize,
 }
 
 pub(in crate::block) type ReservedFrames = SmallVec<[FrameId; MAGAZINE_BLOCKS_MAX]>;
 
 impl Reserve {
-    /// Creates an empty reserve with the intended number `mark`.
     pub(in crate::block) fn new(mark: usize) -> Self {
         Self { stock: Stock::new(mark), mark, held: AtomicUsize::new(0) }
     }
@@ -84,8 +78,8 @@ impl Reserve {
         Some(frame)
     }
 
-    /// Removes the frames for which `leaves` is true. All frames stay counted meanwhile, so that a
-    /// request that finds the reserve empty tries again.
+    /// Removes the frames for which `leaves` is true. Counts all meanwhile, so that a request that
+    /// finds the reserve empty tries again.
     pub(in crate::block) fn sift(
         &self,
         _: &WakeGuard<'_, impl Announce>,

@@ -1,8 +1,7 @@
-//! The shared retire list: retired frames of threads that cannot enter their thread cache, because
-//! a visitor is inside or the thread's locals are destroyed, and old frames of moves. Threads push
-//! at the head and take the list as a whole, so no address is compared after its node was freed. A
-//! thread that is stopped here blocks no other: it keeps the chain that it took, like its own
-//! retire list.
+//! The shared retire list: old frames of moves, and retired frames of threads that cannot enter
+//! their thread cache. Threads push at the head and take the list as a whole, so no address is
+//! compared after its node was freed. A stopped thread blocks no other: it keeps the chain that it
+//! took.
 //!
 //! ```text
 //! push:   frames += n;  node.next := head;  head: node.next -> node (Release), again if it changed
@@ -88,7 +87,6 @@ impl SharedRetireList {
         self.oldest_tag.fetch_min(tag.0, Relaxed);
     }
 
-    /// Returns whether `reclaim` would probably pass on a run.
     pub(in crate::block) fn is_due(&self, oldest: Ticket) -> bool {
         self.oldest_tag.load(Relaxed) < oldest.0
     }
@@ -103,8 +101,7 @@ impl SharedRetireList {
         self.head.load(Relaxed).is_null()
     }
 
-    /// Passes the runs whose tag is below `oldest` to `free`. Other threads find none of them
-    /// meanwhile.
+    /// Passes the runs with tags below `oldest` to `free`. Other threads find none meanwhile.
     pub(in crate::block) fn reclaim(
         &self,
         oldest: Ticket,
@@ -133,8 +130,7 @@ impl SharedRetireList {
         }
     }
 
-    /// Calls `f` with the runs in the list, for an audit. Other threads find none of them
-    /// meanwhile.
+    /// Calls `f` with the runs in the list. Other threads find none meanwhile.
     pub(in crate::block) fn for_each(&self, _: &WakeGuard<'_, impl Announce>, mut f: impl FnMut(Run)) {
         let mut chain = self.take();
         let mut seen = Chain::EMPTY;
@@ -188,7 +184,7 @@ mod tests {
     fn frames_are_counted_and_none_is_lost_between_threads() {
         const RUNS: u32 = if cfg!(miri) { 40 } else { 20_000 };
         let shared_retire_list = SharedRetireList::default();
-        // A wake guard of any pool: the announcement has no receiver.
+        // The announcement has no receiver.
         let config = BlocksConfig {
             frames: 64,
             frames_max: 64,

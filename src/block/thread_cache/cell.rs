@@ -27,7 +27,7 @@ unsafe impl Sync for ThreadCache {}
 unsafe impl Send for ThreadCache {}
 
 impl ThreadCache {
-    /// Runs `f` on the contents unless the owner is inside. Any thread may call it.
+    /// Runs `f` on the contents unless the owner is inside.
     pub(in crate::block) fn visit<R>(&self, f: impl FnOnce(&mut Local) -> R) -> Option<R> {
         self.cell.visit(|local| self.mirrored(local, f))
     }
@@ -70,8 +70,8 @@ pub(in crate::block) struct ThreadCaches {
 
 impl ThreadCaches {
     pub(in crate::block) fn iter(&self) -> impl Iterator<Item = &ThreadCache> {
-        // SAFETY: published thread caches live as long as the list. Acquire: pairs with the Release
-        // in `take`.
+        // SAFETY: published caches live as long as the list. Acquire: pairs with the Release in
+        // `take`.
         let mut next = unsafe { self.head.load(Acquire).as_ref() };
         std::iter::from_fn(move || {
             let thread_cache: &ThreadCache = next?;
@@ -114,8 +114,8 @@ impl ThreadCaches {
         loop {
             thread_cache.next = head;
             let fresh = Box::into_raw(thread_cache);
-            // Release: publishes the thread cache. Relaxed on failure: only the other head's
-            // address is used.
+            // Release: publishes the cache. Relaxed on failure: only the other head's address is
+            // used.
             match self.head.compare_exchange(head, fresh, Release, Relaxed) {
                 // SAFETY: published just now.
                 Ok(_) => return unsafe { &*fresh },
@@ -133,8 +133,7 @@ impl Drop for ThreadCaches {
     fn drop(&mut self) {
         let mut next = self.head.load(Relaxed).cast_const();
         while !next.is_null() {
-            // SAFETY: the list is exclusively ours; each thread cache was made by `Box::into_raw`
-            // and is freed once.
+            // SAFETY: the list is exclusively ours; made by `Box::into_raw` and freed once.
             let thread_cache = unsafe { Box::from_raw(next.cast_mut()) };
             next = thread_cache.next;
         }

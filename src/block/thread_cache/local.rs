@@ -34,7 +34,7 @@ impl Local {
         }
     }
 
-    /// Retires a run, and reclaims runs that no batch sees every [`RECLAIM_EVERY`] frames.
+    /// Retires a run, and reclaims runs that no batch sees every `RECLAIM_EVERY` frames.
     pub(in crate::block) fn retire(&mut self, space: &FreeSpace, run: Run, tag: Ticket) {
         self.retire_list.retire(run, tag);
         self.newest_tag = self.newest_tag.max(tag);

@@ -20,20 +20,19 @@ impl Announce for Core {
 }
 
 impl Core {
-    /// Announces that blocks may have become available. Must be called after making blocks
-    /// available, and after free frames are back where searches find them.
+    /// Announces blocks. Must be called once they, or frames in transit, are where searches find
+    /// them.
     #[inline]
     pub fn announce(&self) {
-        // Pairs with the heavy fence of a waiting request: it finds what was freed, or we see that
-        // it waits.
+        // Pairs with the heavy fence of a waiting request: it finds the blocks, or we see that it
+        // waits.
         light_fence();
         if self.space.clock.read().is_awaited() {
             self.notify();
         }
     }
 
-    /// Marks the device as failed: refuses every request, including waiting ones. Owned blocks can
-    /// be freed.
+    /// Marks the device as failed: refuses every request, including waiting ones.
     pub fn poison(&self) {
         let awaited = self.space.clock.lose();
         if awaited {
@@ -46,9 +45,8 @@ impl Core {
         self.space.clock.read().is_lost()
     }
 
-    /// Begins a batch. While it begins, its slot may stand for tickets older than its own and
-    /// withhold frames that no batch sees: a request that searched at that moment is signalled
-    /// again.
+    /// Begins a batch. Its slot may stand for older tickets at first, and withhold frames that no
+    /// batch sees, so a request that searched at that moment is signalled again.
     ///
     /// # Panics
     ///
@@ -81,7 +79,6 @@ impl Core {
         self.waiters.count()
     }
 
-    /// Returns the number of waiting requests of each priority, from normal to urgent.
     pub(crate) fn waiting_by_priority(&self) -> [usize; 3] {
         let mut counts = [0; 3];
         if self.waiting() > 0 {
@@ -111,7 +108,6 @@ impl Core {
         self.first_waiting().map(|(_, head)| head)
     }
 
-    /// Like [`head_of_line`](Self::head_of_line), with the number of its place.
     pub(crate) fn first_waiting(&self) -> Option<(u64, HeadOfLine)> {
         if self.waiting() == 0 {
             return None;
@@ -125,8 +121,8 @@ impl Core {
         })
     }
 
-    /// Refuses a request that does not wait while a request of higher priority waits, which counts
-    /// from entering the queue until it leaves or is absent for longer than its patience.
+    /// Refuses a request that does not wait while one of higher priority waits and is not absent
+    /// for too long.
     #[inline]
     pub(in crate::block) fn check_turn(&self, request: &AllocRequest) -> Result<(), AllocError> {
         if !self.is_awaited() { Ok(()) } else { self.check_queue(request, |other| other > request.priority) }
@@ -144,7 +140,6 @@ impl Core {
         if let Some(queue) = self.waiters.try_lock() {
             let is_behind = queue.is_behind(comes_first);
             drop(queue);
-            // Like every holder of the lock.
             self.deliver();
             if !is_behind {
                 return Ok(());
@@ -166,8 +161,7 @@ impl Core {
         error
     }
 
-    /// Like [`check_turn`](Self::check_turn), but also while another request of the same priority
-    /// waits.
+    /// Like [`check_turn`](Self::check_turn), but also while one of the same priority waits.
     pub(crate) fn check_is_first(&self, request: &AllocRequest) -> Result<(), AllocError> {
         if !self.is_awaited() { Ok(()) } else { self.check_queue(request, |other| other >= request.priority) }
     }
@@ -191,8 +185,7 @@ impl Core {
     #[inline(never)]
     fn notify(&self) {
         self.space.top_up();
-        // Release: pairs with the Acquire in `deliver`. A swap continues the release sequence of
-        // other announcers.
+        // Release: pairs with the Acquire in `deliver`. A swap continues others' release sequences.
         self.waiters.pending.swap(true, Release);
         self.deliver();
     }
@@ -200,15 +193,14 @@ impl Core {
     /// Delivers a pending notification, unless another thread has the lock and delivers it.
     fn deliver(&self) {
         loop {
-            // Orders `pending` before the lock here, and unlocking before `pending` in the holder:
-            // one sees the other.
+            // Orders `pending` and the lock here, unlocking and `pending` in the holder: one sees
+            // the other.
             fence(SeqCst);
             if !self.waiters.pending.load(Relaxed) {
                 return;
             }
             let Some(mut queue) = self.waiters.try_lock() else { return };
-            // Acquire: pairs with the Release in `notify`: the head's search finds what was
-            // announced.
+            // Acquire: pairs with the Release in `notify`: the head's search finds the blocks.
             let woken = if self.waiters.pending.swap(false, Acquire) {
                 queue.signal(self.turn_patience())
             } else {

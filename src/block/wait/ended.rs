@@ -7,8 +7,7 @@ use crate::block::core::Blocks;
 use crate::clock::{BatchSet, EndPlace, SetState};
 use crate::ids::Ticket;
 
-/// Completes when all batches of a set have ended. Independent of the runtime; may be dropped at
-/// any time.
+/// Completes when all batches of a set have ended. Independent of the runtime.
 #[must_use = "futures do nothing unless they are polled"]
 pub(crate) struct BatchesEnd {
     blocks: Blocks,

@@ -1,10 +1,9 @@
 //! The wait queue: the order of waiting requests, their turns, and the announcements that wake
 //! them.
 //!
-//! Waiting requests form one queue: urgent before high before normal; within each, running
-//! sequences that reserve blocks before leases and admissions; then FIFO. Only the head searches;
-//! when it succeeds or gives up, it passes on its turn. A request that does not wait has no place
-//! in the queue:
+//! The order is: urgent before high before normal; within each, running sequences that reserve
+//! blocks before leases and admissions; then FIFO. Only the head searches; when it succeeds or
+//! gives up, it passes on its turn. A request that does not wait has no place in the queue:
 //!
 //! | request | gets no block while the queue contains |
 //! |---|---|
@@ -13,8 +12,7 @@
 //! | a lease, handles | |
 //!
 //! So growth of running sequences precedes admissions of no higher priority, and running sequences
-//! can finish. [`highest`](super::state::Waiters) shows without the lock whether there is such a
-//! request; it is written before unlocking. A head that is absent for too long does not count.
+//! can finish. A head that is absent for too long does not count.
 //!
 //! To *announce* is to report, after making blocks available, that a search may find more. If a
 //! request waits, the announcement *notifies* the queue: it signals the head and wakes it. The
@@ -41,7 +39,7 @@
 //! turn:      passed => back into its place, and if that is the head's, signal;  look after the queue
 //!            head and signal => signal := 0, go;  else leave a waker, sleep
 //! try:       search everywhere;  success => leave the queue;  met an owner inside its thread cache => signal, yield;  else sleep
-//! leave:     the next head: signal, wake;  line empty and reserve full => word &= !awaited;  reserve short after all => |=
+//! leave:     the next head: signal, wake;  queue empty and reserve full => word &= !awaited;  reserve short after all => |=
 //! look after the queue:  signal, and the head absent for too long, and another behind it => head to `passed`, wake the next
 //! announce:  (freed frames are where searches find them);  light_fence;  word.awaited => top up the reserve, notify
 //! notify:    pending := 1;  fence;  lock free? => pending := 0, signal, wake the head;  unlock;  fence;  pending again? => again
@@ -54,16 +52,16 @@
 //! - *The fast path*, into the loaded magazine, if the clock's word is quiet. The word is read
 //!   inside the owner's section. By the asymmetric fence, either the owner sees that a request
 //!   waits and takes the slow path, or the waiter, which visits the thread cache after its fence,
-//!   encounters the owner inside or finds the frame. A waiter that encounters an owner does not
-//!   sleep, but wakes itself and searches again: the owner is inside for nanoseconds or, if its
-//!   thread was stopped there, until it resumes.
+//!   encounters the owner inside or finds the frame. A waiter that encounters an owner wakes itself
+//!   and searches again: the owner is inside for nanoseconds or, if its thread was stopped, until
+//!   it resumes.
 //! - *The slow path*, which ends with `announce`. Either the announcer sees the bit, or the
 //!   waiter's search, which begins after its fence, finds the frame.
 //! - *Into a retire list*. The end of a batch reads `awaited` in the very word by which it ends, so
 //!   it needs no fence. The retirement is also announced: the batch of its tag may have ended
-//!   before the frame got there.
+//!   before.
 //!
-//! A thread that moves free frames out of reach of searches announces them afterwards, through a
+//! A thread that takes free frames out of reach of searches announces them afterwards, through a
 //! [`WakeGuard`](super::space::WakeGuard). The complete list of announcements:
 //!
 //! | event | where |
@@ -84,30 +82,26 @@
 //! | the device has failed, so that no waiting request can be met | `Core::poison` |
 //! | a block becomes movable, for requests that wait for a run: sealed by hand, or unpinned | `Core::seal`, `unpin` |
 //!
-//! Pins, shares and forks make nothing available.
-//!
 //! # A head that is not polled
 //!
-//! A future that is not polled would block the queue. A head that was woken and not polled within
-//! the [patience](crate::block::Core::set_turn_patience) is therefore *passed over*: the signal
-//! moves to the next place. When the future is polled, its place returns in front of all later
-//! requests and has a turn at once. So:
+//! A head that was woken and not polled within the
+//! [patience](crate::block::Core::set_turn_patience) is *passed over*: the signal moves to the next
+//! place. When its future is polled, its place returns in front of all later requests and has a
+//! turn at once. So:
 //!
 //! - a signal is never lost: it is pending until a head takes it while being polled, and a head to
 //!   which it moves is woken;
 //! - a request that is polled within the patience after it is woken is never overtaken;
 //! - a request that is passed over is not starved: each poll gives it a turn before all behind it.
 //!
-//! There is no timer. Each thread that accesses the queue checks the head: an announcement while a
-//! signal is pending, a request that enters the queue or is polled in it, and the compactor's
-//! background task. A place whose future does other work than wait (it moves blocks, or pauses
-//! between two searches) records how long it may be absent while it sleeps.
+//! There is no timer. Each thread that accesses the queue checks the head, and so does the
+//! compactor's background task. A place whose future does other work than wait (it moves blocks, or
+//! pauses between two searches) records how long it may be absent while it sleeps.
 //!
 //! # Blocking
 //!
 //! The lock is held for a few instructions. An announcer never waits for it: it leaves `pending`
-//! set, and the holder checks `pending` after unlocking; by their fences, one sees the other.
-//! Wakers are called and dropped without the lock, since they may run any code.
+//! set, and the holder checks `pending` after unlocking. Wakers run without the lock.
 //!
 //! Models: `loom-tests/tests/waiters.rs`, `in_hand.rs`, `admission.rs`.
 

@@ -52,8 +52,8 @@ impl Blocks {
 }
 
 impl<'a> Waiting<'a> {
-    /// Refuses a request if the counts show that it cannot be met. `kept` is the number of
-    /// evictable blocks that the request is about to share, and so cannot evict.
+    /// Refuses a request if the counts show that it cannot be met. It is about to share `kept`
+    /// evictable blocks, which it cannot evict.
     pub(crate) fn check_counts(&self, request: &AllocRequest, kept: usize) -> Result<(), AllocError> {
         // Otherwise a search may find frames that are not counted.
         if self.is_sure {
@@ -76,8 +76,7 @@ impl Waiting<'_> {
     /// Waits until it is this place's turn to try.
     pub(crate) async fn turn(&mut self) {
         if self.has_tried && !self.is_sure {
-            // An owner was inside its thread cache, which may contain frames. Let it run, and
-            // search again.
+            // An owner was inside its thread cache. Let it run, and search again.
             yield_once().await;
         }
         poll_fn(|context| self.poll_turn(context)).await;
@@ -99,8 +98,7 @@ impl Waiting<'_> {
         if has_turn { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Searches once, for a lease or for the list of a sequence, and passes each block to `take`.
-    /// After an error, the place waits for another turn.
+    /// Searches once for a lease or a list. After an error, the place waits for another turn.
     pub(crate) fn allocate(
         &mut self,
         request: &AllocRequest,
@@ -120,8 +118,7 @@ impl Waiting<'_> {
         let gathered = self
             .blocks
             .with_thread_cache(|cache| self.blocks.gather(cache, request, aim, &mut grab, &wake_guard));
-        // An announcement would signal this place itself, which would search again forever. `tried`
-        // and the end of the place signal the queue instead.
+        // An announcement would signal this place itself, which would search again forever.
         wake_guard.leave_to_queue();
         self.is_sure = self.is_fenced && grab.is_sure;
         let is_refused = !self.is_fenced || grab.is_refused;
@@ -134,8 +131,7 @@ impl Waiting<'_> {
                 self.blocks.latencies().record(Operation::Wait, self.entered);
                 self.blocks.hand_out(&grab, request, take);
             }
-            // Without its fences it may sleep while a block is free, and would search forever.
-            // Reached by `fence_refused`.
+            // Without its fences it may sleep while a block is free. Reached by `fence_refused`.
             Err(AllocError::Exhausted { asked, .. } | AllocError::NoRun { asked, .. }) if is_refused => {
                 let error = AllocError::FenceRefused { asked, free: self.blocks.counts().free() };
                 self.blocks.counters.refused(&error);
@@ -152,8 +148,7 @@ impl Waiting<'_> {
         woken.into_iter().for_each(crate::sync::wake);
     }
 
-    /// Signals the head, unless it is this place, that blocks which it kept during its search are
-    /// evictable again.
+    /// Signals the head, unless it is this place, that the blocks kept by its search are evictable.
     pub(crate) fn kept_no_longer(&self) {
         let woken = self.blocks.with_wait_queue(|queue| {
             if queue.is_head(self.key) { None } else { queue.signal(self.blocks.turn_patience()) }
@@ -161,8 +156,7 @@ impl Waiting<'_> {
         woken.into_iter().for_each(crate::sync::wake);
     }
 
-    /// After a failed search: signals the head, unless it is this place, that frames were in
-    /// transit.
+    /// Signals the head, unless it is this place, that frames were in transit in a failed search.
     fn tried(&self) {
         let woken = self.blocks.with_wait_queue(|queue| {
             if !self.is_sure {
@@ -187,8 +181,8 @@ pub(crate) struct Pulse<'a> {
 }
 
 impl Pulse<'_> {
-    /// Completes work that something other than the queue wakes. While the work sleeps, the future
-    /// may be absent for `allowed` plus the patience.
+    /// Completes work that something other than the queue wakes. While it sleeps, the future may be
+    /// absent for `allowed` plus the patience.
     pub(crate) async fn accompany<F: Future>(&self, work: F, allowed: impl Fn() -> Duration) -> F::Output {
         let mut work = pin!(work);
         poll_fn(|context| {
@@ -224,7 +218,6 @@ impl Pulse<'_> {
     }
 }
 
-/// The waker of work that a future in the queue does.
 struct Roused {
     blocks: Blocks,
     key: Key,
