@@ -207,8 +207,7 @@ fn visited(thread_cache: &ThreadCache, f: impl FnOnce(&mut Local)) -> Result<(),
 impl Core {
     /// Recounts everything: each frame is in one place, blocks and frames name each other, and the
     /// counters agree. Must be called while no thread allocates or frees; leases and batches may be
-    /// open. Repeats a walk that finds a contradiction, because a thread that ends empties its
-    /// cache late.
+    /// open. Repeats a walk that finds a contradiction: a thread that ends empties its cache late.
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
         self.confirmed(|| self.walk())
     }
@@ -296,7 +295,7 @@ impl Core {
         Ok(report)
     }
 
-    /// [Audits](Self::audit) that the owned blocks of a frame pool are pinned once; returns their
+    /// [Audits](Self::audit) that owned blocks of a frame pool are pinned once; returns their
     /// number.
     pub(crate) fn audit_in_place(&self) -> Result<usize, AuditError> {
         let words = (0..self.rows() as u32).map(|id| self.word(BlockId(id)));

@@ -302,8 +302,8 @@ impl Core {
     }
 
     /// Returns the part of [`available_fragmentation`](Self::available_fragmentation) that
-    /// compaction can cure: without units reserved for growth, and 0 while frames outside of runs
-    /// are within the limit.
+    /// compaction can cure: without units reserved for growth, and 0 while the holes are within
+    /// their limit.
     pub fn curable_fragmentation(&self, order: Order) -> f64 {
         let census = self.census(order);
         let (available, in_order) = self.available_in_order(&census);
@@ -314,8 +314,7 @@ impl Core {
         if in_holes > self.holes_max() as f64 { rate } else { 0.0 }
     }
 
-    /// Returns [`fragmentation`](Self::fragmentation) as if all evictable blocks were evicted.
-    /// O(blocks).
+    /// Returns [`fragmentation`](Self::fragmentation), with evictable blocks as free. O(blocks).
     pub fn available_fragmentation(&self, order: Order) -> f64 {
         self.available_runs(&self.census(order)).0
     }
@@ -327,7 +326,6 @@ impl Core {
         (self.rate_of(available, in_order, census.order), runs)
     }
 
-    /// Returns the number of free and evictable frames, and how many are in aligned runs.
     fn available_in_order(&self, census: &Census) -> (usize, usize) {
         if self.evictable.load(Relaxed) == 0 {
             return (census.free, census.free_in_order);

@@ -1,6 +1,5 @@
 //! Latencies of operations: one in so many per thread and kind is timed, and all waits and resizes.
-//! An append counts as an allocation if it needs blocks. The release of a lease is timed if its
-//! allocation was.
+//! An append counts as an allocation if it needs blocks. A timed lease's release is timed, too.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -20,7 +19,6 @@ const OPERATIONS: usize = 6;
 pub(crate) enum Operation {
     Allocate,
     Append,
-    /// The opening of a sequence with a prompt.
     Admit,
     /// A wait in the queue that ended with blocks.
     Wait,
@@ -76,7 +74,6 @@ impl Latencies {
     }
 }
 
-/// Times one in so many operations of each kind. Clones share the histograms of one pool.
 #[derive(Clone)]
 pub(crate) struct Sampler {
     /// Samples when `tick & mask == 0`; `None` never samples.
@@ -207,7 +204,6 @@ impl Sampler {
         Timing { latencies: &self.latencies, operation, start }
     }
 
-    /// Counts an operation, and begins to time it if that is due.
     #[must_use = "the operation ends when it is dropped"]
     pub(crate) fn start(&self, operation: Operation) -> Timing<'_> {
         let start = self.is_due(operation).then(Instant::now);

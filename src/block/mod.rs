@@ -1,22 +1,11 @@
 //! Blocks: the unit that a pool hands out.
 //!
 //! A block has a stable id, one packed word ([`BlockWord`]) and 16 bytes of info. The word names
-//! the block's frame, so translation, sharing, pinning, sealing and the publication of a move are
-//! one atomic operation each.
+//! its frame, so translation, sharing, pinning, sealing and publishing a move are one atomic
+//! operation.
 //!
-//! # Rooms
-//!
-//! | room or file | contents |
-//! |---|---|
-//! | `state` | words and tables, without algorithms; read `state/word.rs` first |
-//! | `space` | free frames outside of thread caches: bitmaps, depot, reserve, shared retire list |
-//! | `thread_cache`, `cache_handle` | per-thread magazines and retire lists; how a thread finds its own |
-//! | `core` | [`Core`], the state that all references to a pool share |
-//! | `allocate`, `release` | allocation; releases, and pins by handle |
-//! | `wait` | the wait queue, and announcements to it |
-//! | `moving`, `resize` | moves of blocks between frames; growth and shrinking |
-//! | `audit`, `accounts`, `counts` | recount of frames, and of references by owner; counts |
-//! | `latency`, `request` | sampled times, the request type |
+//! The room `state` has the words and tables, without algorithms: read `state/word.rs` first.
+//! `docs/code-map.md` lists the other rooms.
 //!
 //! # Bijection
 //!

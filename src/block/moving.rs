@@ -81,8 +81,8 @@ pub struct Wave {
 }
 
 impl Blocks {
-    /// Begins to move blocks from the first frame of each pair to the second, evicting an evictable
-    /// block there. Reports blocks that cannot move now.
+    /// Begins to move blocks from the first frames of the pairs to the second, evicting evictable
+    /// blocks there. Reports blocks that cannot move now.
     pub fn begin_wave(
         &self,
         moves: impl IntoIterator<Item = (FrameId, FrameId)>,
@@ -241,8 +241,7 @@ impl Core {
             return Err(if word.is_free() { MoveCancelled::Released } else { MoveCancelled::Pinned });
         }
         // The displaced block is free and its frame ours, so no other thread writes its word.
-        // Relaxed: a handle check only sees that the block is free; it is handed out with its
-        // frame.
+        // Relaxed: a handle check only sees that it is free; it is handed out with its frame.
         let word = BlockWord::from_bits(self.space.table.word(displaced).load(Relaxed));
         self.space.table.word(displaced).store(word.displaced(from).to_bits(), Relaxed);
         self.space.table.set_block_at(from, displaced);
@@ -289,7 +288,7 @@ impl Core {
         }
     }
 
-    /// Calls `f` with each frame in use, in no order. May miss or repeat a block that moves
+    /// Calls `f` with each frame in use, unordered. May miss or repeat a block that moves
     /// meanwhile.
     pub fn for_each_used_frame(&self, f: &mut dyn FnMut(FrameId, FrameUse)) {
         for block in (0..self.rows() as u32).map(BlockId) {
@@ -310,8 +309,7 @@ impl Core {
     /// Lists the moves that a table built under batch `since` may miss, oldest first. Must be
     /// called under a batch, which keeps the old frames of moves that are not listed yet.
     pub fn moved_since(&self, since: Ticket, out: &mut Vec<Moved>) -> Since {
-        // Current frames, not those of the log: two waves may log one block's moves in either
-        // order.
+        // Current frames, not those of the log: two waves may log a block's moves in either order.
         self.moves.read(since, out, |block| Moved { block, to: self.frame(block) })
     }
 

@@ -1,7 +1,6 @@
 //! Eviction of cached blocks without owners: the pool's side. The last release of a *cached* block
-//! leaves it *evictable*: in its frame, with its bytes, until a hit takes it or its frame is
-//! needed. The [`Evictor`] orders evictions and finds blocks for hits; a block's state is in its
-//! word alone.
+//! leaves it *evictable*: in its frame, with its bytes, until a hit or an eviction. The [`Evictor`]
+//! orders evictions and finds blocks for hits; a block's state is in its word alone.
 //!
 //! # Protocol
 //!
@@ -23,8 +22,7 @@
 //! - *A frame is not reused too early.* Every batch that may have seen a block began before the
 //!   clock was read after its last release: that ticket is the *tag*. An eviction that does not
 //!   find the tag of the word's generation takes the newest ticket instead.
-//! - *A stopped thread loses no block.* A [walk](Core::evict_any) finds blocks unknown to the
-//!   evictor.
+//! - *A stopped thread loses no block*: a [walk](Core::evict_any) finds all evictable ones.
 //!
 //! Model: `loom-tests/tests/evictable.rs`.
 
@@ -67,7 +65,8 @@ impl Core {
         hit.ok().map(|_| !word.is_owned())
     }
 
-    /// Uncaches an owned block; the caller makes the evictor forget it. False: not cached or owned.
+    /// Uncaches an owned block; the caller makes the evictor forget it. False: not owned or not
+    /// cached.
     pub(crate) fn uncache(&self, id: BlockId) -> bool {
         // Acquire and Release: as in `outlive`.
         let uncached = self.space.table.word(id).fetch_update(AcqRel, Relaxed, |bits| {
@@ -116,7 +115,6 @@ impl Core {
         Ok(frame)
     }
 
-    /// Like [`evict`](Self::evict), for the block in this frame.
     pub(in crate::block) fn evict_in(&self, frame: FrameId, oldest: Ticket) -> bool {
         let id = self.space.table.block_at(frame);
         let is_here = |word: BlockWord| word.frame() == frame && self.is_unseen(id, word, oldest);
@@ -213,8 +211,8 @@ impl Core {
         got
     }
 
-    /// Like [`evict_some`](Self::evict_some), before a refusal: if the evictor finds none, walks
-    /// over all words, and so finds blocks that the evictor does not know or keeps behind others.
+    /// Before a refusal: if the evictor finds none, walks over all words to find what it does not
+    /// know.
     #[cold]
     pub(in crate::block) fn evict_any(&self, wanted: usize, freed: &mut dyn FnMut(&[FrameId])) -> usize {
         if self.knows_no_eviction() {
@@ -254,8 +252,7 @@ impl Core {
         tag.is_some_and(|tag| tag >= oldest)
     }
 
-    /// Evicts these blocks if they are evictable and not moving; retires frames that batches may
-    /// see.
+    /// Evicts these blocks if evictable and not moving; retires frames that batches may see.
     pub(crate) fn evict_these(&self, ids: impl IntoIterator<Item = BlockId>) -> usize {
         let (mut seen, mut evicted, oldest) = (RunList::new(), 0, self.space.clock.oldest());
         let mut freed = FreedFrames::new(&self.space);
@@ -280,14 +277,13 @@ impl Core {
         evicted
     }
 
-    /// Evicts and frees blocks whose words are unchanged since their release, unless they are
-    /// moving or seen. Returns their number; the caller announces.
+    /// Evicts and frees unseen blocks whose words are unchanged since their release. The caller
+    /// announces.
     pub(crate) fn evict_released(&self, blocks: &[Evictable], stays: &mut dyn FnMut(BlockId)) -> usize {
         let (mut freed, mut evicted, oldest) = (RunList::new(), 0, self.space.clock.oldest());
         for &Evictable { id, word } in blocks {
             let is_unseen = self.is_unseen(id, word, oldest);
-            // With this very word: an owner since then may have exposed it to a batch above the
-            // tag.
+            // By this very word: a later owner may have exposed it to a batch above the tag.
             let frame = is_unseen.then(|| self.evict_word(id, word)).flatten();
             match frame {
                 Some(frame) => {
@@ -301,8 +297,7 @@ impl Core {
         evicted
     }
 
-    /// Evicts up to `wanted` blocks through the bitmaps, where their frames merge. The caller
-    /// announces.
+    /// Evicts up to `wanted` blocks through the bitmaps, to merge frames. The caller announces.
     pub(super) fn evict_to_units(&self, wanted: usize) -> usize {
         let early = self.evictor.as_ref().filter(|evictor| evictor.evicts_early(&[], 1));
         let Some(evictor) = early else { return self.evict_to_free(wanted, Self::evict_some) };
@@ -344,7 +339,7 @@ impl Core {
         self.announce();
     }
 
-    /// Fills the reserve unless urgent. `None`: the frame went to the reserve, or was not wiped.
+    /// Returns an evicted block's frame, unless it went to the reserve or was not wiped.
     pub(in crate::block) fn take_evicted(&self, frame: FrameId, is_urgent: bool) -> Option<FrameId> {
         let run = Run { start: frame, len: 1 };
         if !self.space.wipe(run) {

@@ -1,6 +1,5 @@
-//! Frames for the list of a sequence, which grows. A block table is cheap to read and to transfer
-//! if it consists of few runs. A lease takes holes first, to keep whole units whole; a list takes
-//! frames:
+//! Frames for the list of a sequence, which grows. Few runs make a block table cheap to read and to
+//! transfer. A lease takes holes first, to keep whole units whole; a list takes frames:
 //!
 //! 1. behind its last block: the rest of its unit, which it [reserves](crate::frame), and whole
 //!    units that follow;
@@ -20,8 +19,8 @@ use super::grab::Grab;
 use crate::block::core::Core;
 use crate::block::request::AllocRequest;
 
-/// Holes, as a shift of the [limit](Core::holes_max), above which a list's last partial unit is put
-/// into holes.
+/// Share of the [limit](Core::holes_max), as a shift, above which a list's last partial unit is in
+/// holes.
 const HOLES_SHIFT: u32 = 2;
 
 /// The limit in a pool without a cache, as a shift.
@@ -38,8 +37,7 @@ const HOLES_MIN: usize = 1_280;
 /// in a larger cache a hole costs more hits; more lists leave more holes.
 const HOLES_OWNED_SHIFT: u32 = 2;
 
-/// Maximum share of available frames that lists reserve for growth in a pool with a cache, as a
-/// shift.
+/// Maximum share of available frames reserved for growth in a pool with a cache, as a shift.
 const ROOM_SHIFT: u32 = 2;
 
 /// Evictions of blocks for whole units before a list takes holes.
@@ -63,8 +61,8 @@ pub(crate) fn unit_of(frame: FrameId) -> usize {
 }
 
 impl Core {
-    /// Reserves a unit for the growth of the list that ends in it. False if it is reserved already,
-    /// or [the share](ROOM_SHIFT) of reserved frames is used up.
+    /// Reserves a unit for a list that ends in it. False: already reserved, or [the
+    /// share](ROOM_SHIFT) is used up.
     pub(crate) fn begin_growth_unit(&self, frame: FrameId) -> bool {
         let frames = &self.space.frames;
         let available = frames.free_counted() + self.evictable();
@@ -114,7 +112,6 @@ impl Core {
         }
     }
 
-    /// Returns whether a list evicts blocks to get whole units, before it takes holes.
     fn evicts_for_units(&self, missing: usize, request: &AllocRequest) -> bool {
         // Otherwise an eviction would be wasted.
         let most = self.space.frames.free_counted() + self.evictable() + self.reserved_for(request);

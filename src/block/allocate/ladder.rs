@@ -51,8 +51,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// Like [`allocate`](Self::allocate), for a sequence's list or a transfer, which get no block
-    /// while a request of higher priority waits.
+    /// Like [`allocate`](Self::allocate), for a list or a transfer, which wait for higher
+    /// priorities.
     pub fn allocate_listed(
         &self,
         request: &AllocRequest,
@@ -69,7 +69,6 @@ impl Blocks {
         Ok(())
     }
 
-    /// Gathers and counts the frames of a request; the caller owns their blocks.
     pub(super) fn allocate_into(
         &self,
         request: &AllocRequest,
@@ -210,7 +209,6 @@ impl Core {
                 self.space.frames.allocate_some(missing, near, &mut take);
             }
             if grab.frames < asked && self.evictable() > 0 {
-                // Frames within reach cost less than an eviction.
                 self.take_cached(cache, asked, grab);
             }
             if grab.frames == asked {
@@ -411,8 +409,8 @@ impl Core {
     }
 
     /// Reclaims all free frames outside of the bitmaps; of thread caches, all or those that report
-    /// frames. (A visit is expensive, but a cache reports its frames only after its owner has
-    /// left.) The caller must not be inside its own.
+    /// frames. (A visit is expensive, but an owner that is inside has not reported yet.) The caller
+    /// must be outside.
     fn take_back(&self, is_all: bool, wake_guard: &WakeGuard<'_>) -> Found {
         let has_frames = |thread_cache: &&ThreadCache| {
             let (cached, retired, _) = thread_cache.mirror();

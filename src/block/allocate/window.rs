@@ -52,8 +52,7 @@ struct Walk {
 }
 
 impl Walk {
-    /// Keeps the last `kept` costs, and reads those of the frames from `start` to `end`. Returns
-    /// the frame of the first cost.
+    /// Keeps the last `kept` costs, and reads further ones. Returns the frame of the first cost.
     fn read(&mut self, core: &Core, oldest: Ticket, kept: usize, start: usize, end: usize) -> usize {
         self.costs.drain(..self.costs.len().saturating_sub(kept));
         let kept = self.costs.len();
@@ -94,7 +93,6 @@ impl Walk {
 }
 
 impl Core {
-    /// Evicts the blocks in a window of `len` frames, if there is one, and takes the run.
     #[cold]
     pub(in crate::block) fn evict_run(&self, len: usize, _: &WakeGuard<'_>) -> Option<Run> {
         let region = REGION.max(WINDOWS_IN_REGION * len).next_multiple_of(FAN);

@@ -69,8 +69,7 @@ fn a_table_is_patched_with_where_a_block_is_whatever_the_order_in_the_log() {
     assert_eq!(blocks.audit().unwrap().in_bitmap, 63);
 }
 
-/// The time of a move does not grow with the pool, whether it begins or its destination is taken.
-/// Minima of many rounds, with a wide margin: without this property, the ratio is above 20.
+/// The time of a move does not grow with the pool: otherwise, the ratio is above 20.
 #[test]
 #[cfg_attr(miri, ignore = "measures time")]
 fn a_move_in_a_large_pool_takes_as_long() {

@@ -1,5 +1,5 @@
-//! The path of freed frames: to the thread's magazines or the bitmaps, or into a retire list while
-//! a batch may still see them.
+//! The path of freed frames: to magazines or bitmaps, or to a retire list while a batch may see
+//! them.
 
 use crate::frame::{MagazinePair, RunList};
 use crate::ids::{FrameId, Run};
@@ -41,7 +41,6 @@ impl Few {
         &keys[done..]
     }
 
-    /// Moves the frames to runs, to make room.
     #[inline(never)]
     pub(super) fn join(&mut self, runs: &mut RunList) {
         self.frames().iter().for_each(|&frame| runs.push(frame));
@@ -71,8 +70,8 @@ impl Blocks {
         }
     }
 
-    /// Pushes free frames to the thread's magazines by `push`. False: nothing was done, because of
-    /// full magazines, a visitor, a batch, a waiting request, wiping, or another pool used last.
+    /// Pushes free frames to the thread's magazines, or does nothing: if these are full or visited,
+    /// in case of a batch, a waiting request or wiping, or if another pool was used last.
     #[inline(always)]
     pub(super) fn is_pushed(
         &self,
@@ -112,7 +111,8 @@ impl Blocks {
 }
 
 impl Core {
-    /// Gives back frames to free lists, or to a retire list while a batch may see them. Announces.
+    /// Gives back and announces frames: to free lists, or to a retire list while a batch may see
+    /// them.
     pub(super) fn give_back(&self, cache: Option<CountedRef<'_>>, runs: &[Run]) {
         let frames = runs.iter().map(|run| run.len as usize).sum();
         match &cache {
@@ -156,8 +156,7 @@ impl Core {
         if may_be_due { self.reclaim_retired() } else { 0 }
     }
 
-    /// Reclaims and announces frames of the shared retire list that no batch sees; returns their
-    /// number.
+    /// Reclaims and announces due frames of the shared retire list; returns their number.
     pub fn reclaim_retired(&self) -> usize {
         if self.shared_retire_list.is_empty() {
             return 0;

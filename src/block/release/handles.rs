@@ -134,8 +134,7 @@ impl Core {
                 return Err(self.refuse(handle));
             }
             let Some(next) = transition(word) else { return Ok(false) };
-            // Acquire: as in `word`. Release: a thread that checks a handle sees what its owner
-            // did.
+            // Acquire: as in `word`. Release: a handle check sees what the owner did.
             match row.word.compare_exchange_weak(word.to_bits(), next.to_bits(), AcqRel, Acquire) {
                 Ok(_) => return Ok(true),
                 // Another thread changed it in between. Reached by the model `share_release`.

@@ -22,8 +22,8 @@ use crate::block::state::{BlockWord, Row, TableView};
 use crate::block::thread_cache::INLINE_BLOCKS;
 
 impl Blocks {
-    /// Drops one reference on each frame, in order: all or none, except that a frame with one
-    /// reference that another thread frees concurrently is reported, and the others are freed.
+    /// Drops one reference on each frame, in order: all or none, except that a frame that another
+    /// thread frees concurrently is reported, and the others are freed.
     pub(crate) fn free_frames(
         &self,
         frames: &[u32],
@@ -47,7 +47,6 @@ impl Blocks {
         self.free_rest(few, frames, rest, cached, tell)
     }
 
-    /// Frees the rest of a checked list, with `cached` entries that are cached.
     #[inline(never)]
     fn free_rest(
         &self,
@@ -126,7 +125,6 @@ impl Pass<'_> {
         outcome
     }
 
-    /// Frees a frame of a checked list; reports one that another thread has freed since.
     #[cold]
     #[inline(never)]
     fn free(&mut self, table: TableView<'_>, frames: &[u32], frame: FrameId) -> Result<(), FrameError> {
@@ -143,8 +141,7 @@ fn free_only(table: TableView<'_>, frame: u32) -> Option<FrameId> {
     release_only_in(table.row(table.block_at(frame)).word, frame).then_some(frame)
 }
 
-/// Drops the only references of blocks that are not cached; returns the number of leading frames
-/// released.
+/// Releases a run up to the first block that is cached or shared; returns the number of frames.
 #[inline(never)]
 fn release_run(table: TableView<'_>, run: Run) -> u32 {
     table.visit_run(run, |frame, _, row| release_only_in(row.word, frame))
@@ -158,7 +155,6 @@ fn is_only_run(table: TableView<'_>, run: Run) -> bool {
 }
 
 impl Core {
-    /// Returns the runs of a list of distinct frames, each with one reference and not cached.
     #[inline]
     fn only_in_place(&self, table: TableView<'_>, frames: &[u32]) -> Option<RunList> {
         let total = self.total_frames();
@@ -187,8 +183,8 @@ impl Core {
         }
     }
 
-    /// Checks that no frame is listed more often than it has references. Returns the number of
-    /// entries whose blocks are cached.
+    /// Checks that no frame is listed more often than referenced. Returns the number of cached
+    /// entries.
     #[inline]
     fn check_owned(&self, table: TableView<'_>, frames: &[u32]) -> Result<usize, FrameError> {
         let (total, mut cached) = (self.total_frames(), 0);

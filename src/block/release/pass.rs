@@ -1,4 +1,4 @@
-//! One call that releases references: the transitions of all words, then the remaining work at
+//! One call that releases references: the transitions of the words, then the remaining work at
 //! once.
 //!
 //! ```text
@@ -30,7 +30,6 @@ pub(crate) enum Exposure {
     Private,
 }
 
-/// The remaining work of the releases of one call.
 pub(super) struct Pass<'a> {
     pub(super) core: &'a Core,
     /// The frames that were freed last; earlier ones are in `runs`.
@@ -96,8 +95,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Drops a reference of a block, if given in this `frame`. An error is the word that has no
-    /// reference or names another frame; nothing has changed.
+    /// Drops a reference of a block, which must be in `frame` if given. An error is the unchanged
+    /// word.
     #[inline(never)]
     pub(super) fn release(&mut self, id: BlockId, frame: Option<FrameId>) -> Result<(), BlockWord> {
         let (core, counted) = (self.core, &mut self.counted);
@@ -126,8 +125,8 @@ impl<'a> Pass<'a> {
         self.release(id, None).unwrap_or_else(|word| not_the_callers(id, word));
     }
 
-    /// Does the remaining work apart from the freed frames. Returns whether blocks became
-    /// evictable, which must be announced.
+    /// Does the remaining work but for freed frames. Returns whether blocks became evictable, to
+    /// announce.
     #[inline]
     fn settle(&mut self, listed: usize, tell: impl FnOnce(&[Evictable], Ticket)) -> bool {
         self.core.count_further(listed as isize - self.kept as isize);
@@ -207,8 +206,7 @@ impl Blocks {
         }
     }
 
-    /// Like [`release_cached`](Self::release_cached), but returns whether to announce or signal the
-    /// queue.
+    /// Like [`release_cached`](Self::release_cached), but returns whether an announcement is due.
     pub(crate) fn release_silently(&self, ids: &[BlockId], tell: impl FnOnce(&[Evictable], Ticket)) -> bool {
         let (mut pass, table) = (Pass::new(self, Few::new()), self.space.table.view());
         if self.evictor.is_none() {
@@ -225,8 +223,7 @@ impl Blocks {
         self.end_pass(&mut pass, ids.len(), tell)
     }
 
-    /// Like [`release_listed`](Self::release_listed), for blocks that no batch could see, whose
-    /// frames are free at once.
+    /// Like [`release_listed`](Self::release_listed), for blocks that no batch could see.
     pub(crate) fn release_unpublished(&self, ids: &[BlockId]) {
         if ids.is_empty() {
             return;

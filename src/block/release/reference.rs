@@ -50,8 +50,8 @@ fn is_exchanged(atomic: &AtomicU64, word: BlockWord, next: BlockWord) -> bool {
 }
 
 impl Core {
-    /// Drops a reference if the word that is replaced passes a check; the error is that word.
-    /// `counts` is called before an attempt to make the block evictable.
+    /// Drops a reference if the word passes a check, else returns the word. `counts` is called
+    /// before an attempt to make the block evictable.
     #[inline]
     pub(super) fn release_if(
         &self,
@@ -80,8 +80,7 @@ impl Core {
             let next = released.word().to_bits();
             match atomic.compare_exchange_weak(word.to_bits(), next, RELEASE_ORDER, Relaxed) {
                 Ok(_) => return Ok(self.released(id, released)),
-                // Another thread changed the word. Reached by the models `share_release` and
-                // `evictable`.
+                // Another thread changed it. Reached by the models `share_release` and `evictable`.
                 Err(now) => word = BlockWord::from_bits(now),
             }
         }

@@ -20,8 +20,7 @@ pub trait Scrub: Send + Sync {
         false
     }
 
-    /// Begins a wipe, after which [`Core::wiped`](crate::block::Core::wiped) must be called unless
-    /// this panics.
+    /// Begins a wipe; without a panic, [`Core::wiped`](crate::block::Core::wiped) must end it.
     fn begin_wipe(&self, run: Run) {
         let _ = run;
     }
@@ -44,7 +43,6 @@ impl<'a> FreedFrames<'a> {
         Self { space, mask: FrameMask { base: FrameId(0), bits: 0 } }
     }
 
-    /// Frees a frame that is unowned and unseen by batches.
     #[inline]
     pub(in crate::block) fn push(&mut self, frame: FrameId) {
         let one = FrameMask::of(frame);
@@ -115,7 +113,6 @@ impl FreeSpace {
         self.free_run(Run { start: frame, len: 1 });
     }
 
-    /// Ends a hold; the caller still owns the frame.
     pub(in crate::block) fn unhold_frame(&self, frame: FrameId) {
         self.set_held(frame, BlockWord::unhold);
         self.held.fetch_sub(1, Relaxed);
@@ -166,9 +163,8 @@ impl FreeSpace {
         self.scrub.is_some()
     }
 
-    /// Wipes free frames of the caller, if the pool wipes. False: failed, so that they are held
-    /// permanently, or only begun. Panics are not propagated, because destructors free frames.
-    /// Reached by `storage_faults`.
+    /// Wipes free frames of the caller, if the pool wipes. False: only begun, or failed and held
+    /// permanently. Does not panic, because destructors free frames. Reached by `storage_faults`.
     #[inline]
     #[must_use = "frames that were not wiped must not be handed out"]
     pub(in crate::block) fn wipe(&self, run: Run) -> bool {
@@ -239,8 +235,7 @@ impl FreeSpace {
         }
     }
 
-    /// Fills the reserve from the bitmaps by hints only: a frame that they miss is being freed, and
-    /// is announced.
+    /// Fills the reserve by hints: frames that they miss are being freed, and are announced.
     pub(in crate::block) fn top_up(&self) {
         let short = self.reserve.mark().saturating_sub(self.reserve.held());
         if short > 0 && self.reserve.is_short() {

@@ -44,7 +44,6 @@ impl Reserve {
         self.mark
     }
 
-    /// Returns the current number of frames; exact while no thread takes or fills.
     pub(in crate::block) fn held(&self) -> usize {
         // Relaxed: a statistic.
         self.held.load(Relaxed)

@@ -1,7 +1,6 @@
 //! The shared retire list: old frames of moves, and retired frames of threads that cannot enter
-//! their thread cache. Threads push at the head and take the list as a whole, so no address is
-//! compared after its node was freed. A stopped thread blocks no other: it keeps the chain that it
-//! took.
+//! their thread cache. Threads push at the head and take the whole list, so no address is compared
+//! after its node was freed. A stopped thread blocks no other: it keeps the chain that it took.
 //!
 //! ```text
 //! push:   frames += n;  node.next := head;  head: node.next -> node (Release), again if it changed
@@ -22,7 +21,6 @@ struct Node {
 
 pub(in crate::block) struct SharedRetireList {
     head: AtomicPtr<Node>,
-    /// Number of frames in the list, including those that a thread is sifting.
     frames: AtomicUsize,
     newest_tag: AtomicU64,
     /// At most the tag of every node, except for a moment: avoids walks that find nothing due.
@@ -91,7 +89,7 @@ impl SharedRetireList {
         self.oldest_tag.load(Relaxed) < oldest.0
     }
 
-    /// Returns the number of frames in the list, and the newest tag ever pushed.
+    /// Returns the number of frames, including those being sifted, and the newest tag ever pushed.
     pub(in crate::block) fn mirror(&self) -> (usize, Ticket) {
         (self.frames.load(Relaxed), Ticket(self.newest_tag.load(Relaxed)))
     }
@@ -158,8 +156,7 @@ impl SharedRetireList {
         loop {
             // SAFETY: the chain is ours until it is published.
             unsafe { (*last).next = head };
-            // Release: publishes the nodes. A recurring head (ABA) is harmless: it is only linked
-            // to.
+            // Release: publishes the nodes. ABA is harmless: the head is only linked to.
             match self.head.compare_exchange_weak(head, first, Release, Relaxed) {
                 Ok(_) => return,
                 Err(now) => head = now,

@@ -11,9 +11,8 @@
 //! | `Core::allocate_into`, `give_back`, `trim`, `audit`, `reclaim_retired`, `vacate_reserve`, `Shrinking::collect`, `CacheHandle` | made there |
 //!
 //! Steps that only make frames available [announce](crate::block::wait) by a call. A waiting
-//! request must not announce to the queue: it is the head, and would wake itself forever. It
-//! [leaves its wake guard to the queue](WakeGuard::leave_to_queue) and signals the next head when
-//! it leaves.
+//! request is the head, and an announcement would wake itself forever. It [leaves its wake guard to
+//! the queue](WakeGuard::leave_to_queue) and signals the next head when it leaves.
 
 pub(in crate::block) trait Announce {
     fn announce(&self);

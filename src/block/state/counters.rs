@@ -18,8 +18,8 @@
 //! | a block is allocated for a list | 1 | | -1 |
 //! | a list releases the last reference of a block that is not cached | | 1 | 1 |
 //!
-//! Other steps of lists, and evictions, change none. The [audit](crate::Pool::audit) compares the
-//! sum with the words.
+//! Other steps of lists, and evictions, change none. The [audit](crate::Pool::audit) checks the
+//! sum.
 
 use crate::error::AllocError;
 use crate::sync::{Ordering::*, StatisticU64};
@@ -76,8 +76,8 @@ impl Refusals {
     }
 }
 
-/// Counts of requests that waited in the queue. A request in neither of the last two is waiting,
-/// was dropped, or was refused.
+/// Counts of requests that waited. A request in neither of the last two waits, was dropped or
+/// refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

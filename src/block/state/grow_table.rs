@@ -62,7 +62,7 @@ impl<B: TablePart> GrowTable<B> {
     #[inline(never)]
     fn locate_grown(&self, row: usize) -> (&B, usize) {
         let first = self.first.len();
-        // Bucket k + 1 has the rows [first * 2^k, first * 2^(k + 1)).
+        // `more[k]` has the rows [first * 2^k, first * 2^(k + 1)).
         let log2 = (row / first).ilog2();
         // SAFETY: made by `grow`, lives as long as `self`. Acquire: pairs with the Release in
         // `grow`.

@@ -154,8 +154,7 @@ impl MoveLog {
 
     #[inline]
     pub(in crate::block) fn count(&self) -> MoveCount {
-        // Acquire: pairs with the Release in `append`: words read later are as new as each counted
-        // move.
+        // Acquire: pairs with the Release in `append`: later reads see words of all counted moves.
         MoveCount(self.head.load(Acquire))
     }
 

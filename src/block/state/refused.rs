@@ -12,8 +12,7 @@
 //! # Theorem
 //!
 //! *Bitmaps.* Frames are counted before they are freed. The walk found as many free frames as equal
-//! snapshots before and after it count, so it missed none; any later free changes the snapshot
-//! first.
+//! snapshots before and after it count, so it missed none; a later free changes the snapshot.
 //!
 //! *Words.* A block is counted before it becomes evictable, and the walk found as many as were
 //! counted before and after it. Each that cannot be evicted has a final tag that is not below the
@@ -33,7 +32,6 @@ pub(in crate::block) struct FreeRuns {
     pub(in crate::block) longest: usize,
 }
 
-/// The state that determines which blocks can be evicted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::block) struct Evictions {
     pub(in crate::block) evictable: usize,

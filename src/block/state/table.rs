@@ -15,7 +15,6 @@ struct Part {
 }
 
 impl TablePart for Part {
-    /// Creates free blocks, each in the frame with its number.
     fn new(base: usize, len: usize) -> Self {
         let ids = || base as u32..(base + len) as u32;
         Self {
@@ -144,7 +143,6 @@ impl Table {
         TableView { table: self, first: PartView { words, block_at, info } }
     }
 
-    /// Returns the block in a frame, which may be free.
     #[inline]
     pub(in crate::block) fn block_at(&self, frame: FrameId) -> BlockId {
         let (part, row) = self.0.locate(frame.index());
@@ -153,7 +151,6 @@ impl Table {
         BlockId(unsafe { part.block_at.get_unchecked(row) }.load(Relaxed))
     }
 
-    /// Sets the block in a frame that the caller owns.
     #[inline]
     pub(in crate::block) fn set_block_at(&self, frame: FrameId, id: BlockId) {
         let (part, row) = self.0.locate(frame.index());

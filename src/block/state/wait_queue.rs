@@ -55,7 +55,6 @@ pub(in crate::block) struct QueuePlace {
     pub(in crate::block) absent: Option<Absence>,
 }
 
-/// Period during which a future has a reason to run and has not been polled.
 #[derive(Clone, Copy)]
 pub(in crate::block) struct Absence {
     pub(in crate::block) since: Instant,
@@ -77,7 +76,6 @@ pub(in crate::block) struct WaitQueue {
     pub(in crate::block) places: BTreeMap<Key, QueuePlace>,
     pub(in crate::block) passed: BTreeMap<Key, QueuePlace>,
     pub(in crate::block) entries: u64,
-    /// Whether the head has a reason to search.
     pub(in crate::block) signal: bool,
 }
 
@@ -105,8 +103,7 @@ impl WaitQueue {
         self.wake_head(patience)
     }
 
-    /// Passes over signalled heads that are absent for too long. Returns whether there is a new
-    /// head.
+    /// Passes over signalled heads that are absent too long. Returns whether there is a new head.
     #[must_use = "a head that has a reason to try must be woken"]
     pub(in crate::block) fn pass_over(&mut self) -> bool {
         let mut passed = false;

@@ -284,8 +284,7 @@ impl BlockWord {
 
     /// Drops a reference. `None`: not owned. The last release clears pins and flags, except the
     /// moving flag, which passes the frame to the mover. A cached block becomes evictable, unless
-    /// its generation wraps around: only the owner of a free block's frame can carry into the high
-    /// bits.
+    /// its generation wraps around: only the owner of a free block's frame can carry.
     #[inline]
     pub fn release(self) -> Option<Released> {
         match self.refs() {
@@ -317,8 +316,8 @@ impl BlockWord {
         }
     }
 
-    /// [Releases](Self::release) the only reference of a block neither moving nor cached, in one
-    /// comparison. `None`: any other word, or a wrap-around.
+    /// [Releases](Self::release) the only reference, of a block neither moving nor cached. `None`:
+    /// any other word, or a wrap-around.
     #[inline]
     pub fn release_only(self) -> Option<Self> {
         let is_only = self.0 & (REFS_MASK | MOVING | CACHED) == ONE_REF;
@@ -355,7 +354,6 @@ impl BlockWord {
         (is_only && !freed.carries()).then_some(Self(freed.0 | self.0 & (SEALED | MOVING | CACHED)))
     }
 
-    /// Returns the word of the free block of the next generation.
     #[inline]
     fn freed(self) -> Self {
         Self(self.0 & FRAME_MASK | self.0.wrapping_add(ONE_GENERATION) & GENERATION_MASK)

@@ -86,7 +86,6 @@ impl ThreadCaches {
         self.iter().filter(|thread_cache| thread_cache.in_use.load(Acquire)).count()
     }
 
-    /// Takes a thread cache without an owner, or creates one.
     pub(in crate::block) fn take(
         &self,
         capacity: usize,

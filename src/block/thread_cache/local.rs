@@ -43,7 +43,6 @@ impl Local {
         }
     }
 
-    /// Reclaims runs that no batch sees: long ones into the bitmaps, single frames into magazines.
     pub(in crate::block) fn reclaim(&mut self, space: &FreeSpace) {
         if self.retire_list.is_empty() {
             return;

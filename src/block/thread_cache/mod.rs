@@ -1,5 +1,4 @@
-//! Thread caches: a thread's magazines and retire lists, and how the owner and visitors enter them.
-//! Read `local` first.
+//! Thread caches: how the owner and visitors enter a thread's magazines and retire lists.
 //!
 //! A thread cache is an [owner cell](crate::frame::OwnerCell): its owner enters with two plain
 //! stores, other threads visit it while the owner is outside, so idle and finished threads strand

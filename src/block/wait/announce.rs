@@ -20,12 +20,10 @@ impl Announce for Core {
 }
 
 impl Core {
-    /// Announces blocks. Must be called once they, or frames in transit, are where searches find
-    /// them.
+    /// Announces blocks. Must be called once they, or frames in transit, are in reach of searches.
     #[inline]
     pub fn announce(&self) {
-        // Pairs with the heavy fence of a waiting request: it finds the blocks, or we see that it
-        // waits.
+        // Pairs with the heavy fence of a waiting request: it finds the blocks, or we see it.
         light_fence();
         if self.space.clock.read().is_awaited() {
             self.notify();
@@ -121,8 +119,7 @@ impl Core {
         })
     }
 
-    /// Refuses a request that does not wait while one of higher priority waits and is not absent
-    /// for too long.
+    /// Refuses a request that does not wait while one of higher priority waits and is not absent.
     #[inline]
     pub(in crate::block) fn check_turn(&self, request: &AllocRequest) -> Result<(), AllocError> {
         if !self.is_awaited() { Ok(()) } else { self.check_queue(request, |other| other > request.priority) }
@@ -193,8 +190,7 @@ impl Core {
     /// Delivers a pending notification, unless another thread has the lock and delivers it.
     fn deliver(&self) {
         loop {
-            // Orders `pending` and the lock here, unlocking and `pending` in the holder: one sees
-            // the other.
+            // By this fence and the one after unlocking, one sees the other's `pending` or lock.
             fence(SeqCst);
             if !self.waiters.pending.load(Relaxed) {
                 return;

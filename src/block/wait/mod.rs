@@ -1,5 +1,4 @@
-//! The wait queue: the order of waiting requests, their turns, and the announcements that wake
-//! them.
+//! The wait queue: the order of waiting requests, their turns, and announcements that wake them.
 //!
 //! The order is: urgent before high before normal; within each, running sequences that reserve
 //! blocks before leases and admissions; then FIFO. Only the head searches; when it succeeds or
@@ -87,7 +86,7 @@
 //! A head that was woken and not polled within the
 //! [patience](crate::block::Core::set_turn_patience) is *passed over*: the signal moves to the next
 //! place. When its future is polled, its place returns in front of all later requests and has a
-//! turn at once. So:
+//! turn at once:
 //!
 //! - a signal is never lost: it is pending until a head takes it while being polled, and a head to
 //!   which it moves is woken;

@@ -52,8 +52,7 @@ impl Blocks {
 }
 
 impl<'a> Waiting<'a> {
-    /// Refuses a request if the counts show that it cannot be met. It is about to share `kept`
-    /// evictable blocks, which it cannot evict.
+    /// Refuses a request that, by the counts, cannot be met while it keeps `kept` evictable blocks.
     pub(crate) fn check_counts(&self, request: &AllocRequest, kept: usize) -> Result<(), AllocError> {
         // Otherwise a search may find frames that are not counted.
         if self.is_sure {
