@@ -41,7 +41,6 @@ fn first(blocks: &[BlockId]) -> &[BlockId] {
 
 #[derive(Default)]
 pub(crate) struct Accounts {
-    /// One entry per reference.
     pub(crate) listed: Vec<BlockId>,
     /// References of owners that record only their number.
     pub(crate) unlisted: usize,

@@ -20,7 +20,6 @@ pub(crate) enum Operation {
     Allocate,
     Append,
     Admit,
-    /// A wait in the queue that ended with blocks.
     Wait,
     Free,
     /// A resize, including a refused one.
@@ -218,7 +217,6 @@ impl Sampler {
         })
     }
 
-    /// Counts an operation, and returns whether to time it.
     #[inline]
     pub(crate) fn is_due(&self, operation: Operation) -> bool {
         let Some(mask) = self.mask else { return false };

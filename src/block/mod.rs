@@ -39,12 +39,11 @@
 //! sees that batch only because its exchange reads from the pin's. If a second lease exists, a
 //! plain store would undo the other release. Models: `loom-tests/tests/unseen.rs`.
 //!
-//! Each reference has one owner: a lease or a sequence's list. A handle owns none.
-//!
 //! # Conservation
 //!
-//! `free in bitmaps + in magazines + in the depot + in the reserve + retired + held + evictable +
-//! owned + null == total`, at every quiescent point. [`Core::audit`] recounts it.
+//! Each reference has one owner: a lease or a sequence's list. A handle owns none. At every
+//! quiescent point, `free in bitmaps + in magazines + in the depot + in the reserve + retired +
+//! held + evictable + owned + null == total`. [`Core::audit`] recounts both.
 
 mod accounts;
 mod allocate;

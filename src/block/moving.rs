@@ -25,8 +25,7 @@
 //!   one in [`Clock::begin`](crate::clock::Clock::begin).
 //! - *Conservation*: destinations, and sources of released blocks, are held until they are freed.
 //!
-//! No thread waits for another. Releases, pins and shares of a moving block are one
-//! compare-exchange as always; a release or pin cancels the move. Models:
+//! No thread waits for another; a release or pin cancels the move. Models:
 //! `loom-tests/tests/moves.rs`, `loom-tests/tests/moved_since.rs`.
 
 use crate::frame::RunList;
@@ -190,8 +189,7 @@ impl Core {
             return Err(MoveCancelled::Taken);
         }
         self.space.hold_frame(to);
-        // Acquire: the bytes written before the seal are visible to the copy. Release: passes that
-        // on to the thread that drops the last reference.
+        // Acquire: the copy sees the bytes written before the seal. Release: passes them on.
         let marked = self.space.table.word(block).fetch_update(AcqRel, Relaxed, |bits| {
             let word = BlockWord::from_bits(bits);
             movable(word, from).ok().map(BlockWord::to_bits)
@@ -200,7 +198,6 @@ impl Core {
             Ok(bits) => {
                 Ok(Moving { block, from, to, generation: BlockWord::from_bits(bits).generation_low() })
             }
-            // Reached by the models in `moves`.
             Err(bits) => {
                 self.space.release_held(to);
                 Err(movable(BlockWord::from_bits(bits), from).err().unwrap_or(MoveCancelled::Released))

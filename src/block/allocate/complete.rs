@@ -73,7 +73,6 @@ impl Core {
         }
         let rest = FrameMask { base: unit, bits: !free.bits };
         if rest.frames().any(|frame| frame.index() >= self.rows()) {
-            // The pool ends inside this unit.
             return 0;
         }
         let blocks: SmallVec<[BlockId; FAN]> =

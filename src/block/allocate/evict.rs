@@ -320,7 +320,6 @@ impl Core {
         evict(self, wanted, &mut |frames| frames.iter().for_each(|&frame| freed.push(frame)))
     }
 
-    /// Evicts, frees and announces up to `wanted` blocks. Returns their number.
     pub(crate) fn evict_free(&self, wanted: usize) -> usize {
         let evicted = if wanted > 0 { self.evict_to_free(wanted, Self::evict_any) } else { 0 };
         if evicted > 0 {

@@ -1,6 +1,6 @@
-//! Allocation for an engine whose ids are frames: of runs, or of frames by name. The blocks are
-//! pinned, see [`release::in_place`](crate::block). Model of claims:
-//! `loom-tests/tests/named_claim.rs`.
+//! Allocation for an engine whose ids are frames: of runs, or by name (model:
+//! `loom-tests/tests/named_claim.rs`). The blocks are pinned, see
+//! [`release::in_place`](crate::block).
 
 use crate::error::{AllocError, FrameError};
 use crate::frame::RunList;

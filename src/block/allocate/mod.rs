@@ -1,5 +1,4 @@
-//! Allocation: the ladder of places that a request searches, eviction, and the reserve. Read
-//! `ladder` first.
+//! Allocation: the ladder that a request climbs, eviction, and the reserve. Read `ladder` first.
 
 mod complete;
 mod evict;

@@ -13,10 +13,10 @@
 //!
 //! `reclaim_debt` is a hint: without consumption since the last slice, a batch's end costs one
 //! load. The swap gives the work to one thread; if lists take more units meanwhile, two slices may
-//! overlap. A batch that ends with a stream of a device runs its slice when it is finished, on the
-//! engine's thread. While no batch begins, [the background task](crate::compact) settles the debt.
-//! It does not run all slices: in a replay of Mooncake's conversations, that raised p99 of an
-//! append from 26 to 31 us and processor time by 5 %. Model: `loom-tests/tests/reclaim.rs`.
+//! overlap. A batch that ends with a stream of a device runs its slice when finished, on the
+//! engine's thread. While no batch begins, [the background task](crate::compact) settles the debt:
+//! if it ran all slices, p99 of an append rose from 26 to 31 us. Model:
+//! `loom-tests/tests/reclaim.rs`.
 
 use crate::config::FAN_LOG2;
 use crate::sync::Ordering::Relaxed;
@@ -51,7 +51,6 @@ impl Core {
         }
     }
 
-    /// Like [`reclaim_slice`](Self::reclaim_slice), up to this watermark.
     #[cold]
     pub(in crate::block) fn settle_reclaim_debt(&self, watermark: usize) -> usize {
         // A prompt that fills the pool exactly stays cached. Reached by `prefix_edges`.

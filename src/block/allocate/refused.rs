@@ -1,5 +1,4 @@
-//! Refusals without a walk: the conditions under which a [stored
-//! result](crate::block::state::Refused) holds.
+//! Refusals without a walk: when a [stored result](crate::block::state::Refused) holds.
 
 use crate::ids::Order;
 

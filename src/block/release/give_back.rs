@@ -1,5 +1,4 @@
-//! The path of freed frames: to magazines or bitmaps, or to a retire list while a batch may see
-//! them.
+//! The path of freed frames: to free lists, or to a retire list while a batch may see them.
 
 use crate::frame::{MagazinePair, RunList};
 use crate::ids::{FrameId, Run};
@@ -141,8 +140,7 @@ impl Core {
                     cache.enter(|local| runs.iter().for_each(|&run| local.retire(&self.space, run, tag)))
                 });
                 if retired.is_none() {
-                    // A visitor is inside, or the thread has no cache. Reached by
-                    // `a_visited_owner_retires_elsewhere`.
+                    // Visited, or without a cache. Reached by `a_visited_owner_retires_elsewhere`.
                     runs.iter().for_each(|&run| self.shared_retire_list.push(run, tag));
                 }
             }

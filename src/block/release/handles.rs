@@ -55,8 +55,8 @@ impl Core {
 
     /// Makes a sealed block writable for its only owner. False: it is shared or moving.
     pub fn reopen(&self, id: BlockId) -> bool {
-        // Acquire: accesses of earlier owners, and the reads of a cancelled copy, happen before our
-        // writes. Release: continues the order for later checks of the word.
+        // Acquire: accesses of earlier owners and cancelled copies happen before our writes.
+        // Release: continues the order for later checks of the word.
         let reopened = self.space.table.word(id).fetch_update(AcqRel, Acquire, |bits| {
             BlockWord::from_bits(bits).reopen().map(BlockWord::to_bits)
         });

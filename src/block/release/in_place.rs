@@ -244,7 +244,6 @@ impl Core {
     }
 }
 
-/// Refuses a list that contains a frame more often than `most` allows.
 pub(in crate::block) fn repeats(frames: &[u32], most: impl Fn(FrameId) -> u32) -> Result<(), FrameError> {
     let mut sorted: Vec<(u32, usize)> = frames.iter().copied().zip(0..).collect();
     sorted.sort_unstable();

@@ -1,5 +1,4 @@
-//! Release: references dropped by their owners, and the path of freed frames. `pass` is the
-//! pipeline of one call; read it first.
+//! Release: references dropped by their owners, and the path of freed frames. Read `pass` first.
 
 mod give_back;
 mod handles;

@@ -1,5 +1,4 @@
-//! One call that releases references: the transitions of the words, then the remaining work at
-//! once.
+//! One call that releases references: first all transitions of words, then the remaining work.
 //!
 //! ```text
 //! fast step     the only reference, of a block that is not cached:  one exchange; the frame is freed

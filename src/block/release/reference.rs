@@ -104,7 +104,6 @@ impl Core {
         }
     }
 
-    /// Reached by the models in `moves`.
     #[cold]
     #[inline(never)]
     fn count_left_to_mover(&self) {

@@ -46,7 +46,6 @@ impl Core {
         self.total.fetch_add(run.len as usize, Relaxed);
     }
 
-    /// Frees the blocks of frames that a shrink removed; the caller owns the frames.
     pub(in crate::block) fn bring_back(&self, run: Run) {
         // Relaxed: growers exclude each other, and the lock orders them after the shrink.
         let rows = self.rows.load(Relaxed) as u32;

@@ -14,8 +14,8 @@
 //! | `held` | frames below `total` that are held, by this shrink or as the destination of a move |
 //!
 //! A block keeps its id, which may be beyond the last frame. The block in a removed frame is free
-//! and held until growth returns the frame. Growth and another shrink are refused meanwhile.
-//! `collect` never waits: frames that are owned, retired, or in a magazine in use count as missing.
+//! and held until growth returns the frame. `collect` never waits: frames that are owned, retired,
+//! or in a magazine in use count as missing.
 
 use crate::error::ShrinkError;
 use crate::frame::Shrink;

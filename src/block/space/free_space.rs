@@ -1,5 +1,5 @@
-//! The free frames of a pool outside of thread caches. Modules below [`Core`](crate::block::Core)
-//! depend on this part of a pool instead of all of it.
+//! The free frames outside of thread caches, on which modules below [`Core`](crate::block::Core)
+//! depend.
 
 use crate::clock::Clock;
 use crate::frame::{Depot, FrameMask, Frames};

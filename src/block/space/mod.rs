@@ -1,6 +1,5 @@
 //! Free frames outside of thread caches: bitmaps, depot, reserve and shared retire list. Read
-//! `free_space` first. This room does not depend on thread caches or the wait queue: [`Announce`]
-//! is how a wake guard reaches the queue.
+//! `free_space` first. Wake guards reach the wait queue by [`Announce`] alone.
 
 mod free_space;
 mod reserve;

@@ -5,15 +5,13 @@
 //!
 //! # Invariants
 //!
-//! - At most `mark` frames are in the reserve: unowned, unseen by batches, and wiped if the pool
-//!   wipes.
+//! - At most `mark` frames are in it: unowned, unseen by batches, and wiped if the pool wipes.
 //! - While it holds fewer, the clock's word is *awaited*: every free takes the slow path, and tops
 //!   it up before any request gets what was freed. A taker sets the bit after taking; the thread
 //!   that clears it re-reads the reserve afterwards (see [`wait`](crate::block::wait)).
 //!
-//! A pool that shrinks [vacates](crate::block::Core::vacate_reserve) the reserve's frames in the
-//! removed region. Contiguous requests do not take from the reserve; where its frames interrupt a
-//! run, others are set aside instead.
+//! A shrink [vacates](crate::block::Core::vacate_reserve) the reserve's frames in its region.
+//! Contiguous requests do not take from the reserve; a run may go through it.
 
 use smallvec::SmallVec;
 

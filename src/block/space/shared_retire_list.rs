@@ -147,7 +147,6 @@ impl SharedRetireList {
 
     fn put(&self, chain: Chain) {
         let (first, last) = (chain.first, chain.last);
-        // The list owns the nodes from here on.
         std::mem::forget(chain);
         if first.is_null() {
             return;
@@ -181,7 +180,6 @@ mod tests {
     fn frames_are_counted_and_none_is_lost_between_threads() {
         const RUNS: u32 = if cfg!(miri) { 40 } else { 20_000 };
         let shared_retire_list = SharedRetireList::default();
-        // The announcement has no receiver.
         let config = BlocksConfig {
             frames: 64,
             frames_max: 64,

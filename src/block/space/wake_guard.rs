@@ -1,5 +1,5 @@
 //! Wake guard: the right to take free frames out of reach of searches, and the duty to announce
-//! them. A request that searches in between finds nothing, and may go to sleep. Each such step
+//! them. A search in between may find nothing, and its request go to sleep. Each such step
 //! therefore requires a [`WakeGuard`]. Dropping it announces, also when the step panics:
 //!
 //! | step | its wake guard is |

@@ -1,7 +1,7 @@
 //! Monotonic counters of allocations, frees, refusals and waits.
 //!
-//! A thread counts in its thread cache, by plain stores; calls without one, and rare events, in the
-//! pool's shared counters. No decision depends on them: Relaxed throughout.
+//! Counts in thread caches are plain stores; calls without a cache, and rare events, are counted in
+//! shared counters. No decision depends on them: Relaxed throughout.
 //!
 //! # Counted references
 //!
@@ -18,8 +18,8 @@
 //! | a block is allocated for a list | 1 | | -1 |
 //! | a list releases the last reference of a block that is not cached | | 1 | 1 |
 //!
-//! Other steps of lists, and evictions, change none. The [audit](crate::Pool::audit) checks the
-//! sum.
+//! The [audit](crate::Pool::audit) checks the sum. Other steps of lists, and evictions, change
+//! none.
 
 use crate::error::AllocError;
 use crate::sync::{Ordering::*, StatisticU64};

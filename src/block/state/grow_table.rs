@@ -64,8 +64,7 @@ impl<B: TablePart> GrowTable<B> {
         let first = self.first.len();
         // `more[k]` has the rows [first * 2^k, first * 2^(k + 1)).
         let log2 = (row / first).ilog2();
-        // SAFETY: made by `grow`, lives as long as `self`. Acquire: pairs with the Release in
-        // `grow`.
+        // SAFETY: made by `grow`, lives as long as `self`. Acquire: pairs with its Release.
         let bucket = unsafe { self.more[log2 as usize].load(Acquire).as_ref() };
         let row = row - (first << log2);
         // The maximum number of frames may truncate the last bucket.

@@ -1,6 +1,5 @@
-//! The state of a pool's blocks, without algorithms: packed words, tables and the wait queue.
-//! Transitions of a word are pure functions; the rooms of [`block`](crate::block) apply them. Every
-//! protocol changes the block word: read `word` first.
+//! The state of a pool's blocks, without algorithms: packed words with their transitions, which are
+//! pure functions, tables and the wait queue. Read `word` first.
 
 mod counters;
 mod grow_table;

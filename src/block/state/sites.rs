@@ -82,7 +82,6 @@ mod debug {
     #[derive(Default)]
     struct Row {
         place: StatisticU64,
-        /// Nanoseconds since the pool was built.
         since: StatisticU64,
         /// One more than the generation.
         generation: StatisticU64,

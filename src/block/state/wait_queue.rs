@@ -11,7 +11,6 @@ use crate::sync::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Mutex, MutexGuar
 
 const TURN_PATIENCE: Duration = Duration::from_millis(100);
 
-/// The queue, and the atomics through which threads without its lock access it.
 pub(in crate::block) struct Waiters {
     pub(in crate::block) queue: Mutex<WaitQueue>,
     /// Whether an announcement has not been delivered to the queue yet.
@@ -43,7 +42,6 @@ pub(in crate::block) type Key = (Reverse<Priority>, Class, u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Class {
     Growth,
-    /// A lease, or a sequence that waits to be admitted.
     Admission,
 }
 
@@ -120,7 +118,6 @@ impl WaitQueue {
         passed
     }
 
-    /// Takes the waker of a head that sleeps, and starts its absence.
     #[must_use = "a head that has a reason to try must be woken"]
     pub(in crate::block) fn wake_head(&mut self, patience: Duration) -> Option<Waker> {
         let mut head = self.places.first_entry()?;

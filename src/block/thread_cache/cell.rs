@@ -1,5 +1,4 @@
-//! A thread cache's cell, and the list of all thread caches of a pool. The list only grows; a new
-//! thread takes over the cache of a thread that has ended.
+//! A thread cache's cell, and the list of all thread caches of a pool, which only grows.
 
 use std::ptr;
 
@@ -70,8 +69,7 @@ pub(in crate::block) struct ThreadCaches {
 
 impl ThreadCaches {
     pub(in crate::block) fn iter(&self) -> impl Iterator<Item = &ThreadCache> {
-        // SAFETY: published caches live as long as the list. Acquire: pairs with the Release in
-        // `take`.
+        // SAFETY: published caches live as long as the list. Acquire: pairs with `take`'s Release.
         let mut next = unsafe { self.head.load(Acquire).as_ref() };
         std::iter::from_fn(move || {
             let thread_cache: &ThreadCache = next?;
@@ -113,8 +111,7 @@ impl ThreadCaches {
         loop {
             thread_cache.next = head;
             let fresh = Box::into_raw(thread_cache);
-            // Release: publishes the cache. Relaxed on failure: only the other head's address is
-            // used.
+            // Release: publishes the cache. Relaxed on failure: uses only the other head's address.
             match self.head.compare_exchange(head, fresh, Release, Relaxed) {
                 // SAFETY: published just now.
                 Ok(_) => return unsafe { &*fresh },

@@ -54,7 +54,6 @@ impl Local {
         self.reclaim_at = self.retire_list.len() + RECLAIM_EVERY;
     }
 
-    /// Gives all free frames back to the bitmaps; returns their number.
     pub(in crate::block) fn surrender(
         &mut self,
         space: &FreeSpace,

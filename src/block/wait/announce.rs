@@ -88,7 +88,6 @@ impl Core {
         counts
     }
 
-    /// Sets how long a woken head may stay unpolled before it is passed over.
     pub(crate) fn set_turn_patience(&self, patience: Duration) {
         let nanos = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
         self.waiters.patience.store(nanos, Relaxed);

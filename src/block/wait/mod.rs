@@ -56,9 +56,8 @@
 //!   it resumes.
 //! - *The slow path*, which ends with `announce`. Either the announcer sees the bit, or the
 //!   waiter's search, which begins after its fence, finds the frame.
-//! - *Into a retire list*. The end of a batch reads `awaited` in the very word by which it ends, so
-//!   it needs no fence. The retirement is also announced: the batch of its tag may have ended
-//!   before.
+//! - *Into a retire list*. The end of a batch reads `awaited` in the very word by which it ends.
+//!   The retirement is also announced: the batch of its tag may have ended before.
 //!
 //! A thread that takes free frames out of reach of searches announces them afterwards, through a
 //! [`WakeGuard`](super::space::WakeGuard). The complete list of announcements:
@@ -85,8 +84,7 @@
 //!
 //! A head that was woken and not polled within the
 //! [patience](crate::block::Core::set_turn_patience) is *passed over*: the signal moves to the next
-//! place. When its future is polled, its place returns in front of all later requests and has a
-//! turn at once:
+//! place. A poll restores its place and its turn:
 //!
 //! - a signal is never lost: it is pending until a head takes it while being polled, and a head to
 //!   which it moves is woken;

@@ -72,7 +72,6 @@ impl<'a> Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    /// Waits until it is this place's turn to try.
     pub(crate) async fn turn(&mut self) {
         if self.has_tried && !self.is_sure {
             // An owner was inside its thread cache. Let it run, and search again.
@@ -191,7 +190,6 @@ impl Pulse<'_> {
             let outcome = work.as_mut().poll(&mut Context::from_waker(&roused));
             let allowed = allowed();
             self.blocks.with_wait_queue(|queue| {
-                // Unless it was woken meanwhile.
                 if queue.places.get(&self.key).is_some_and(|place| place.absent.is_none()) {
                     self.is_absent(queue, allowed);
                 }
