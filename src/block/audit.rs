@@ -295,8 +295,7 @@ impl Core {
         Ok(report)
     }
 
-    /// [Audits](Self::audit) that owned blocks of a frame pool are pinned once; returns their
-    /// number.
+    /// [Audits](Self::audit) that owned blocks of a frame pool are pinned once; counts them.
     pub(crate) fn audit_in_place(&self) -> Result<usize, AuditError> {
         let words = (0..self.rows() as u32).map(|id| self.word(BlockId(id)));
         words.filter(|word| word.is_owned()).try_fold(0, |owned, word| {

@@ -302,8 +302,8 @@ impl Core {
     }
 
     /// Returns the part of [`available_fragmentation`](Self::available_fragmentation) that
-    /// compaction can cure: without units reserved for growth, and 0 while the holes are within
-    /// their limit.
+    /// compaction can cure: 0 while holes are within their limit. Excludes units reserved for
+    /// growth.
     pub fn curable_fragmentation(&self, order: Order) -> f64 {
         let census = self.census(order);
         let (available, in_order) = self.available_in_order(&census);

@@ -107,8 +107,7 @@ impl Drop for Timing<'_> {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LatencyBucket {
-    /// Inclusive upper end of the interval, in ns: at most 1/16 above its lower end, and 2^30 - 1
-    /// at most, for times of a second and more.
+    /// Inclusive upper end in ns, at most 1/16 above the lower end; the last is 2^30 - 1.
     pub up_to_ns: u64,
     /// Number of times in the interval.
     pub count: u64,

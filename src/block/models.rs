@@ -27,8 +27,7 @@ pub fn before_the_turn(blocks: &Blocks, id: BlockId) {
     blocks.space.table.word(id).store(word.before_the_turn().to_bits(), Release);
 }
 
-/// Evicts a block, passes its frame to `used`, and frees it, like an allocation when nothing is
-/// free, but without its search. Returns false if no block could be evicted.
+/// Evicts a block, passes its frame to `used`, and frees it. False: none could be evicted.
 pub fn evict(blocks: &Blocks, mut used: impl FnMut(FrameId)) -> bool {
     let evicted = blocks.evict_some(1, &mut |frames| {
         for &start in frames {

@@ -285,8 +285,7 @@ impl Core {
         }
     }
 
-    /// Calls `f` with each frame in use, unordered. May miss or repeat a block that moves
-    /// meanwhile.
+    /// Calls `f` with each frame in use. May miss or repeat a block that moves meanwhile.
     pub fn for_each_used_frame(&self, f: &mut dyn FnMut(FrameId, FrameUse)) {
         for block in (0..self.rows() as u32).map(BlockId) {
             let word = self.word(block);

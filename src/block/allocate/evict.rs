@@ -65,8 +65,7 @@ impl Core {
         hit.ok().map(|_| !word.is_owned())
     }
 
-    /// Uncaches an owned block; the caller makes the evictor forget it. False: not owned or not
-    /// cached.
+    /// Uncaches an owned block, which the evictor must forget. False: not owned or not cached.
     pub(crate) fn uncache(&self, id: BlockId) -> bool {
         // Acquire and Release: as in `outlive`.
         let uncached = self.space.table.word(id).fetch_update(AcqRel, Relaxed, |bits| {
@@ -211,8 +210,7 @@ impl Core {
         got
     }
 
-    /// Before a refusal: if the evictor finds none, walks over all words to find what it does not
-    /// know.
+    /// Before a refusal: if the evictor finds no block, walks over all words.
     #[cold]
     pub(in crate::block) fn evict_any(&self, wanted: usize, freed: &mut dyn FnMut(&[FrameId])) -> usize {
         if self.knows_no_eviction() {
@@ -277,8 +275,7 @@ impl Core {
         evicted
     }
 
-    /// Evicts and frees unseen blocks whose words are unchanged since their release. The caller
-    /// announces.
+    /// Evicts and frees unseen blocks with unchanged words. The caller announces.
     pub(crate) fn evict_released(&self, blocks: &[Evictable], stays: &mut dyn FnMut(BlockId)) -> usize {
         let (mut freed, mut evicted, oldest) = (RunList::new(), 0, self.space.clock.oldest());
         for &Evictable { id, word } in blocks {

@@ -19,7 +19,7 @@ use super::grab::Grab;
 use crate::block::core::Core;
 use crate::block::request::AllocRequest;
 
-/// Share of the [limit](Core::holes_max), as a shift, above which a list's last partial unit is in
+/// Share of the [limit](Core::holes_max) of holes, as a shift, above which a list's end fills
 /// holes.
 const HOLES_SHIFT: u32 = 2;
 
@@ -61,8 +61,7 @@ pub(crate) fn unit_of(frame: FrameId) -> usize {
 }
 
 impl Core {
-    /// Reserves a unit for a list that ends in it. False: already reserved, or [the
-    /// share](ROOM_SHIFT) is used up.
+    /// Reserves a unit for a list. False: it is reserved, or [the share](ROOM_SHIFT) is used up.
     pub(crate) fn begin_growth_unit(&self, frame: FrameId) -> bool {
         let frames = &self.space.frames;
         let available = frames.free_counted() + self.evictable();

@@ -51,7 +51,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// Like [`allocate`](Self::allocate), for a list or a transfer, which wait for higher
+    /// Like [`allocate`](Self::allocate), for lists and transfers; refused behind higher
     /// priorities.
     pub fn allocate_listed(
         &self,
@@ -408,9 +408,8 @@ impl Core {
         grab.rounds <= ROUNDS && !grab.is_refused && (found == Found::Something || !was_all)
     }
 
-    /// Reclaims all free frames outside of the bitmaps; of thread caches, all or those that report
-    /// frames. (A visit is expensive, but an owner that is inside has not reported yet.) The caller
-    /// must be outside.
+    /// Reclaims all free frames outside of the bitmaps; visits thread caches that report frames, or
+    /// all, because an owner that is inside has not reported yet. The caller must be outside.
     fn take_back(&self, is_all: bool, wake_guard: &WakeGuard<'_>) -> Found {
         let has_frames = |thread_cache: &&ThreadCache| {
             let (cached, retired, _) = thread_cache.mirror();

@@ -32,8 +32,7 @@ impl Core {
         self.vacate_reserve(Run { start: FrameId(0), len: self.total_frames() as u32 });
     }
 
-    /// Allocates a run through the reserve, and sets other frames aside instead. Reached by
-    /// `the_reserve_makes_way_for_a_run`.
+    /// Allocates a run through the reserve. Reached by `the_reserve_makes_way_for_a_run`.
     pub(in crate::block) fn run_through_reserve(
         &self,
         len: u32,

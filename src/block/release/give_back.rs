@@ -69,8 +69,8 @@ impl Blocks {
         }
     }
 
-    /// Pushes free frames to the thread's magazines, or does nothing: if these are full or visited,
-    /// in case of a batch, a waiting request or wiping, or if another pool was used last.
+    /// Pushes free frames to the thread's magazines. Declines, having done nothing, in rare cases:
+    /// full magazines, a visitor, a batch, a waiting request, wiping, another pool used last.
     #[inline(always)]
     pub(super) fn is_pushed(
         &self,
@@ -110,8 +110,7 @@ impl Blocks {
 }
 
 impl Core {
-    /// Gives back and announces frames: to free lists, or to a retire list while a batch may see
-    /// them.
+    /// Gives back and announces frames: to free lists, or while a batch sees them to a retire list.
     pub(super) fn give_back(&self, cache: Option<CountedRef<'_>>, runs: &[Run]) {
         let frames = runs.iter().map(|run| run.len as usize).sum();
         match &cache {

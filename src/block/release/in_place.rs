@@ -183,8 +183,7 @@ impl Core {
         }
     }
 
-    /// Checks that no frame is listed more often than referenced. Returns the number of cached
-    /// entries.
+    /// Checks that no frame is listed more often than referenced; counts the cached entries.
     #[inline]
     fn check_owned(&self, table: TableView<'_>, frames: &[u32]) -> Result<usize, FrameError> {
         let (total, mut cached) = (self.total_frames(), 0);

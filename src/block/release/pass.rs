@@ -94,8 +94,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Drops a reference of a block, which must be in `frame` if given. An error is the unchanged
-    /// word.
+    /// Drops a reference of a block, which must be in `frame` if given; else returns its word.
     #[inline(never)]
     pub(super) fn release(&mut self, id: BlockId, frame: Option<FrameId>) -> Result<(), BlockWord> {
         let (core, counted) = (self.core, &mut self.counted);
@@ -124,8 +123,7 @@ impl<'a> Pass<'a> {
         self.release(id, None).unwrap_or_else(|word| not_the_callers(id, word));
     }
 
-    /// Does the remaining work but for freed frames. Returns whether blocks became evictable, to
-    /// announce.
+    /// Does the remaining work but for freed frames. Returns whether an announcement is due.
     #[inline]
     fn settle(&mut self, listed: usize, tell: impl FnOnce(&[Evictable], Ticket)) -> bool {
         self.core.count_further(listed as isize - self.kept as isize);

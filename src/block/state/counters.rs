@@ -38,8 +38,7 @@ pub struct AllocationCounts {
     pub freed_blocks: u64,
 }
 
-/// Counts of refused requests since the pool was built, by reason. Also counts a request that
-/// waits, unless others were waiting.
+/// Counts of refused requests, by reason. Includes requests that wait, unless others did before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -76,8 +75,7 @@ impl Refusals {
     }
 }
 
-/// Counts of requests that waited. A request in neither of the last two waits, was dropped or
-/// refused.
+/// Counts of requests that waited. One in neither of the last two waits, was dropped or refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -316,8 +316,8 @@ impl BlockWord {
         }
     }
 
-    /// [Releases](Self::release) the only reference, of a block neither moving nor cached. `None`:
-    /// any other word, or a wrap-around.
+    /// [Releases](Self::release) the only reference of a block neither moving nor cached, else
+    /// `None`.
     #[inline]
     pub fn release_only(self) -> Option<Self> {
         let is_only = self.0 & (REFS_MASK | MOVING | CACHED) == ONE_REF;
@@ -424,8 +424,7 @@ impl BlockWord {
         Self(self.0 & GENERATION_MASK | left.0 as u64)
     }
 
-    /// Ends the hold left by the last release. Returns the word, and whether that release wrapped
-    /// the generation around. `None`: not held.
+    /// Ends the hold left by the last release, if any; returns whether that release carries.
     #[inline]
     pub const fn take_left(self) -> Option<(Self, bool)> {
         match self.unhold() {

@@ -44,22 +44,15 @@ impl Core {
     }
 
     /// Begins a batch. Its slot may stand for older tickets at first, and withhold frames that no
-    /// batch sees, so a request that searched at that moment is signalled again.
-    ///
-    /// # Panics
-    ///
-    /// If 65,536 batches are in flight; no batch has begun then.
+    /// batch sees, so a request that searched then is signalled again. Panics if 65,536 are in
+    /// flight.
     pub fn begin_batch(&self) -> InFlight {
         let batch = self.space.clock.begin();
         self.announce();
         batch
     }
 
-    /// Ends a batch, and announces the frames that it withheld.
-    ///
-    /// # Panics
-    ///
-    /// If the batch belongs to another pool.
+    /// Ends a batch, and announces the frames that it withheld. Panics if it is of another pool.
     pub fn end_batch(&self, batch: InFlight) {
         if self.space.clock.end(batch) {
             self.notify();
