@@ -1,7 +1,5 @@
 //! Cache handles: how a thread finds its thread cache, through a thread-local.
 //!
-//! # Lifetimes
-//!
 //! ```text
 //! Lease ── Arc<KeepAlive> ── Blocks ── thread caches           thread-local ── CacheHandle ── Arc<KeepAlive>
 //! ```
@@ -10,8 +8,6 @@
 //! only that thread's leases change: an `Arc` of the pool per lease would contend. The thread-local
 //! never keeps the storage alive; it drops its cache handle when the thread ends, or opens a cache
 //! in another pool after this one was closed.
-//!
-//! # User code
 //!
 //! The slow paths run user code, which may drop the last reference to the pool and open a cache in
 //! another one. If the thread then gave up its cache here, two threads could enter one cell. So a

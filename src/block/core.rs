@@ -79,7 +79,6 @@ pub struct Core {
     pub(in crate::block) tag: PoolTag,
     /// Number of frames, so that the common path does not read the directory.
     pub(in crate::block) total: AtomicUsize,
-    /// Highest number of frames so far. Every id is below it.
     pub(in crate::block) rows: AtomicUsize,
     pub(in crate::block) evictor: Option<Box<dyn Evictor>>,
     pub(in crate::block) evictable: CachePadded<AtomicUsize>,

@@ -76,14 +76,13 @@ impl Core {
 
     #[inline]
     pub(in crate::block) fn count_evictable(&self, blocks: usize) {
-        // Relaxed: a statistic. A thread that sees a release also sees the count before it.
+        // Relaxed, here and below: a statistic. A thread that sees a release also sees the count before it.
         self.evictable.fetch_add(blocks, Relaxed);
     }
 
     #[inline]
     pub(crate) fn count_not_evictable(&self, evictable: usize) {
         if evictable > 0 {
-            // Relaxed: a statistic.
             self.evictable.fetch_sub(evictable, Relaxed);
         }
     }

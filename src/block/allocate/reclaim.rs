@@ -2,8 +2,6 @@
 //! so a list that needs hundreds of blocks would evict as many first. Instead, the ends of batches
 //! and sequences evict in small slices, up to a watermark of free frames in whole units.
 //!
-//! # Protocol
-//!
 //! ```text
 //! list     took whole units:  reclaim_debt += their frames
 //! slice    reclaim_debt: swap 0, was above 0;  some block is evictable;  below the watermark
@@ -35,7 +33,7 @@ impl Core {
     #[inline]
     pub(super) fn took_units(&self, frames: usize) {
         if frames > 0 && self.evictor.is_some() {
-            // Relaxed: a hint.
+            // Relaxed, here and below: a hint.
             self.reclaim_debt.fetch_add(frames, Relaxed);
         }
     }
@@ -43,7 +41,6 @@ impl Core {
     /// Evicts a slice of blocks if lists took whole units since the last one and too few are left.
     #[inline]
     pub(crate) fn reclaim_slice(&self) -> usize {
-        // Relaxed: a hint.
         if self.reclaim_debt.load(Relaxed) > 0 && self.has_units() {
             self.settle_reclaim_debt(WATERMARK_MAX.min(self.total() >> WATERMARK_SHIFT))
         } else {

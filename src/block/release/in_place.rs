@@ -149,7 +149,7 @@ fn release_run(table: TableView<'_>, run: Run) -> u32 {
 
 #[inline(never)]
 fn is_only_run(table: TableView<'_>, run: Run) -> bool {
-    // Acquire: as in `word`.
+    // Acquire, here and below: as in `word`.
     let word = |row: Row<'_>| BlockWord::from_bits(row.word.load(Acquire));
     table.visit_run(run, |frame, _, row| word(row).is_only_in(frame)) == run.len
 }
@@ -191,7 +191,6 @@ impl Core {
             if frame as usize >= total {
                 return Err(self.why_not_owned(index, frame));
             }
-            // Acquire: as in `word`.
             let atomic = table.row(table.block_at(FrameId(frame))).word;
             let word = BlockWord::from_bits(atomic.load(Acquire));
             if !word.is_owned() || word.frame().0 != frame {

@@ -5,8 +5,6 @@
 //!                                                                                  └─ drop: all of it back
 //! ```
 //!
-//! # Numbers
-//!
 //! | number | meaning |
 //! |---|---|
 //! | `total` | current number of frames |

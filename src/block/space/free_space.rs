@@ -186,7 +186,6 @@ impl FreeSpace {
         let wiped = caught(|| scrub.wipe(run)).is_some();
         if !wiped {
             run.frames().for_each(|frame| self.hold_frame(frame));
-            // Relaxed: a statistic.
             self.unwiped.fetch_add(run.len as usize, Relaxed);
         }
         wiped
@@ -197,7 +196,6 @@ impl FreeSpace {
             run.frames().for_each(|frame| self.unhold_frame(frame));
             self.free_wiped(run);
         } else {
-            // Relaxed: a statistic.
             self.unwiped.fetch_add(run.len as usize, Relaxed);
         }
     }

@@ -3,8 +3,6 @@
 //! They are in no bitmap and no magazine, so no other request finds them. An urgent request takes
 //! them after all other steps of the allocation.
 //!
-//! # Invariants
-//!
 //! - At most `mark` frames are in it: unowned, unseen by batches, and wiped if the pool wipes.
 //! - While it holds fewer, the clock's word is *awaited*: every free takes the slow path, and tops
 //!   it up before any request gets what was freed. A taker sets the bit after taking; the thread

@@ -316,8 +316,8 @@ impl BlockWord {
         }
     }
 
-    /// [Releases](Self::release) the only reference of a block neither moving nor cached, else
-    /// `None`.
+    /// [Releases](Self::release) the only reference of a block neither moving nor cached. `None`:
+    /// any other word, or a wrap-around.
     #[inline]
     pub fn release_only(self) -> Option<Self> {
         let is_only = self.0 & (REFS_MASK | MOVING | CACHED) == ONE_REF;

@@ -69,9 +69,8 @@
 //! | a free on the slow path, of a sequence or a lease | `Core::give_back` |
 //! | an allocation on the slow path: frames in transit in a split or a walk, reclaimed from other threads, or returned by a request that failed | `Core::allocate_into`, `Waiting::allocate` |
 //! | magazines are flushed: `flush`, the end of a thread, its use of another pool after this one was closed | `CacheHandle` |
-//! | a trim, or an audit | `Core::trim`, `audit` |
 //! | the shared retire list is sifted: by the background task, at the end of a batch | `Core::reclaim_retired` |
-//! | the pool grows | `Core::grow` |
+//! | a trim, or an audit; the pool grows | `Core::trim`, `audit`, `grow` |
 //! | moves end: vacated frames, unused destinations | [`Wave`](crate::block::Wave) |
 //! | a shrink collects free frames, gives them back, or commits, so that some requests can no longer be met | [`Shrinking`](crate::block::Shrinking) |
 //! | a batch ends; or it begins, and its slot no longer stands for tickets before its own | `Core::end_batch`, `begin_batch` |
