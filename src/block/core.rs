@@ -396,7 +396,8 @@ impl Core {
     }
 }
 
-/// Orders evictions. Called inside releases and allocations: must neither block nor panic.
+/// Finds and orders evictable blocks. Called inside releases and allocations: must not block or
+/// panic.
 pub trait Evictor: Send + Sync {
     /// Prepares for block ids below `rows`.
     fn grow(&self, core: &Core, rows: usize);

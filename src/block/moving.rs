@@ -71,7 +71,8 @@ struct Moving {
     generation: u64,
 }
 
-/// Blocks that move together. The caller copies the bytes and then [publishes](Self::publish) them.
+/// Blocks that move together, with their destinations held. The caller copies the bytes and then
+/// [publishes](Self::publish) them.
 #[must_use = "a wave that is dropped moves nothing"]
 pub struct Wave {
     blocks: Blocks,
@@ -189,7 +190,8 @@ impl Core {
             return Err(MoveCancelled::Taken);
         }
         self.space.hold_frame(to);
-        // Acquire: the copy sees the bytes written before the seal. Release: passes them on.
+        // Acquire: the copy sees the bytes written before the seal. Release: extends this order to
+        // the thread that drops the last reference.
         let marked = self.space.table.word(block).fetch_update(AcqRel, Relaxed, |bits| {
             let word = BlockWord::from_bits(bits);
             movable(word, from).ok().map(BlockWord::to_bits)

@@ -30,7 +30,7 @@ const HOLES_POOL_SHIFT: u32 = 6;
 /// fewer, lists go into holes, and are evicted as holes later.
 const HOLES_CACHE_SHIFT: u32 = 3;
 
-/// Minimum of the limit in larger pools, where no more lists grow at a time.
+/// Minimum of the limit in larger pools: the number of growing lists does not scale with the pool.
 const HOLES_MIN: usize = 1_280;
 
 /// The limit in a fully owned pool, as a shift of the owned frames. It falls with the owned share:

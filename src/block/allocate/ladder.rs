@@ -51,8 +51,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// Like [`allocate`](Self::allocate), for lists and transfers; refused behind higher
-    /// priorities.
+    /// Like [`allocate`](Self::allocate), for a list or transfer; refused while a higher priority
+    /// waits.
     pub fn allocate_listed(
         &self,
         request: &AllocRequest,

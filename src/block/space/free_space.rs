@@ -164,7 +164,8 @@ impl FreeSpace {
     }
 
     /// Wipes free frames of the caller, if the pool wipes. False: only begun, or failed and held
-    /// permanently. Does not panic, because destructors free frames. Reached by `storage_faults`.
+    /// permanently. Does not propagate panics: destructors free frames. Reached by
+    /// `storage_faults`.
     #[inline]
     #[must_use = "frames that were not wiped must not be handed out"]
     pub(in crate::block) fn wipe(&self, run: Run) -> bool {

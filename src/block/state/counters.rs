@@ -38,7 +38,7 @@ pub struct AllocationCounts {
     pub freed_blocks: u64,
 }
 
-/// Counts of refused requests, by reason. Includes requests that wait, unless others did before.
+/// Counts of refusals, by reason. A request that then waits counts, unless others waited already.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -75,7 +75,8 @@ impl Refusals {
     }
 }
 
-/// Counts of requests that waited. One in neither of the last two waits, was dropped or refused.
+/// Counts of requests that waited in the queue. A request in neither of the last two is waiting,
+/// was dropped, or was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

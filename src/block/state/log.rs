@@ -154,7 +154,8 @@ impl MoveLog {
 
     #[inline]
     pub(in crate::block) fn count(&self) -> MoveCount {
-        // Acquire: pairs with the Release in `append`: later reads see words of all counted moves.
+        // Acquire: pairs with the Release in `append`: words read later are as new as counted
+        // moves.
         MoveCount(self.head.load(Acquire))
     }
 

@@ -182,7 +182,7 @@ impl Core {
     /// Delivers a pending notification, unless another thread has the lock and delivers it.
     fn deliver(&self) {
         loop {
-            // By this fence and the one after unlocking, one sees the other's `pending` or lock.
+            // Pairs with the fence after an unlock: we take the lock, or its holder sees `pending`.
             fence(SeqCst);
             if !self.waiters.pending.load(Relaxed) {
                 return;

@@ -37,7 +37,7 @@
 //! wait:      enter the queue, word |= awaited, head => signal;  heavy_fence
 //! turn:      passed => back into its place, and if that is the head's, signal;  look after the queue
 //!            head and signal => signal := 0, go;  else leave a waker, sleep
-//! try:       search everywhere;  success => leave the queue;  met an owner inside its thread cache => signal, yield;  else sleep
+//! try:       search everywhere;  success => leave the queue;  an owner inside its thread cache => signal, yield;  else sleep
 //! leave:     the next head: signal, wake;  queue empty and reserve full => word &= !awaited;  reserve short after all => |=
 //! look after the queue:  signal, and the head absent for too long, and another behind it => head to `passed`, wake the next
 //! announce:  (freed frames are where searches find them);  light_fence;  word.awaited => top up the reserve, notify
