@@ -1,6 +1,5 @@
-//! Resizing: pools that grow and shrink while they are in use. Read `shrink` first: it defines the
-//! counts. A shrink does not move blocks itself: the [`compact`](crate::compact) floor moves them
-//! out of its region. Growth and shrinks exclude each other; all other operations continue.
+//! Resizing: pools that grow and shrink in use. Read `shrink` first. A shrink does not move blocks
+//! itself: the [`compact`](crate::compact) floor does. Growth and shrinks exclude each other.
 
 mod grow;
 mod shrink;

@@ -34,7 +34,6 @@ impl Reserve {
         Self { stock: Stock::new(mark), mark, held: AtomicUsize::new(0) }
     }
 
-    /// Returns the intended number of frames.
     #[inline]
     pub(in crate::block) fn mark(&self) -> usize {
         self.mark

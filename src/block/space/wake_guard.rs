@@ -18,7 +18,6 @@ pub(in crate::block) trait Announce {
     fn announce(&self);
 }
 
-/// Proof that an announcement follows; dropping it announces.
 #[must_use = "dropping it announces: keep it until the frames are where a search finds them"]
 pub(in crate::block) struct WakeGuard<'a, A: Announce>(&'a A);
 

@@ -13,7 +13,6 @@ const TURN_PATIENCE: Duration = Duration::from_millis(100);
 
 pub(in crate::block) struct Waiters {
     pub(in crate::block) queue: Mutex<WaitQueue>,
-    /// Whether an announcement has not been delivered to the queue yet.
     pub(in crate::block) pending: AtomicBool,
     pub(in crate::block) count: AtomicUsize,
     /// The highest priority in the queue, plus one; 0 if empty. Written under the lock.

@@ -26,7 +26,6 @@ unsafe impl Sync for ThreadCache {}
 unsafe impl Send for ThreadCache {}
 
 impl ThreadCache {
-    /// Runs `f` on the contents unless the owner is inside.
     pub(in crate::block) fn visit<R>(&self, f: impl FnOnce(&mut Local) -> R) -> Option<R> {
         self.cell.visit(|local| self.mirrored(local, f))
     }

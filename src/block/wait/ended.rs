@@ -1,4 +1,5 @@
-//! A future that waits for the end of batches, and keeps their pool alive meanwhile.
+//! A future, for any runtime, that waits for the end of batches and keeps their pool alive
+//! meanwhile.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -7,7 +8,6 @@ use crate::block::core::Blocks;
 use crate::clock::{BatchSet, EndPlace, SetState};
 use crate::ids::Ticket;
 
-/// Completes when all batches of a set have ended. Independent of the runtime.
 #[must_use = "futures do nothing unless they are polled"]
 pub(crate) struct BatchesEnd {
     blocks: Blocks,

@@ -1,4 +1,4 @@
-//! A request's place in the queue.
+//! A request's place in the queue. Dropping it leaves the queue and passes on the turn.
 
 use std::cmp::Reverse;
 use std::future::poll_fn;
@@ -17,7 +17,6 @@ use crate::block::latency::Operation;
 use crate::block::request::AllocRequest;
 use crate::block::state::{Absence, Class, Key, QueuePlace, WaitQueue};
 
-/// A place in the queue. Dropping it leaves the queue and passes on the turn.
 #[must_use = "dropping the place leaves the queue"]
 pub(crate) struct Waiting<'a> {
     blocks: &'a Blocks,
