@@ -1,5 +1,4 @@
-//! A future, for any runtime, that waits for the end of batches and keeps their pool alive
-//! meanwhile.
+//! A future that waits for the end of batches, on any runtime, and keeps their pool alive.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
