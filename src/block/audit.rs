@@ -14,10 +14,9 @@ use super::counts::Counts;
 use super::state::{Noted, SourcePlace};
 use super::thread_cache::{Local, ThreadCache};
 
-/// Number of walks that must find a contradiction.
 const WALKS: usize = 3;
 
-/// Places in which an audit found the frames.
+/// Number of frames that an audit found in each place.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -26,7 +25,7 @@ pub struct AuditReport {
     pub total: usize,
     /// Frames that are free in the bitmaps.
     pub in_bitmap: usize,
-    /// The part of [`in_bitmap`](Self::in_bitmap) that sequences reserve for their growth.
+    /// Part of [`in_bitmap`](Self::in_bitmap) that sequences reserve for their growth.
     pub reserved_for_growth: usize,
     /// Frames that are free in magazines and in the depot.
     pub in_magazines: usize,
@@ -34,7 +33,7 @@ pub struct AuditReport {
     pub retired: usize,
     /// Held frames.
     pub held: usize,
-    /// The part of [`held`](Self::held) that could not be wiped.
+    /// Part of [`held`](Self::held) that could not be wiped.
     #[cfg_attr(feature = "serde", serde(default))]
     pub unwiped: usize,
     /// Free frames that are set aside for urgent requests.
@@ -56,8 +55,7 @@ pub enum AuditError {
     /// A thread was allocating or freeing, so the counters cannot be compared.
     #[error("a thread is using the pool; audit it while none does")]
     Busy,
-    /// The system refuses this thread the fence that visits to thread caches need. Audit from
-    /// another thread.
+    /// The kernel denies this thread the fence that visits need. Audit from another thread.
     #[error("the system refuses this thread membarrier(2), which visits to other threads' caches need")]
     FenceRefused,
     /// The bitmaps contradict themselves.
@@ -68,9 +66,9 @@ pub enum AuditError {
     Doubled {
         /// The frame.
         frame: FrameId,
-        /// FramePlace where it was found first.
+        /// Place where it was found first.
         first: FramePlace,
-        /// FramePlace where it was found next.
+        /// Place where it was found next.
         second: FramePlace,
     },
     /// A free frame is in no free list.
@@ -115,7 +113,7 @@ pub enum AuditError {
         /// Number of pins.
         pins: u32,
     },
-    /// A block of a frame pool is not cached, and has hashes.
+    /// A block of a frame pool has hashes but is not cached.
     #[error("block {block} is not cached, and has hashes")]
     StrayHash {
         /// The block.
@@ -134,7 +132,7 @@ pub enum AuditError {
     },
 }
 
-/// FramePlace of a frame.
+/// Place of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum FramePlace {
@@ -174,7 +172,6 @@ impl std::fmt::Display for FramePlace {
     }
 }
 
-/// The place in which each frame was found.
 struct Ledger {
     seen: Vec<Option<FramePlace>>,
     outcome: Result<(), AuditError>,
@@ -208,18 +205,14 @@ fn visited(thread_cache: &ThreadCache, f: impl FnOnce(&mut Local)) -> Result<(),
 }
 
 impl Core {
-    /// Recounts everything: each frame is in exactly one place, blocks and frames name each other,
-    /// and the counters agree. Must be called while no thread allocates or frees; leases and
-    /// batches may be open.
-    ///
-    /// A thread that ends empties its cache after the end of its [scope](std::thread::scope), when
-    /// a walk can miss frames. So a contradiction counts only if every walk of a few finds one.
+    /// Recounts everything: each frame is in one place, blocks and frames name each other, and the
+    /// counters agree. Must be called while no thread allocates or frees; leases and batches may be
+    /// open. Repeats a walk that finds a contradiction: a thread that ends empties its cache late.
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
         self.confirmed(|| self.walk())
     }
 
-    /// Checks that each reference has an owner; `accounts` asks the owners. See
-    /// [`audit`](Self::audit).
+    /// [Audits](Self::audit) that each reference has an owner.
     pub(crate) fn audit_owners(&self, accounts: impl Fn() -> Accounts) -> Result<(), AuditError> {
         self.confirmed(|| {
             let (before, Accounts { listed, unlisted, lists_shared }) = (self.sum_counts(), accounts());
@@ -302,8 +295,7 @@ impl Core {
         Ok(report)
     }
 
-    /// Checks that all owned blocks are pinned once, as in a pool whose ids are frames; returns
-    /// their number. See [`audit`](Self::audit).
+    /// [Audits](Self::audit) that owned blocks of a frame pool are pinned once; counts them.
     pub(crate) fn audit_in_place(&self) -> Result<usize, AuditError> {
         let words = (0..self.rows() as u32).map(|id| self.word(BlockId(id)));
         words.filter(|word| word.is_owned()).try_fold(0, |owned, word| {
@@ -380,7 +372,7 @@ impl Core {
         let found = Counts {
             total: report.total - self.config.has_null_block as usize,
             in_bitmap: report.in_bitmap,
-            // The counters count retired frames that no batch sees any more as free.
+            // The counters count retired frames that no batch sees as free.
             in_magazines: report.in_magazines + report.retired - counted.retired.min(report.retired),
             retired: counted.retired.min(report.retired),
             held: report.held,

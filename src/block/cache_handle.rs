@@ -1,23 +1,17 @@
 //! Cache handles: how a thread finds its thread cache, through a thread-local.
 //!
-//! # Lifetimes
-//!
 //! ```text
 //! Lease ── Arc<KeepAlive> ── Blocks ── thread caches           thread-local ── CacheHandle ── Arc<KeepAlive>
 //! ```
 //!
 //! An owned lease keeps the blocks' metadata alive through its thread's [`KeepAlive`], whose count
-//! only that thread's leases touch: cloning one `Arc` of the whole pool for each lease would put a
-//! cache line that all threads write on the hot path. A thread-local also keeps metadata alive, but
-//! never the storage; it drops its cache handle when the thread ends, or opens a cache in another
-//! pool after this one was closed.
-//!
-//! # User code
+//! only that thread's leases change: an `Arc` of the pool per lease would contend. The thread-local
+//! never keeps the storage alive; it drops its cache handle when the thread ends, or opens a cache
+//! in another pool after this one was closed.
 //!
 //! The slow paths run user code, which may drop the last reference to the pool and open a cache in
-//! another one. If the thread gave up its cache here, two threads could enter one cell. So a thread
-//! gives up caches only outside of [counted](CacheRef::counted) calls, and a [`CountedRef`] exists
-//! only inside of one.
+//! another one. If the thread then gave up its cache here, two threads could enter one cell. So a
+//! thread gives up caches only outside of [counted](CacheRef::counted) calls.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -27,8 +21,7 @@ use crate::sync::{Arc, thread_local, thread_local_const};
 use super::core::{Blocks, Core};
 use super::thread_cache::{CacheRef, CountedRef, ThreadCache, ThreadUses};
 
-/// Keeps a pool's blocks alive for the leases of one thread, whose reference count no other thread
-/// uses.
+/// Keeps a pool's blocks alive for the leases of one thread, the only user of this reference count.
 pub struct KeepAlive(Blocks);
 
 impl KeepAlive {
@@ -39,7 +32,6 @@ impl KeepAlive {
     }
 }
 
-/// Ownership of a thread cache.
 struct CacheHandle {
     keep_alive: Arc<KeepAlive>,
     thread_cache: *const ThreadCache,
@@ -61,8 +53,7 @@ impl CacheHandle {
 
     fn flush(&self) {
         let core: &Core = &self.keep_alive.0;
-        // A search reads the bitmaps first and then visits the thread cache: in between, all frames
-        // can pass from the second to the first. So they are announced.
+        // A search that has read the bitmaps may miss frames that move there.
         let wake_guard = core.wake_guard();
         // A visitor that is inside empties it itself.
         self.cache().counted(|cache| cache.enter(|local| local.surrender(&core.space, &wake_guard)));
@@ -85,7 +76,6 @@ thread_local_const! {
 }
 
 thread_local! {
-    /// Cache handles of all pools that the thread has used.
     static CACHE_HANDLES: RefCell<CacheHandles> = RefCell::new(CacheHandles::default());
 }
 
@@ -105,9 +95,8 @@ impl Blocks {
     pub(super) fn with_thread_cache<R>(&self, f: impl FnOnce(Option<CountedRef<'_>>) -> R) -> R {
         match self.thread_entry() {
             Some((_, thread_cache, _)) => {
-                // SAFETY: the thread's list keeps the thread cache's pool alive, and the thread
-                // cache is this thread's until it is given up, which does not happen while we are
-                // counted.
+                // SAFETY: the thread's list keeps the pool alive, and the thread cache is this
+                // thread's until it is given up, which does not happen while we are counted.
                 unsafe { CacheRef::new(&*thread_cache) }.counted(|cache| f(Some(cache)))
             }
             None => f(None),
@@ -119,8 +108,7 @@ impl Blocks {
     pub(crate) fn keep_alive(&self) -> Arc<KeepAlive> {
         match self.thread_entry() {
             Some((_, _, keep_alive)) => {
-                // SAFETY: the pointer came from `Arc::as_ptr`, and the thread's list holds a
-                // reference.
+                // SAFETY: the pointer came from `Arc::as_ptr`; the thread's list holds a reference.
                 unsafe {
                     Arc::increment_strong_count(keep_alive);
                     Arc::from_raw(keep_alive)
@@ -145,8 +133,7 @@ impl Blocks {
                 // No address is reused while the list holds its pool, so no entry can be mistaken.
                 let known = handles.iter().position(|at| at.keep_alive.0.core_ptr() == self.core_ptr());
                 let at = known.unwrap_or_else(|| {
-                    // The pool used last may be dropped here, and its address be reused before we
-                    // are done.
+                    // The pool used last may be dropped here, and its address reused.
                     RECENT.with(|recent| recent.set(NOWHERE));
                     // Reached by `no_users_code_takes_a_thread_cache_from_under_its_thread`.
                     if ThreadUses::is_out() {
@@ -169,12 +156,10 @@ impl Core {
     #[inline]
     pub(super) fn recent_thread_cache(&self) -> Option<CacheRef<'_>> {
         let (pool, thread_cache, _) = RECENT.try_with(Cell::get).ok()?;
-        // SAFETY: as in `with_thread_cache`; the thread gives up no thread cache before it runs
-        // other code.
+        // SAFETY: as in `with_thread_cache`; no cache is given up before other code runs.
         ptr::eq(pool, self).then(|| unsafe { CacheRef::new(&*thread_cache) })
     }
 
-    /// Adds to the [further references](super::state) of leases.
     #[inline]
     pub(crate) fn count_further(&self, references: isize) {
         match self.recent_thread_cache() {
@@ -185,7 +170,7 @@ impl Core {
     }
 }
 
-/// Gives the thread's magazines back to their pools; for a thread that is about to park for long.
+/// Returns the thread's magazines to their pools; for a thread that is about to park for long.
 pub fn flush_thread() {
     let _ = CACHE_HANDLES.try_with(|handles| {
         let Ok(handles) = handles.try_borrow() else { return };

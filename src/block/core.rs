@@ -69,8 +69,6 @@ pub struct Core {
     pub(in crate::block) space: FreeSpace,
     watch: Watch,
     pub(in crate::block) thread_caches: ThreadCaches,
-    /// Retired frames of threads that could not enter their thread cache. On its own cache line,
-    /// like everything that a mover writes.
     pub(in crate::block) shared_retire_list: CachePadded<SharedRetireList>,
     pub(in crate::block) moves: CachePadded<MoveLog>,
     pub(in crate::block) waiters: Waiters,
@@ -81,19 +79,17 @@ pub struct Core {
     pub(in crate::block) tag: PoolTag,
     /// Number of frames, so that the common path does not read the directory.
     pub(in crate::block) total: AtomicUsize,
-    /// Highest number of frames so far. Every id is below it.
     pub(in crate::block) rows: AtomicUsize,
-    /// Orders the evictable blocks, if the pool caches.
     pub(in crate::block) evictor: Option<Box<dyn Evictor>>,
     pub(in crate::block) evictable: CachePadded<AtomicUsize>,
-    /// Frames of whole units that lists took since the last slice of [reclaim](super::allocate).
+    /// Frames of whole units that lists took since the last [reclaim](super::allocate) slice.
     pub(in crate::block) reclaim_debt: CachePadded<AtomicUsize>,
-    /// Frames in all thread caches, as last summed, and for how many calls that serves.
+    /// Last sum of the frames in all thread caches, and for how many further calls it is used.
     pub(in crate::block) in_thread_caches: AtomicUsize,
     pub(in crate::block) sum_serves: AtomicUsize,
     pub(in crate::block) windows: AtomicUsize,
     pub(in crate::block) refused: CachePadded<Refused>,
-    /// Set when the pool is gone; threads drop their cache at their next slow lookup.
+    /// Threads drop their cache of a closed pool at their next slow lookup.
     closed: AtomicBool,
 }
 
@@ -104,13 +100,12 @@ impl Blocks {
         WeakBlocks(Arc::downgrade(&self.0))
     }
 
-    /// Creates a pool with all blocks free. `scrub` gets each freed frame once no batch sees it.
-    /// Panics if the configuration is invalid; the pool's builder validates it first.
+    /// Creates a pool with all blocks free. Panics if the configuration is invalid.
     pub fn new(config: BlocksConfig, scrub: Option<Box<dyn Scrub>>) -> Self {
         Self::with_evictor(config, scrub, None)
     }
 
-    /// As [`new`](Self::new), with an evictor for cached blocks.
+    /// Like [`new`](Self::new), with an evictor for cached blocks.
     pub fn with_evictor(
         config: BlocksConfig,
         scrub: Option<Box<dyn Scrub>>,
@@ -165,7 +160,7 @@ impl Blocks {
 }
 
 impl Core {
-    /// Returns the number of blocks that can be handed out: all but the null block.
+    /// Returns the number of allocatable blocks: all but the null block.
     #[inline]
     pub fn total(&self) -> usize {
         self.total.load(Relaxed) - self.config.has_null_block as usize
@@ -178,7 +173,7 @@ impl Core {
         self.total.load(Relaxed)
     }
 
-    /// Returns the number of rows of the table: every block's id is below it.
+    /// Returns the number of rows of the table. Every block's id is below it.
     #[inline]
     pub fn rows(&self) -> usize {
         // Acquire: pairs with the Release in `count_grown`, so that these rows exist.
@@ -216,7 +211,7 @@ impl Core {
         self.space.unwiped()
     }
 
-    /// Ends a deferred wipe of held frames: frees them, or holds them for good if it failed.
+    /// Ends a deferred wipe of held frames: frees them, or holds them permanently if it failed.
     pub fn wiped(&self, run: Run, is_wiped: bool) {
         self.space.end_wipe(run, is_wiped);
         self.announce();
@@ -227,8 +222,7 @@ impl Core {
         ids.into_iter().for_each(|id| self.sites.note(what, id, self.handle(id).generation, site));
     }
 
-    /// Returns the place that allocated or pinned an owned block, if known, as never in release
-    /// builds.
+    /// Returns the place that allocated or pinned an owned block; `None` in release builds.
     pub(crate) fn site(&self, what: Noted, id: BlockId) -> Option<Note> {
         self.sites.read(what, id, self.handle(id).generation)
     }
@@ -243,17 +237,16 @@ impl Core {
         &self.space.clock
     }
 
-    /// Returns the oldest batch in flight; its age is [as observed](crate::clock::Watch).
+    /// Returns the oldest batch in flight, with its age [as observed](crate::clock::Watch).
     pub fn oldest_batch(&self) -> Option<OldestBatch> {
         let ticket = self.space.clock.oldest_in_flight()?;
         Some(OldestBatch::new(ticket, self.watch.age(ticket)))
     }
 
-    /// Returns a block's word at this moment.
+    /// Returns a block's current word.
     #[inline]
     pub fn word(&self, id: BlockId) -> BlockWord {
-        // Acquire: pairs with the Release of the last change of the word, so that the data of this
-        // generation of the block is visible.
+        // Acquire: pairs with the Release of the last change: this generation's data is visible.
         BlockWord::from_bits(self.space.table.word(id).load(Acquire))
     }
 
@@ -262,7 +255,7 @@ impl Core {
         prefetch(self.space.table.word(id));
     }
 
-    /// Returns the frame with a block's bytes. It holds while the caller's batch is in flight.
+    /// Returns the frame of a block. It remains valid while the caller's batch is in flight.
     #[inline]
     pub fn frame(&self, id: BlockId) -> FrameId {
         self.word(id).frame()
@@ -279,13 +272,13 @@ impl Core {
         BlockHandle { id, pool: self.tag, generation }
     }
 
-    /// Returns the number of threads that have a cache here. A thread leaves when its destructors
-    /// run, which is after the end of a [scope](std::thread::scope): an audit must wait for it.
+    /// Returns the number of threads with a cache here. A thread leaves when its destructors run,
+    /// after the end of a [scope](std::thread::scope).
     pub fn thread_caches_in_use(&self) -> usize {
         self.thread_caches.in_use()
     }
 
-    /// Returns the free frames, for tests that hold some back.
+    /// Returns the free frames, for tests that withhold some.
     #[cfg(feature = "internals")]
     pub fn frames(&self) -> &Frames {
         &self.space.frames
@@ -296,21 +289,20 @@ impl Core {
         self.space.frames.census(order)
     }
 
-    /// Returns the fragmentation rate, from 0 to 1: of the free aligned runs of `2^order` frames
-    /// that would exist if all blocks were packed, the share that does not. Frames in magazines are
-    /// free and part of no run. Walks the bitmaps.
+    /// Returns the share, from 0 to 1, of the aligned runs of `2^order` frames that would be free
+    /// if all blocks were packed and are not. Frames in magazines are in no run. Walks the bitmaps.
     pub fn fragmentation(&self, order: Order) -> f64 {
         self.rate(&self.census(order))
     }
 
-    /// As [`fragmentation`](Self::fragmentation), from a census.
+    /// Like [`fragmentation`](Self::fragmentation), from a census.
     pub fn rate(&self, census: &Census) -> f64 {
         self.rate_of(census.free, census.free_in_order, census.order)
     }
 
-    /// Returns the part of the [rate over free and evictable frames](Self::available_fragmentation)
-    /// that compaction can cure. Free frames of units reserved for growth do not count, and it is 0
-    /// while no more frames are outside of runs than lists may leave there.
+    /// Returns the part of [`available_fragmentation`](Self::available_fragmentation) that
+    /// compaction can cure: 0 while holes are within their limit. Excludes units reserved for
+    /// growth.
     pub fn curable_fragmentation(&self, order: Order) -> f64 {
         let census = self.census(order);
         let (available, in_order) = self.available_in_order(&census);
@@ -321,21 +313,18 @@ impl Core {
         if in_holes > self.holes_max() as f64 { rate } else { 0.0 }
     }
 
-    /// Returns the [fragmentation rate](Self::fragmentation) as if all evictable blocks had been
-    /// evicted. Reads the word of every block if any is evictable.
+    /// Returns [`fragmentation`](Self::fragmentation), with evictable blocks as free. O(blocks).
     pub fn available_fragmentation(&self, order: Order) -> f64 {
         self.available_runs(&self.census(order)).0
     }
 
-    /// As [`available_fragmentation`](Self::available_fragmentation), with the number of such runs.
+    /// Like [`available_fragmentation`](Self::available_fragmentation), with the number of runs.
     pub fn available_runs(&self, census: &Census) -> (f64, usize) {
         let (available, in_order) = self.available_in_order(census);
         let runs = in_order.checked_shr(u32::from(census.order.0)).unwrap_or(0);
         (self.rate_of(available, in_order, census.order), runs)
     }
 
-    /// Returns the free and evictable frames, and how many of them are in aligned runs of such
-    /// frames.
     fn available_in_order(&self, census: &Census) -> (usize, usize) {
         if self.evictable.load(Relaxed) == 0 {
             return (census.free, census.free_in_order);
@@ -366,7 +355,7 @@ impl Core {
         outside_of_runs(runs, self.total_frames(), set_aside, free, order)
     }
 
-    /// Calls `f` with each unit that a list reserves, ascending.
+    /// Calls `f` with each unit that a list reserves for growth, ascending.
     pub fn for_each_growth_unit(&self, f: &mut dyn FnMut(Run)) {
         self.space.frames.for_each_growth_unit(f);
     }
@@ -376,8 +365,7 @@ impl Core {
         self.space.frames.changes()
     }
 
-    /// Calls `f` with every maximal free run in the bitmaps, ascending; exact without concurrent
-    /// changes.
+    /// Calls `f` with each maximal free run in the bitmaps, ascending; exact if nothing changes.
     pub fn for_each_free_run(&self, f: &mut dyn FnMut(Run)) {
         self.space.frames.for_each_free_run(f);
     }
@@ -387,7 +375,7 @@ impl Core {
         self.space.table.bytes() + self.moves.bytes() + self.rows() / 2
     }
 
-    /// Marks the pool as gone: a thread drops its cache here when it next opens one elsewhere.
+    /// Marks the pool as closed: a thread drops its cache here when it next opens one elsewhere.
     pub fn close(&self) {
         self.closed.store(true, Relaxed);
     }
@@ -408,38 +396,37 @@ impl Core {
     }
 }
 
-/// Knows the contents of evictable blocks, and the order in which they are evicted. Called in the
-/// middle of releases and allocations: an implementation must not block, and must not panic.
+/// Finds and orders evictable blocks. Called inside releases and allocations: must not block or
+/// panic.
 pub trait Evictor: Send + Sync {
     /// Prepares for block ids below `rows`.
     fn grow(&self, core: &Core, rows: usize);
 
-    /// Notes that these blocks became evictable, in this order; each may have been hit, released or
-    /// evicted since. `tag`: the newest batch that may have seen them, 0 if none in flight has.
+    /// Records blocks that became evictable, in this order; each may have changed since. `tag` is
+    /// the newest batch that may have seen them, 0 if none in flight has.
     fn became_evictable(&self, core: &Core, blocks: &[Evictable], tag: Ticket);
 
     /// Evicts up to `wanted` blocks by `Core::evict` and passes their frames to `freed`, a few at a
-    /// time. `oldest` is the oldest batch in flight. Fewer do not mean that no others are
-    /// evictable.
+    /// time. May return fewer although more are evictable. `oldest` is the oldest batch in flight.
     fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(&[FrameId]));
 
-    /// Returns whether all of these evictable blocks may be evicted before their time, to complete
-    /// a unit of free frames, at a multiple of the usual tolerance. For none: whether any ever may.
+    /// Returns whether all of these blocks (if empty: any block) may be evicted early to complete a
+    /// unit of free frames, at a multiple of the usual tolerance.
     fn evicts_early(&self, blocks: &[BlockId], tolerance: u32) -> bool;
 
-    /// Returns the number of releases, modulo 2^64. It changes before a block's tag is noted.
+    /// Returns the number of releases, modulo 2^64. It changes before a block's tag is recorded.
     fn releases(&self) -> u64;
 
-    /// As [`tag`](Self::tag), if [`became_evictable`](Self::became_evictable) noted it.
+    /// Like [`tag`](Self::tag), only if recorded by [`became_evictable`](Self::became_evictable).
     fn noted_tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket>;
 
     /// Returns the newest batch that may have seen an evictable block with this word, if known.
     fn tag(&self, id: BlockId, word: BlockWord) -> Option<Ticket>;
 
-    /// Records a tag for an evictable block with this word that has none.
+    /// Records a tag for an evictable block with this word that has no tag.
     fn assume_tag(&self, id: BlockId, word: BlockWord, tag: Ticket);
 
-    /// Forgets a block that is no longer cached; its frame or its only reference is the caller's.
+    /// Forgets a block that is no longer cached; the caller owns its frame or its only reference.
     fn forget(&self, core: &Core, id: BlockId);
 }
 
@@ -486,7 +473,7 @@ impl<T: Evictor> Evictor for Arc<T> {
 pub struct Evictable {
     /// The block.
     pub id: BlockId,
-    /// Its word after its last release: notes are valid for this generation only.
+    /// Its word after its last release: what is recorded is valid for this generation only.
     pub word: BlockWord,
 }
 

@@ -6,11 +6,11 @@ use super::core::Core;
 use super::state::{AllocationCounts, Refusals, WaitCounts};
 use crate::error::AllocError;
 
-/// Counts of a pool's blocks by state, each block in one. Exact while no thread allocates or frees.
+/// Counts of a pool's blocks, each in exactly one state. Exact while no thread allocates or frees.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Counts {
-    /// Blocks that can be handed out: all but the null block.
+    /// Allocatable blocks: all but the null block.
     pub total: usize,
     /// Free in the bitmaps.
     pub in_bitmap: usize,
@@ -18,8 +18,7 @@ pub struct Counts {
     pub in_magazines: usize,
     /// Free, but visible to a batch in flight.
     pub retired: usize,
-    /// Free, but held: destinations of moves, frames collected by a shrink, frames that could not
-    /// be wiped.
+    /// Free, but held: move destinations, frames collected by a shrink, failed wipes.
     pub held: usize,
     /// Free, and set aside for urgent requests.
     pub reserved: usize,
@@ -28,14 +27,12 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Returns the number of blocks that any allocation can get without evicting: the reserve not
-    /// counted.
+    /// Returns the number of blocks that can be allocated without evicting or using the reserve.
     pub fn free(&self) -> usize {
         self.in_bitmap + self.in_magazines
     }
 
-    /// Returns the number of blocks that any allocation can get: [`free`](Self::free) and evictable
-    /// ones.
+    /// Returns the number of blocks that any allocation can get: [`free`](Self::free) or evictable.
     pub fn available(&self) -> usize {
         self.free() + self.evictable
     }
@@ -52,14 +49,12 @@ impl Core {
         self.sum_counts().0
     }
 
-    /// Returns the number of references of leases, and in a frame pool of its engine,
-    /// as threads count them: O(threads).
+    /// Returns the number of references of leases and of a frame pool's engine: O(threads).
     pub fn counted_references(&self) -> i64 {
         let (sum, further) = self.sum_counts();
         sum.blocks.wrapping_sub(sum.freed_blocks).wrapping_add(further) as i64
     }
 
-    /// Returns the counts of allocations, and the further references.
     pub(super) fn sum_counts(&self) -> (AllocationCounts, u64) {
         let mut sum = AllocationCounts::default();
         let mut further = self.counters.sum(&mut sum);
@@ -79,37 +74,30 @@ impl Core {
         self.counters.wait_counts()
     }
 
-    /// Returns the number of cached blocks whose last reference was released outside of the prefix
-    /// cache, so that they were forgotten there and freed. They are not evictions.
+    /// Returns the number of cached blocks freed by a release that wrapped their generation around.
     pub(crate) fn outlived_blocks(&self) -> u64 {
         self.counters.outlived_blocks()
     }
 
-    /// Tells refused requests how many blocks transfers hold.
     pub(crate) fn set_in_transfer(&self, blocks: usize) {
         self.counters.set_in_transfer(blocks);
     }
 
-    /// Counts a request that was refused before it was tried.
     pub(crate) fn count_refusal(&self, error: &AllocError) {
         self.counters.refused(error);
     }
 
-    /// Counts a request whose deadline passed.
     pub(crate) fn count_missed_deadline(&self) {
         self.counters.missed_deadline();
     }
 
-    /// Counts blocks by state, without a walk over the bitmaps: O(threads).
-    ///
-    /// Exact while no thread allocates or frees. Otherwise each number is approximate, and they
-    /// need not add up.
+    /// Counts blocks by state, without a walk over the bitmaps: O(threads). Exact while no thread
+    /// allocates or frees; otherwise each number is approximate, and they need not add up.
     pub fn counts(&self) -> Counts {
         self.counts_with(self.space.frames.free_counted())
     }
 
-    /// As [`counts`](Self::counts), with a walk over the bitmaps, for decisions: a frame that is
-    /// free there during the whole walk is counted.
+    /// Like [`counts`](Self::counts), with a walk over the bitmaps, for decisions.
     pub(crate) fn recount(&self) -> Counts {
         self.counts_with(self.space.frames.free_frames())
     }
@@ -120,8 +108,7 @@ impl Core {
         for thread_cache in self.thread_caches.iter() {
             let (cached, waiting, newest_tag) = thread_cache.mirror();
             in_magazines += cached;
-            // The next allocation that needs these frames reclaims them, once no batch can see
-            // them.
+            // The next allocation that needs these frames reclaims them.
             if newest_tag < oldest { in_magazines += waiting } else { retired += waiting }
         }
         let (waiting, newest_tag) = self.shared_retire_list.mirror();
@@ -135,8 +122,7 @@ impl Core {
             in_bitmap,
             in_magazines,
             retired,
-            // The releaser of a moving block counts its frame in, perhaps after the mover counted
-            // it out.
+            // The releaser of a moving block may count its frame in after the mover counted it out.
             held: (self.space.held.load(Relaxed) as isize).max(0) as usize,
             reserved: self.space.reserve.held(),
             evictable: self.evictable(),

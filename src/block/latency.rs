@@ -1,9 +1,5 @@
-//! Latencies of operations: one in so many per thread and kind is timed, the others pay one
-//! increment. Waits and resizes are rare, and all of them are timed.
-//!
-//! An allocation is one request for blocks: a lease; an append counts if it needs
-//! blocks. The release of a lease whose allocation was timed is timed too, so that other releases
-//! pay nothing.
+//! Latencies of operations: one in so many per thread and kind is timed, and all waits and resizes.
+//! An append counts as an allocation if it needs blocks. A timed lease's release is timed, too.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -13,39 +9,29 @@ use histogram::AtomicHistogram;
 
 use crate::sync::{Ordering::*, StatisticU64, thread_local_const};
 
-/// Values are exact to within 1/16, up to one second; longer ones count as the maximum.
+/// Times are exact to within 1/16, up to one second; longer ones count as the maximum.
 const GROUPING_POWER: u8 = 4;
 const MAX_VALUE_POWER: u8 = 30;
 
-/// Number of [operations](Operation).
 const OPERATIONS: usize = 6;
 
-/// An operation that is timed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Operation {
-    /// A request for a lease.
     Allocate,
-    /// The allocation of an append.
     Append,
-    /// The opening of a sequence with a prompt.
     Admit,
-    /// A wait in the queue that ended with blocks.
     Wait,
-    /// The release of a lease or a sequence.
     Free,
-    /// A resize, also a refused one. All are timed.
+    /// A resize, including a refused one.
     Resize,
 }
 
 thread_local_const! {
-    /// Numbers of operations of this thread so far, in any pool.
     static TICKS: [Cell<u32>; OPERATIONS] = [const { Cell::new(0) }; OPERATIONS];
 }
 
-/// Times of the operations on a pool.
 pub(crate) struct Latencies([Times; OPERATIONS]);
 
-/// Times of one operation.
 struct Times {
     nanoseconds: AtomicHistogram,
     sum: StatisticU64,
@@ -61,7 +47,6 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// Records the end of an operation that began at `start`.
     #[cold]
     #[inline(never)]
     pub(crate) fn record(&self, operation: Operation, start: Instant) {
@@ -72,15 +57,13 @@ impl Latencies {
         let _ = times.nanoseconds.increment(nanoseconds.min((1 << MAX_VALUE_POWER) - 1));
     }
 
-    /// Begins to time an operation, which ends when the result is dropped.
     pub(crate) fn time(&self, operation: Operation) -> Timing<'_> {
         Timing { latencies: self, operation, start: Some(Instant::now()) }
     }
 
-    /// Returns the times of an operation.
     pub(crate) fn histogram(&self, operation: Operation) -> LatencyHistogram {
         let times = &self.0[operation as usize];
-        // The sum first: it has a part for each time in the buckets, or lags behind them.
+        // The sum first: it includes each time in the buckets, or lags behind them.
         let sum_ns = times.sum.load(Relaxed);
         let bucket =
             |bucket: histogram::Bucket| LatencyBucket { up_to_ns: bucket.end(), count: bucket.count() };
@@ -90,7 +73,6 @@ impl Latencies {
     }
 }
 
-/// Times one in so many operations of each kind. Clones share the histograms of one pool.
 #[derive(Clone)]
 pub(crate) struct Sampler {
     /// Samples when `tick & mask == 0`; `None` never samples.
@@ -98,7 +80,6 @@ pub(crate) struct Sampler {
     latencies: Arc<Latencies>,
 }
 
-/// An operation that may be timed.
 pub(crate) struct Timing<'a> {
     latencies: &'a Latencies,
     operation: Operation,
@@ -106,7 +87,6 @@ pub(crate) struct Timing<'a> {
 }
 
 impl Timing<'_> {
-    /// Returns whether the operation is timed.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.start.is_some()
@@ -127,8 +107,7 @@ impl Drop for Timing<'_> {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LatencyBucket {
-    /// Upper end of the interval, inclusive, in nanoseconds. It is at most 1/16 above its lower
-    /// end; times of a second and more are in the last bucket, which ends at 2^30 - 1.
+    /// Inclusive upper end in ns, at most 1/16 above the lower end; the last is 2^30 - 1.
     pub up_to_ns: u64,
     /// Number of times in the interval.
     pub count: u64,
@@ -171,7 +150,6 @@ impl LatencyHistogram {
         Latency { samples, p50_ns, p99_ns, p999_ns, max_ns }
     }
 
-    /// Returns the histogram of the times of both.
     fn with(mut self, other: &Self) -> Self {
         self.sum_ns += other.sum_ns;
         for bucket in &other.buckets {
@@ -212,13 +190,11 @@ impl Sampler {
         }
     }
 
-    /// Returns the number of operations per timed one; 0: none is timed.
     pub(crate) fn every(&self) -> u64 {
         self.mask.map_or(0, |mask| u64::from(mask) + 1)
     }
 
-    /// Begins to time an operation, if the last call of [`is_due`](Self::is_due) for it returned
-    /// true; its end is the drop of the result.
+    /// Begins to time an operation if the last [`is_due`](Self::is_due) for it returned true.
     #[inline]
     #[must_use = "the operation ends when it is dropped"]
     pub(crate) fn time(&self, operation: Operation) -> Timing<'_> {
@@ -226,7 +202,6 @@ impl Sampler {
         Timing { latencies: &self.latencies, operation, start }
     }
 
-    /// Counts an operation, and begins to time it if that is due.
     #[must_use = "the operation ends when it is dropped"]
     pub(crate) fn start(&self, operation: Operation) -> Timing<'_> {
         let start = self.is_due(operation).then(Instant::now);
@@ -241,7 +216,6 @@ impl Sampler {
         })
     }
 
-    /// Counts an operation, and returns whether it is to be timed.
     #[inline]
     pub(crate) fn is_due(&self, operation: Operation) -> bool {
         let Some(mask) = self.mask else { return false };
@@ -253,7 +227,6 @@ impl Sampler {
         tick.is_ok_and(|tick| tick & mask == 0)
     }
 
-    /// Returns the times of an operation.
     pub(crate) fn histogram(&self, operation: Operation) -> LatencyHistogram {
         self.latencies.histogram(operation)
     }

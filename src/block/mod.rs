@@ -1,72 +1,49 @@
 //! Blocks: the unit that a pool hands out.
 //!
 //! A block has a stable id, one packed word ([`BlockWord`]) and 16 bytes of info. The word names
-//! the frame that holds the block's bytes, so that translation, sharing, pinning, sealing and the
-//! publication of a move are one atomic operation each.
+//! its frame, so translation, sharing, pinning, sealing and publishing a move are one atomic
+//! operation.
 //!
-//! # Rooms
-//!
-//! | room or file | contents |
-//! |---|---|
-//! | `state` | words and tables, without algorithms; read `state/word.rs` first |
-//! | `space` | free frames outside of thread caches: bitmaps, depot, reserve, shared retire list |
-//! | `thread_cache`, `cache_handle` | per-thread magazines and retire lists; how a thread finds its own |
-//! | `core` | [`Core`], the state that all references to a pool share |
-//! | `allocate`, `release` | allocation; releases, and pins by handle |
-//! | `wait` | the wait queue, and announcements to it |
-//! | `moving`, `resize` | moves of blocks between frames; growth and shrinking |
-//! | `audit`, `accounts`, `counts` | recount of frames, and of references by owner; counts |
-//! | `latency`, `request` | sampled times, the request type |
+//! The room `state` has the words and tables, without algorithms: read `state/word.rs` first.
+//! `docs/code-map.md` lists the other rooms.
 //!
 //! # Bijection
 //!
-//! Blocks and frames are in bijection over the whole pool: `block_at(frame(b)) == b` and
-//! `frame(block_at(f)) == f`, also for free blocks and for frames that a [shrink](Shrinking) has
-//! taken away. The [`frame`](crate::frame) floor manages free frames; the free blocks are the
-//! blocks at free frames, so ids need no allocator. As long as nothing has moved, `block == frame`;
-//! a move swaps two (`moving`).
+//! `block_at(frame(b)) == b` and `frame(block_at(f)) == f` over the whole pool, also for free
+//! blocks and for frames that a [shrink](Shrinking) removed. The [`frame`](crate::frame) floor
+//! manages free frames; the free blocks are those at free frames, so ids need no allocator.
 //!
 //! # Who may write a word
 //!
-//! - refs == 0, free: only the owner of the frame, that is, the thread that took it out of the
-//!   frame floor. Plain stores. A thread that keeps such a frame for longer than a call *holds* it:
-//!   a mover its destinations, a shrink the frames it has collected. The word records the hold, so
-//!   that the audit can tell such a frame from a lost one.
-//! - refs == 0, cached: a thread that hits or evicts the block, by compare-exchange only
-//!   (`allocate/evict.rs`).
-//! - refs > 0: a thread with a reference, or with a handle if it pins, by compare-exchange only. A
-//!   handle's generation is compared with the word's before each attempt. One exception: the
-//!   *private release*.
+//! - Free: only the owner of the frame, that is, the thread that took it out of the frame floor, by
+//!   plain stores. A thread that keeps such a frame for longer than a call *holds* it (a mover its
+//!   destinations, a shrink its collected frames). The word records the hold, for the audit.
+//! - Evictable: a thread that hits or evicts the block, by compare-exchange (`allocate/evict.rs`).
+//! - Owned: a thread with a reference, or with a handle if it pins, by compare-exchange, except for
+//!   the *private release*. The handle's generation is compared with the word's before each
+//!   attempt.
 //!
 //! # Private release
 //!
-//! A lease that gave out no handle and no second lease of its blocks releases an unsealed, unpinned
-//! block by a load and a plain store. Nothing that other threads do is lost between the two:
+//! A lease that gave out neither a handle nor a second lease of its blocks releases an unsealed,
+//! unpinned block by a load and a plain store. No update by another thread is lost between the two:
 //!
-//! - The lease has the only reference. Nothing else shares, seals, reopens or releases its block,
-//!   and the lease's owner is here.
-//! - Movers exchange words of sealed blocks, and the prefix cache those of cached ones.
-//! - What remains is a pin by handle. The lease gave none out, so that the handle was forged. The
-//!   release clears the pins of a block in any case: if a pin or unpin is overwritten, the word is
-//!   the one that a release after it would have left. The compare-exchange of a later unpin fails,
-//!   because the generation has changed.
+//! - The lease has the only reference, so no other owner shares, seals, reopens or releases the
+//!   block.
+//! - Movers exchange words of sealed blocks only, and the prefix cache those of cached blocks only.
+//! - Only a forged handle can pin the block. A release clears the pins in any case; a later unpin
+//!   fails because the generation has changed.
 //!
-//! With a handle, the release must be a compare-exchange: a thread that begins a batch and then
-//! pins the block may rely on its frame until the batch ends. The releasing thread sees that batch
-//! because its exchange reads from the pin's; a plain store reads nothing. Leases therefore note
-//! that they give out handles. With a second lease, it must be one too: a plain store would undo
-//! the release of the other reference. Models: `loom-tests/tests/unseen.rs`.
-//!
-//! # Who may release a reference
-//!
-//! Each reference has one owner: a lease or a sequence's list, which releases it by id. A handle
-//! owns none: it reads and pins.
+//! If a handle was given out, the release must be a compare-exchange: a thread that begins a batch
+//! and then pins the block may rely on its frame until the batch ends, and the releasing thread
+//! sees that batch only because its exchange reads from the pin's. If a second lease exists, a
+//! plain store would undo the other release. Models: `loom-tests/tests/unseen.rs`.
 //!
 //! # Conservation
 //!
-//! `free in bitmaps + in magazines + in the depot + in the reserve + retired + held + evictable +
-//! owned + null == total`, at every quiescent point. [`Core::audit`] recounts it, and `accounts`
-//! the references by their owners.
+//! Each reference has one owner: a lease or a sequence's list. A handle owns none. At every
+//! quiescent point, `free in bitmaps + in magazines + in the depot + in the reserve + retired +
+//! held + evictable + owned + null == total`. [`Core::audit`] recounts both.
 
 mod accounts;
 mod allocate;

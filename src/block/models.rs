@@ -1,4 +1,4 @@
-//! Functions for the models, which do what sequences do with a block, without their lists.
+//! Operations for the models that do to a block what sequences do, without their lists.
 
 use crate::ids::{BlockId, FrameId, Run};
 
@@ -27,8 +27,7 @@ pub fn before_the_turn(blocks: &Blocks, id: BlockId) {
     blocks.space.table.word(id).store(word.before_the_turn().to_bits(), Release);
 }
 
-/// Evicts a block, passes its frame to `used`, and frees it; false if none could be evicted. This
-/// is what an allocation does when nothing is free, without its search.
+/// Evicts a block, passes its frame to `used`, and frees it. False: none could be evicted.
 pub fn evict(blocks: &Blocks, mut used: impl FnMut(FrameId)) -> bool {
     let evicted = blocks.evict_some(1, &mut |frames| {
         for &start in frames {
@@ -39,13 +38,13 @@ pub fn evict(blocks: &Blocks, mut used: impl FnMut(FrameId)) -> bool {
     evicted > 0
 }
 
-/// Notes that a list took whole units, and evicts up to `watermark` blocks ahead of need.
+/// Records that a list took whole units, and evicts up to `watermark` blocks ahead of need.
 pub fn reclaim(blocks: &Blocks, watermark: usize) -> usize {
     blocks.reclaim_debt.fetch_add(1, Relaxed);
     blocks.settle_reclaim_debt(watermark)
 }
 
-/// As [`evict`], and takes the block at the frame into a list: an allocation without its search.
+/// Like [`evict`], but allocates the block at the frame for a list.
 pub fn replace(blocks: &Blocks) -> Option<BlockId> {
     let mut taken = None;
     let request = AllocRequest::new(1);
@@ -56,7 +55,7 @@ pub fn replace(blocks: &Blocks) -> Option<BlockId> {
     if evicted > 0 { taken } else { None }
 }
 
-/// Returns whether a block is evictable, and no batch in flight sees it.
+/// Returns whether a block is evictable and no batch in flight sees it.
 pub fn can_evict(blocks: &Blocks, id: BlockId) -> bool {
     blocks.can_evict(id, blocks.word(id), blocks.clock().oldest())
 }

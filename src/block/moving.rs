@@ -1,7 +1,5 @@
-//! Moves: a block's bytes go to another frame, while its owners continue to use it.
-//!
-//! Blocks and frames are in bijection, so a move swaps two: block `S` goes from frame `f` to frame
-//! `t`, and the free block `D`, which was in `t`, is in `f` afterwards.
+//! Moves: a block's bytes are copied to another frame while its owners use it. A move swaps two
+//! blocks: `S` goes from frame `f` to frame `t`, and the free block `D` from `t` to `f`.
 //!
 //! # Protocol
 //!
@@ -19,22 +17,16 @@
 //!
 //! # Invariants
 //!
-//! - *The source is readable.* The last release of a moving block does not free the frame, but
-//!   leaves it to the mover. So a wave holds back the frames that it copies, and no others.
-//! - *The source is not written.* It is sealed; writing to it is refused while it is moving.
-//! - *The destination belongs to the wave alone*, from the claim to the publication.
+//! - *The source is readable.* The last release of a moving block leaves its frame to the mover. So
+//!   a wave withholds only the frames that it copies.
+//! - *The source is not written.* It is sealed, and writes to it are refused while it is moving.
+//! - *Only the wave accesses the destination*, from the claim to the publication.
 //! - *A reader of the old frame may continue* until its batch has ended: the fence pairs with the
 //!   one in [`Clock::begin`](crate::clock::Clock::begin).
-//! - *Conservation*: destinations, and sources of released blocks, are held until they are free
-//!   again.
+//! - *Conservation*: destinations, and sources of released blocks, are held until they are freed.
 //!
-//! # Blocking
-//!
-//! No thread waits for another. Releases, pins and shares of a moving block take one
-//! compare-exchange as always; a release or pin cancels the move. A thread that is stopped during a
-//! wave holds back its destinations, and those of its sources that are released.
-//!
-//! Models: `loom-tests/tests/moves.rs`, `loom-tests/tests/moved_since.rs`.
+//! No thread waits for another; a release or pin cancels the move. Models:
+//! `loom-tests/tests/moves.rs`, `loom-tests/tests/moved_since.rs`.
 
 use crate::frame::RunList;
 use crate::ids::{BlockId, FrameId, Run, Ticket};
@@ -51,7 +43,7 @@ pub enum MoveCancelled {
     Taken,
     /// Its last owner released it, or it is in another frame.
     Released,
-    /// It is pinned; or, in a frame pool, it was during the copy.
+    /// It is pinned or, in a frame pool, was pinned during the copy.
     Pinned,
     /// Its bytes are not final.
     Open,
@@ -66,7 +58,7 @@ pub enum FrameUse {
     Movable,
     /// Its block is evictable and not moving.
     Evictable,
-    /// Its block stays: open, pinned or moving, or the null block.
+    /// Its block is open, pinned or moving, or is the null block.
     Fixed,
 }
 
@@ -79,8 +71,8 @@ struct Moving {
     generation: u64,
 }
 
-/// Blocks that move together: marked, with their destinations held. The caller copies the bytes of
-/// [`moves`](Self::moves) and then [publishes](Self::publish).
+/// Blocks that move together, with their destinations held. The caller copies the bytes and then
+/// [publishes](Self::publish) them.
 #[must_use = "a wave that is dropped moves nothing"]
 pub struct Wave {
     blocks: Blocks,
@@ -89,8 +81,8 @@ pub struct Wave {
 }
 
 impl Blocks {
-    /// Begins to move blocks, from the first frame of each pair to the second; reports those that
-    /// cannot move now. An evictable block in the second frame is dropped.
+    /// Begins to move blocks from the first frames of the pairs to the second, evicting evictable
+    /// blocks there. Reports blocks that cannot move now.
     pub fn begin_wave(
         &self,
         moves: impl IntoIterator<Item = (FrameId, FrameId)>,
@@ -118,7 +110,7 @@ impl Wave {
         self.moving.len()
     }
 
-    /// Returns the number of evictable blocks that were dropped from destinations.
+    /// Returns the number of blocks that were evicted from destinations.
     pub fn dropped(&self) -> usize {
         self.dropped
     }
@@ -128,26 +120,24 @@ impl Wave {
         self.moving.is_empty()
     }
 
-    /// Publishes the copies, unless a move was cancelled. Reports cancelled moves at the end, and
-    /// returns the number of moved blocks.
+    /// Publishes the moves, reports the cancelled ones, and returns the number of moved blocks.
     ///
     /// # Safety
     ///
     /// If the pool has storage, the bytes of all [moves](Self::moves) must be in their new frames:
-    /// safe code that reads them there takes them for the bytes that the block's owner wrote.
+    /// safe code treats them as the bytes that the block's owner wrote.
     pub unsafe fn publish(self, cancelled: &mut dyn FnMut(FrameId, MoveCancelled)) -> usize {
         self.publish_if(cancelled, |_, _| true)
     }
 
-    /// As [`publish`](Self::publish), for blocks that their owners write in place: one that has
-    /// lost all references since it was marked stays, because it may have other contents.
+    /// Like [`publish`](Self::publish), for blocks that are written in place: one that has lost all
+    /// references since it was marked stays, because its contents may differ.
     ///
     /// # Safety
     ///
     /// As for [`publish`](Self::publish).
     pub(crate) unsafe fn publish_in_place(self, cancelled: &mut dyn FnMut(FrameId, MoveCancelled)) -> usize {
-        // The number does not recur: the release with which it would wrap around uncaches the
-        // block, and leaves its frame to the wave.
+        // Does not recur: the release that would wrap it around leaves the frame to the wave.
         self.publish_if(cancelled, |moving, word| word.generation_low() == moving.generation)
     }
 
@@ -173,7 +163,7 @@ impl Wave {
         if !moved.is_empty() {
             self.blocks.leave(&moved, &left);
         }
-        // Last, because it is the caller's code, and may panic or move blocks itself.
+        // Last, because the caller's code may panic or move blocks itself.
         stayed.into_iter().for_each(|(from, why)| cancelled(from, why));
         moved.len()
     }
@@ -184,7 +174,6 @@ impl Drop for Wave {
         for moving in self.moving.drain(..) {
             self.blocks.end_move(moving);
         }
-        // Unused destinations and vacated frames may be free now.
         self.blocks.announce();
     }
 }
@@ -194,16 +183,15 @@ impl Core {
         if from.index() >= self.rows() {
             return Err(MoveCancelled::Released);
         }
-        // Check first, so that an immovable block costs no claim. The block in the frame may change
-        // until it is marked.
+        // An immovable block costs no claim. The block in the frame may change until it is marked.
         let block = self.space.table.block_at(from);
         movable(self.word(block), from)?;
         if to.index() >= self.rows() || !self.evict_or_claim(to, dropped) {
             return Err(MoveCancelled::Taken);
         }
         self.space.hold_frame(to);
-        // Acquire: the bytes written before the seal are visible to the copy. Release: what the
-        // Acquire saw happens before the accesses of the thread that takes the last reference.
+        // Acquire: the copy sees the bytes written before the seal. Release: extends this order to
+        // the thread that drops the last reference.
         let marked = self.space.table.word(block).fetch_update(AcqRel, Relaxed, |bits| {
             let word = BlockWord::from_bits(bits);
             movable(word, from).ok().map(BlockWord::to_bits)
@@ -212,7 +200,6 @@ impl Core {
             Ok(bits) => {
                 Ok(Moving { block, from, to, generation: BlockWord::from_bits(bits).generation_low() })
             }
-            // Reached by the models in `moves`.
             Err(bits) => {
                 self.space.release_held(to);
                 Err(movable(BlockWord::from_bits(bits), from).err().unwrap_or(MoveCancelled::Released))
@@ -220,15 +207,13 @@ impl Core {
         }
     }
 
-    /// Takes a frame whose block is evictable and unseen, or free. It passes through no bitmap,
-    /// where another request could take it.
+    /// Takes a frame whose block is evictable and unseen, or free, without a step in the bitmaps.
     fn evict_or_claim(&self, to: FrameId, dropped: &mut usize) -> bool {
         let id = self.space.table.block_at(to);
         let word = self.word(id);
         if word.is_free() {
             return self.space.frames.claim(Run { start: to, len: 1 });
         }
-        // An owned one is told by its word: a claim that is refused looks at all groups of frames.
         let is_evicted = word.is_evictable() && self.evict_in(to, self.space.clock.oldest());
         *dropped += usize::from(is_evicted);
         is_evicted
@@ -241,12 +226,10 @@ impl Core {
     ) -> Result<(), MoveCancelled> {
         let Moving { block, from, to, .. } = moving;
         let displaced = self.space.table.block_at(to);
-        // Ours until the word names `to`; the Release below publishes it to the thread that frees
-        // the block.
+        // Ours until the word names `to`; the Release below publishes it to the freeing thread.
         self.space.table.set_block_at(to, block);
-        // Release: the copied bytes are visible to readers that get the new frame from the word.
-        // Acquire: accesses to the old frame by owners that released the block happen before its
-        // next owner's.
+        // Release: readers that get the new frame from the word see the copied bytes. Acquire:
+        // accesses to the old frame by earlier owners happen before its next owner's.
         let published = self.space.table.word(block).fetch_update(AcqRel, Relaxed, |bits| {
             let word = BlockWord::from_bits(bits);
             word.publish_move(to).filter(|_| is_copied(word)).map(BlockWord::to_bits)
@@ -256,9 +239,8 @@ impl Core {
             let word = BlockWord::from_bits(bits);
             return Err(if word.is_free() { MoveCancelled::Released } else { MoveCancelled::Pinned });
         }
-        // The old frame is the wave's now, and the displaced block is free, so that no other thread
-        // writes its word. Relaxed: a handle check sees that the block is free, and nothing else.
-        // The block is handed out with its frame.
+        // The displaced block is free and its frame ours, so no other thread writes its word.
+        // Relaxed: a handle check only sees that it is free; it is handed out with its frame.
         let word = BlockWord::from_bits(self.space.table.word(displaced).load(Relaxed));
         self.space.table.word(displaced).store(word.displaced(from).to_bits(), Relaxed);
         self.space.table.set_block_at(from, displaced);
@@ -266,12 +248,11 @@ impl Core {
         Ok(())
     }
 
-    /// Drops a copy: frees the destination, and the source too if it was released meanwhile.
+    /// Ends a move: frees the destination, and the source too if it was released meanwhile.
     fn end_move(&self, moving: Moving) {
         let atomic = self.space.table.word(moving.block);
         // Release: the copy's reads happen before the accesses of a writer that finds the flag
-        // cleared. Acquire: the last owner's accesses to the frame happen before those of its next
-        // owner.
+        // cleared. Acquire: the last owner's accesses to the frame happen before its next owner's.
         let ended = atomic.fetch_update(Release, Acquire, |bits| {
             BlockWord::from_bits(bits).end_move().map(BlockWord::to_bits)
         });
@@ -282,8 +263,7 @@ impl Core {
             if carry {
                 self.space.table.info(moving.block).carry_generation();
             }
-            // A plain store: the frame is ours, and no other thread writes the word of a free
-            // block. Relaxed: as for the displaced block.
+            // A plain store, Relaxed: as for the displaced block.
             atomic.store(word.to_bits(), Relaxed);
             self.space.held.fetch_sub(1, Relaxed);
             self.free_or_retire(&[Run { start: moving.from, len: 1 }]);
@@ -293,15 +273,13 @@ impl Core {
 
     fn leave(&self, moved: &[BlockId], left: &[Run]) {
         self.moves.append(moved, || {
-            // Pairs with the fence in `Clock::begin`: a batch sees the new frames, or we see the
-            // batch.
+            // Pairs with the fence in `Clock::begin`: a batch sees the new frames, or we see it.
             fence(SeqCst);
             self.space.clock.newest()
         });
         self.free_or_retire(left);
     }
 
-    /// Frees frames, or retires them if a batch may still see them.
     pub(super) fn free_or_retire(&self, runs: &[Run]) {
         match self.space.clock.idle_or_tag() {
             None => runs.iter().for_each(|&run| self.space.free_run(run)),
@@ -309,8 +287,7 @@ impl Core {
         }
     }
 
-    /// Calls `f` with every frame in use, in no order. A block that moves meanwhile may be passed
-    /// twice, or not at all.
+    /// Calls `f` with each frame in use. May miss or repeat a block that moves meanwhile.
     pub fn for_each_used_frame(&self, f: &mut dyn FnMut(FrameId, FrameUse)) {
         for block in (0..self.rows() as u32).map(BlockId) {
             let word = self.word(block);
@@ -328,21 +305,17 @@ impl Core {
     }
 
     /// Lists the moves that a table built under batch `since` may miss, oldest first. Must be
-    /// called under a batch: a move that is not listed yet leaves its old frame readable until that
-    /// batch ends.
+    /// called under a batch, which keeps the old frames of moves that are not listed yet.
     pub fn moved_since(&self, since: Ticket, out: &mut Vec<Moved>) -> Since {
-        // The current frames, which are at least as new as the log: of one block's moves in two
-        // waves, the earlier may be logged later.
+        // Current frames, not those of the log: two waves may log a block's moves in either order.
         self.moves.read(since, out, |block| Moved { block, to: self.frame(block) })
     }
 
-    /// Returns the number of moves logged so far.
     #[inline]
     pub(crate) fn moves_logged(&self) -> MoveCount {
         self.moves.count()
     }
 
-    /// As [`MoveLog::visit`](super::state).
     pub(crate) fn visit_moved(
         &self,
         from: MoveCount,
@@ -353,7 +326,7 @@ impl Core {
     }
 }
 
-/// Returns the word of a block that is to leave `from`, marked, or the reason that it cannot move.
+/// Returns the marked word of a block in `from`, or the reason that it cannot move.
 fn movable(word: BlockWord, from: FrameId) -> Result<BlockWord, MoveCancelled> {
     if word.is_free() || word.frame() != from {
         return Err(MoveCancelled::Released);

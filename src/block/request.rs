@@ -3,7 +3,7 @@
 pub use crate::ids::Priority;
 use crate::ids::{DeviceId, SequenceId};
 
-/// A request for blocks. Build it with [`new`](Self::new) and the methods, or as a struct.
+/// A request for blocks. Build it with [`new`](Self::new) and the setters, or as a struct.
 ///
 /// ```
 /// use kvpool::{AllocRequest, Priority, SequenceId};

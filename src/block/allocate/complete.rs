@@ -1,12 +1,7 @@
-//! Evictions out of order that complete a unit of free frames.
-//!
-//! Evictions in the policy's order leave some units nearly free. If the evictor tolerates it, the
-//! few blocks in them that are newer are evicted at once: all, or none if one has an owner, is
-//! moving, may be seen by a batch or is too valuable.
-//!
-//! Lists take runs of units. So up to [`BESIDE`] units in each direction follow, if they hold
-//! nothing but free and evictable frames, at a multiple of the tolerance. Stale entries of the
-//! queues are skipped.
+//! Evictions out of order that complete a unit of free frames. If the evictor tolerates it, the few
+//! newer blocks in a nearly free unit are evicted at once: all or none. Because lists take runs of
+//! units, up to [`BESIDE`] units in each direction follow, if they contain only free and evictable
+//! frames, at a multiple of the tolerance.
 
 use smallvec::SmallVec;
 
@@ -17,16 +12,14 @@ use crate::ids::{BlockId, FrameId};
 use crate::block::core::{Core, Evictor};
 use crate::block::space::FreedFrames;
 
-/// Maximum number of blocks that are evicted to complete one unit.
 const EARLY_MAX: usize = FAN / 2;
 
-/// Maximum number of units that follow a completed one in each direction.
 const BESIDE: usize = 4;
 
-/// Maximum number of blocks of these units that one call evicts.
+/// Maximum number of blocks that one call evicts in these units.
 const BESIDE_BLOCKS: usize = 512;
 
-/// The tolerance for the blocks of these units, as a multiple.
+/// Multiple of the tolerance for the blocks of these units.
 const BESIDE_TOLERANCE: u32 = 2;
 
 pub(super) type Units = SmallVec<[FrameId; 16]>;
@@ -71,8 +64,7 @@ impl Core {
         let _ = down.map(FrameId).all(&mut follows);
     }
 
-    /// Evicts what is left in a unit, if that is at most `most` blocks and the evictor tolerates
-    /// it.
+    /// Evicts a unit's remaining blocks, if these are at most `most` and the evictor tolerates it.
     fn complete_unit(&self, evictor: &dyn Evictor, unit: FrameId, most: usize, tolerance: u32) -> usize {
         let frames = &self.space.frames;
         let free = frames.free_in_unit(unit);
@@ -81,7 +73,6 @@ impl Core {
         }
         let rest = FrameMask { base: unit, bits: !free.bits };
         if rest.frames().any(|frame| frame.index() >= self.rows()) {
-            // The pool ends inside this unit.
             return 0;
         }
         let blocks: SmallVec<[BlockId; FAN]> =
@@ -92,8 +83,7 @@ impl Core {
             return 0;
         }
         let mut freed = FreedFrames::new(&self.space);
-        // Each word decides again: an owner that was faster keeps its block, and the unit is not
-        // completed.
+        // Each word decides again: if an owner was faster, the unit is not completed.
         let evicted = blocks.iter().filter_map(|&id| self.evict(id, oldest).ok());
         evicted.map(|frame| freed.push(frame)).count()
     }

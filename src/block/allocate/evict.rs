@@ -1,8 +1,6 @@
-//! Eviction: cached blocks without owners, from the pool's side.
-//!
-//! The last release of a *cached* block leaves it *evictable*: in its frame, with its bytes, until
-//! a hit takes it or its frame is needed. The [`Evictor`] decides which block is evicted first and
-//! how a hit finds one; the truth about a block is in its word.
+//! Eviction of cached blocks without owners: the pool's side. The last release of a *cached* block
+//! leaves it *evictable*: in its frame, with its bytes, until a hit or an eviction. The [`Evictor`]
+//! orders evictions and finds blocks for hits; a block's state is in its word alone.
 //!
 //! # Protocol
 //!
@@ -17,15 +15,14 @@
 //!
 //! # Invariants
 //!
-//! - *A hit is exact.* The evictor's notes on a block change only while the block is not cached,
-//!   and the word changes with every step between two registrations: a hit's compare-exchange of
-//!   the very word under which it read the notes fails if they could have changed.
+//! - *A hit is exact.* The evictor's records of a block change only while it is not cached, and the
+//!   word changes between two registrations: a hit's compare-exchange of the very word under which
+//!   it read the records fails if they could have changed.
 //! - *A hit is final*: from its compare-exchange on it is a reference like any other.
 //! - *A frame is not reused too early.* Every batch that may have seen a block began before the
-//!   clock was read after its last release: the tag. An eviction that does not find the tag of the
-//!   word's generation takes the newest ticket instead.
-//! - *A stopped or dead thread loses no block.* Whether a block is evictable is in its word alone:
-//!   a [walk](Core::evict_any) finds blocks of which the evictor was never told.
+//!   clock was read after its last release: that ticket is the *tag*. An eviction that does not
+//!   find the tag of the word's generation takes the newest ticket instead.
+//! - *A stopped thread loses no block*: a [walk](Core::evict_any) finds all evictable ones.
 //!
 //! Model: `loom-tests/tests/evictable.rs`.
 
@@ -46,14 +43,14 @@ impl Core {
         self.update(&handle, BlockWord::seal_cached) == Ok(true)
     }
 
-    /// Takes a reference for a list on a block whose contents were read under `word`. Returns
-    /// whether it was evictable; `None` if the word has changed since, or is full.
+    /// Adds a list's reference to a block whose contents were read under `word`. Returns whether it
+    /// was evictable; `None` if the word has changed since, or is full.
     #[inline]
     pub(crate) fn hit(&self, id: BlockId, word: BlockWord) -> Option<bool> {
         self.exchange_hit(id, word, word.hit()?)
     }
 
-    /// As [`hit`](Self::hit), for a block that stays in its frame while it has references.
+    /// Like [`hit`](Self::hit), for a block of a frame pool.
     #[inline]
     pub(crate) fn hit_in_place(&self, id: BlockId, word: BlockWord) -> Option<bool> {
         self.exchange_hit(id, word, word.share_in_place().filter(|_| word.is_cached())?)
@@ -62,15 +59,13 @@ impl Core {
     #[inline]
     fn exchange_hit(&self, id: BlockId, word: BlockWord, next: BlockWord) -> Option<bool> {
         let atomic = self.space.table.word(id);
-        // Acquire: the block's bytes and notes are visible to their reader. No Release: we have
-        // done nothing with the block yet, and a read-modify-write continues earlier release
-        // sequences.
+        // Acquire: the block's bytes and records are visible to their reader. No Release: we have
+        // not used the block, and a read-modify-write continues earlier release sequences.
         let hit = atomic.compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed);
         hit.ok().map(|_| !word.is_owned())
     }
 
-    /// Uncaches a block that has references; the caller makes the evictor forget it. False: it is
-    /// not cached, or has no reference.
+    /// Uncaches an owned block, which the evictor must forget. False: not owned or not cached.
     pub(crate) fn uncache(&self, id: BlockId) -> bool {
         // Acquire and Release: as in `outlive`.
         let uncached = self.space.table.word(id).fetch_update(AcqRel, Relaxed, |bits| {
@@ -81,14 +76,13 @@ impl Core {
 
     #[inline]
     pub(in crate::block) fn count_evictable(&self, blocks: usize) {
-        // Relaxed: a statistic. A thread that sees a release also sees the count before it.
+        // Relaxed, here and below: a statistic. A thread that sees a release also sees the count before it.
         self.evictable.fetch_add(blocks, Relaxed);
     }
 
     #[inline]
     pub(crate) fn count_not_evictable(&self, evictable: usize) {
         if evictable > 0 {
-            // Relaxed: a statistic.
             self.evictable.fetch_sub(evictable, Relaxed);
         }
     }
@@ -107,21 +101,18 @@ impl Core {
         if blocks.is_empty() {
             return;
         }
-        // After the releases, as in `give_back`: every batch that saw the blocks is visible to this
-        // load.
+        // After the releases: every batch that saw the blocks is visible to this load.
         let tag = self.space.clock.idle_or_tag().unwrap_or(Ticket(0));
         tell(blocks, tag);
     }
 
-    /// Evicts one block, if it is evictable and unseen by batches from `oldest` on; its frame is
-    /// the caller's.
+    /// Evicts one block, if no batch from `oldest` on sees it. The caller owns its frame.
     pub(crate) fn evict(&self, id: BlockId, oldest: Ticket) -> Result<FrameId, NotEvicted> {
         let frame = self.evict_unforgotten(id, |word| self.is_unseen(id, word, oldest))?;
         self.forget_evicted(id);
         Ok(frame)
     }
 
-    /// As [`evict`](Self::evict), for the block in this frame; false if that cannot be evicted.
     pub(in crate::block) fn evict_in(&self, frame: FrameId, oldest: Ticket) -> bool {
         let id = self.space.table.block_at(frame);
         let is_here = |word: BlockWord| word.frame() == frame && self.is_unseen(id, word, oldest);
@@ -132,8 +123,7 @@ impl Core {
         is_evicted
     }
 
-    /// As [`evict`](Self::evict), for an evictor that forgets the block, and counts it, before it
-    /// passes its frame on.
+    /// Like [`evict`](Self::evict), for an evictor that forgets and counts the block itself.
     #[inline]
     pub(crate) fn evict_unforgotten(
         &self,
@@ -170,8 +160,8 @@ impl Core {
     #[inline]
     fn exchange_evicted(&self, id: BlockId, word: BlockWord) -> Option<FrameId> {
         let next = word.evict()?;
-        // Acquire: what the last owners did with the bytes happens before the next owner's
-        // accesses. No Release: a handle check sees that the block is free, and nothing else.
+        // Acquire: the last owners' accesses to the bytes happen before the next owner's. No
+        // Release: a handle check only sees that the block is free.
         let evicted = self
             .space
             .table
@@ -187,7 +177,7 @@ impl Core {
         let evictor = self.evictor.as_ref();
         match evictor.and_then(|evictor| evictor.tag(id, word)) {
             Some(tag) => tag < oldest,
-            // The releasing thread has not noted the tag yet. Until then, assume the newest ticket.
+            // Not recorded yet by the releasing thread: assume the newest ticket.
             None => match (self.space.clock.idle_or_tag(), evictor) {
                 (Some(newest), Some(evictor)) => {
                     evictor.assume_tag(id, word, newest);
@@ -198,20 +188,17 @@ impl Core {
         }
     }
 
-    /// Returns whether an eviction would succeed at this moment.
     pub(in crate::block) fn can_evict(&self, id: BlockId, word: BlockWord, oldest: Ticket) -> bool {
         word.evict().is_some() && self.is_unseen(id, word, oldest)
     }
 
-    /// Returns whether the block in a frame could be evicted at this moment.
     pub(crate) fn can_evict_at(&self, frame: FrameId, oldest: Ticket) -> bool {
         let id = self.space.table.block_at(frame);
         let word = self.word(id);
         word.frame() == frame && self.can_evict(id, word, oldest)
     }
 
-    /// Evicts up to `wanted` blocks in the evictor's order. It skips some that are moving or seen,
-    /// not all: 0 does not mean that no block is evictable.
+    /// Evicts up to `wanted` blocks in the evictor's order; 0 does not mean that none is evictable.
     pub(in crate::block) fn evict_some(&self, wanted: usize, freed: &mut dyn FnMut(&[FrameId])) -> usize {
         let Some(evictor) = self.evictor.as_ref().filter(|_| self.evictable() > 0) else { return 0 };
         let mut got = 0;
@@ -222,9 +209,7 @@ impl Core {
         got
     }
 
-    /// Evicts up to `wanted` blocks, before a request is refused: if the evictor finds none, by a
-    /// walk over all words, which finds blocks that it does not know, has in hand, or keeps behind
-    /// others.
+    /// Before a refusal: if the evictor finds no block, walks over all words.
     #[cold]
     pub(in crate::block) fn evict_any(&self, wanted: usize, freed: &mut dyn FnMut(&[FrameId])) -> usize {
         if self.knows_no_eviction() {
@@ -257,16 +242,14 @@ impl Core {
         got
     }
 
-    /// Returns whether a batch from `oldest` on sees a block, according to a tag that will not
-    /// change.
+    /// Returns whether a batch from `oldest` on sees a block according to a final tag.
     pub(super) fn is_seen_for_certain(&self, id: BlockId, word: BlockWord, oldest: Ticket) -> bool {
-        // One load: between two, the releasing thread could note an older tag than was assumed.
+        // One load: between two, the releasing thread could record an older tag than was assumed.
         let tag = self.evictor.as_ref().and_then(|evictor| evictor.noted_tag(id, word));
         tag.is_some_and(|tag| tag >= oldest)
     }
 
-    /// Evicts these blocks if they are evictable and not moving, and returns their number. Frames
-    /// that batches may see are retired.
+    /// Evicts these blocks if evictable and not moving; retires frames that batches may see.
     pub(crate) fn evict_these(&self, ids: impl IntoIterator<Item = BlockId>) -> usize {
         let (mut seen, mut evicted, oldest) = (RunList::new(), 0, self.space.clock.oldest());
         let mut freed = FreedFrames::new(&self.space);
@@ -291,14 +274,12 @@ impl Core {
         evicted
     }
 
-    /// Evicts and frees blocks whose words are unchanged since their release, unless they are
-    /// moving, or a batch may see them. Returns their number; the caller announces.
+    /// Evicts and frees unseen blocks with unchanged words. The caller announces.
     pub(crate) fn evict_released(&self, blocks: &[Evictable], stays: &mut dyn FnMut(BlockId)) -> usize {
         let (mut freed, mut evicted, oldest) = (RunList::new(), 0, self.space.clock.oldest());
         for &Evictable { id, word } in blocks {
             let is_unseen = self.is_unseen(id, word, oldest);
-            // With this very word: an owner since then may have shown the block to a batch newer
-            // than the tag.
+            // By this very word: a later owner may have exposed it to a batch above the tag.
             let frame = is_unseen.then(|| self.evict_word(id, word)).flatten();
             match frame {
                 Some(frame) => {
@@ -312,8 +293,7 @@ impl Core {
         evicted
     }
 
-    /// Evicts up to `wanted` blocks and frees them through the bitmaps, where their frames merge.
-    /// Returns their number; the caller announces.
+    /// Evicts up to `wanted` blocks through the bitmaps, to merge frames. The caller announces.
     pub(super) fn evict_to_units(&self, wanted: usize) -> usize {
         let early = self.evictor.as_ref().filter(|evictor| evictor.evicts_early(&[], 1));
         let Some(evictor) = early else { return self.evict_to_free(wanted, Self::evict_some) };
@@ -336,7 +316,6 @@ impl Core {
         evict(self, wanted, &mut |frames| frames.iter().for_each(|&frame| freed.push(frame)))
     }
 
-    /// Evicts up to `wanted` blocks, frees and announces them. Returns their number.
     pub(crate) fn evict_free(&self, wanted: usize) -> usize {
         let evicted = if wanted > 0 { self.evict_to_free(wanted, Self::evict_any) } else { 0 };
         if evicted > 0 {
@@ -355,8 +334,7 @@ impl Core {
         self.announce();
     }
 
-    /// Returns the frame of an evicted block for a request, after filling the reserve unless
-    /// urgent. `None`: the frame went to the reserve, or could not be wiped.
+    /// Returns an evicted block's frame, unless it went to the reserve or was not wiped.
     pub(in crate::block) fn take_evicted(&self, frame: FrameId, is_urgent: bool) -> Option<FrameId> {
         let run = Run { start: frame, len: 1 };
         if !self.space.wipe(run) {

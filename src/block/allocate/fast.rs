@@ -1,7 +1,5 @@
-//! The fast path: a few blocks out of the magazine that the thread has loaded.
-//!
-//! Every rare case declines it: an empty magazine, a visitor, a failed device, a pool other than
-//! the one used last. The [ladder](super::ladder) handles all of these.
+//! The fast path: a few blocks out of the thread's loaded magazine. Declines in every rare case: an
+//! empty magazine, a visitor, a failed device, a pool other than the one used last.
 
 use crate::ids::{BlockId, FrameId};
 
@@ -10,7 +8,6 @@ use crate::block::core::Blocks;
 use crate::block::request::AllocRequest;
 use crate::block::thread_cache::INLINE_BLOCKS;
 
-/// A block that has just become owned.
 pub(crate) struct Owned {
     pub(crate) id: BlockId,
     pub(crate) frame: FrameId,
@@ -31,8 +28,7 @@ impl Blocks {
         Some(Owned { id, frame })
     }
 
-    /// Allocates at most [`INLINE_BLOCKS`] blocks, and passes each to `take`, with its index.
-    /// False: nothing was done, take the slow path.
+    /// Allocates at most [`INLINE_BLOCKS`] blocks, like [`allocate_one`](Self::allocate_one).
     #[inline]
     pub(crate) fn allocate_inline(&self, request: &AllocRequest, mut take: impl FnMut(usize, Owned)) -> bool {
         let Some(cache) = self.recent_thread_cache() else { return false };

@@ -3,17 +3,15 @@
 use crate::frame::RunList;
 use crate::ids::{FrameId, Run};
 
-/// Gathered frames, and what is known after a search that failed.
 pub(in crate::block) struct Grab {
     pub(in crate::block) runs: RunList,
     pub(in crate::block) frames: usize,
-    /// After a failed search: no frame was overlooked because an owner was inside its thread cache.
+    /// After a failed search: no frame was missed because an owner was inside its thread cache.
     pub(in crate::block) is_sure: bool,
-    /// After a failed search: the system refused the fence that visits to thread caches need.
+    /// After a failed search: the kernel denied the fence that visits to thread caches need.
     pub(in crate::block) is_refused: bool,
-    /// Rounds in which frames were reclaimed from other places.
     pub(super) rounds: usize,
-    /// Whether the next round visits thread caches that report no frames, too.
+    /// Whether the next round also visits thread caches that report no frames.
     pub(super) is_all: bool,
 }
 

@@ -1,21 +1,16 @@
-//! Frames for the list of a sequence, which grows.
+//! Frames for the list of a sequence, which grows. Few runs make a block table cheap to read and to
+//! transfer. A lease takes holes first, to keep whole units whole; a list takes frames:
 //!
-//! A block table is cheap to read and to transfer if it consists of few runs. A list is therefore
-//! placed differently from a lease, which takes holes first so that whole units stay whole:
+//! 1. behind its last block: the rest of its unit, which it [reserves](crate::frame), and whole
+//!    units that follow;
+//! 2. in whole units, the longest runs first;
+//! 3. if no unit is whole: evicted blocks make some. The coldest blocks mostly belong to one or two
+//!    sequences that were placed in the same way, so their frames complete units;
+//! 4. like a lease: in holes, in magazines, and by all other steps of the ladder.
 //!
-//! 1. behind its last block: the rest of its unit, which it [reserves](crate::frame), and whole units
-//!    that follow;
-//! 2. in whole units, the longest runs first; the frames behind the last block stay free for the
-//!    next ones;
-//! 3. if no unit is whole: evicted blocks make some. The coldest blocks are mostly the blocks of
-//!    one or two sequences that were placed in the same way, so their frames complete units;
-//! 4. as a lease: in holes, in magazines, and by all other steps of the ladder.
-//!
-//! What lists leave behind are holes: the unused ends of their last units. Free frames in holes
-//! cache nothing, so there is [a limit](Core::holes_max) to them. Above it, a list evicts nothing
-//! for whole units, and takes holes for all that is missing: a few blocks with owners, one in each
-//! unit, would otherwise empty the cache. Above a [part](HOLES_SHIFT) of it, the end of a list that
-//! does not fill a unit goes into holes.
+//! Lists leave holes: the unused ends of their last units. Free frames in holes cache nothing, so
+//! their number has [a limit](Core::holes_max). Above it, a list evicts nothing for whole units:
+//! otherwise a few blocks with owners, one in each unit, would empty the cache.
 
 use crate::config::FAN_LOG2;
 use crate::ids::{FrameId, Run};
@@ -24,35 +19,31 @@ use super::grab::Grab;
 use crate::block::core::Core;
 use crate::block::request::AllocRequest;
 
-/// Free frames in partly used units that are kept for the growth of lists, as a shift of the
-/// [limit](Core::holes_max): above it, the end of a list that does not fill a unit goes into holes.
+/// Share of the [limit](Core::holes_max) of holes, as a shift, above which a list's end fills
+/// holes.
 const HOLES_SHIFT: u32 = 2;
 
 /// The limit in a pool without a cache, as a shift.
 const HOLES_POOL_SHIFT: u32 = 6;
 
-/// What it is at least in a pool with a cache, as a shift of the pool, up to [`HOLES_MIN`]: with
+/// Minimum of the limit in a pool with a cache, as a shift of the pool, up to [`HOLES_MIN`]: with
 /// fewer, lists go into holes, and are evicted as holes later.
 const HOLES_CACHE_SHIFT: u32 = 3;
 
-/// What it is at least in larger pools: the number of lists that grow at a time does not rise with
-/// the pool, and each hole costs hits.
+/// Minimum of the limit in larger pools: the number of growing lists does not scale with the pool.
 const HOLES_MIN: usize = 1_280;
 
-/// The limit in a pool that is owned as a whole, as a shift of the owned frames. It falls with the
-/// owned share: the larger the cache, the more hits a hole costs; the more lists there are, the
-/// more holes they leave.
+/// The limit in a fully owned pool, as a shift of the owned frames. It falls with the owned share:
+/// in a larger cache a hole costs more hits; more lists leave more holes.
 const HOLES_OWNED_SHIFT: u32 = 2;
 
-/// Frames that lists reserve for growth in a pool with a cache: at most this share of the free and evictable
-/// ones, as a shift. A free frame caches nothing while it is reserved for growth. Without a cache
-/// it costs nothing, and lists may reserve all.
+/// Maximum share of available frames reserved for growth in a pool with a cache, as a shift.
 const ROOM_SHIFT: u32 = 2;
 
-/// Number of times that a list evicts blocks for whole units before it takes holes.
+/// Evictions of blocks for whole units before a list takes holes.
 const ROUNDS: usize = 3;
 
-/// A pool of fewer units evicts no more blocks than a request is missing.
+/// In a pool of fewer units, a list evicts no more blocks than it needs.
 const UNITS_MIN: usize = 16;
 
 /// Place at which a list grows.
@@ -64,16 +55,13 @@ pub struct ListEnd {
     pub reserves: bool,
 }
 
-/// Returns the number of the unit of a frame.
 #[inline]
 pub(crate) fn unit_of(frame: FrameId) -> usize {
     frame.index() >> FAN_LOG2
 }
 
 impl Core {
-    /// Reserves for growth the unit of a frame for the list that ends in it. False if it is
-    /// reserved for growth already, or if [their share](ROOM_SHIFT) of the available frames is
-    /// reserved for growth.
+    /// Reserves a unit for a list. False: it is reserved, or [the share](ROOM_SHIFT) is used up.
     pub(crate) fn begin_growth_unit(&self, frame: FrameId) -> bool {
         let frames = &self.space.frames;
         let available = frames.free_counted() + self.evictable();
@@ -81,20 +69,17 @@ impl Core {
         frames.spared_about() <= available >> share && frames.begin_growth_unit(frame)
     }
 
-    /// Ends the reservation of a unit by the caller's list.
     #[inline]
     pub(crate) fn end_growth_unit(&self, frame: FrameId) {
         self.space.frames.end_growth_unit(frame);
     }
 
-    /// Returns the number of free frames that sequences reserve for their growth. Reads the bitmaps
-    /// of units reserved for growth.
+    /// Returns the number of free frames that sequences reserve for growth. Reads the bitmaps.
     pub fn reserved_for_growth(&self) -> usize {
         self.space.frames.spared_frames()
     }
 
-    /// Takes frames for a list: behind its end, and whole units. Takes fewer than are asked for if
-    /// the rest is better placed in holes, or must be.
+    /// Takes frames for a list: behind its end, and whole units. The rest goes into holes.
     pub(in crate::block) fn gather_list(&self, end: ListEnd, request: &AllocRequest, grab: &mut Grab) {
         let (asked, frames) = (request.blocks, &self.space.frames);
         if let Some(next) = end.next {
@@ -119,17 +104,15 @@ impl Core {
             if missing == 0 || fits_holes || round == ROUNDS || !self.evicts_for_units(missing, request) {
                 return;
             }
-            // Where single blocks with owners are scattered, evictions make holes instead of units,
-            // up to their limit.
+            // Where single owned blocks are scattered, evictions make holes, up to the limit.
             if self.evict_to_units(missing) == 0 {
                 return;
             }
         }
     }
 
-    /// Returns whether a list evicts blocks to get whole units, before it takes holes.
     fn evicts_for_units(&self, missing: usize, request: &AllocRequest) -> bool {
-        // If all of that does not suffice, an eviction would be wasted.
+        // Otherwise an eviction would be wasted.
         let most = self.space.frames.free_counted() + self.evictable() + self.reserved_for(request);
         self.has_units() && most >= missing && self.evicts_first(missing)
     }
@@ -139,15 +122,13 @@ impl Core {
         self.total() >= UNITS_MIN << FAN_LOG2
     }
 
-    /// Returns about how many frames are free in partly used units that are not reserved for
-    /// growth.
+    /// Returns about how many frames are free in partly used units not reserved for growth.
     fn holes(&self) -> usize {
         let frames = &self.space.frames;
         frames.free_counted().saturating_sub((frames.free_units() << FAN_LOG2) + frames.spared_about())
     }
 
-    /// Returns the number of free frames in partly used units above which lists evict nothing for
-    /// whole units, and compaction has something to cure.
+    /// Returns the maximum number of frames in holes, see the [module](super::growth).
     pub(in crate::block) fn holes_max(&self) -> usize {
         let total = self.total();
         if self.evictor.is_none() {

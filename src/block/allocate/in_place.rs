@@ -1,9 +1,6 @@
-//! Allocation for an engine whose ids are frames: with the runs that were found, or of frames by
-//! name.
-//!
-//! The blocks are pinned, see [`release::in_place`](crate::block). Frames are taken by
-//! name as a mover takes its destinations (model: `loom-tests/tests/named_claim.rs`), and evicted
-//! by name as for a contiguous request.
+//! Allocation for an engine whose ids are frames: of runs, or by name (model:
+//! `loom-tests/tests/named_claim.rs`). The blocks are pinned, see
+//! [`release::in_place`](crate::block).
 
 use crate::error::{AllocError, FrameError};
 use crate::frame::RunList;
@@ -17,15 +14,8 @@ use crate::block::request::AllocRequest;
 use crate::block::thread_cache::INLINE_BLOCKS;
 
 impl Blocks {
-    /// Allocates exactly `request.blocks` frames, each with one reference, or none. Passes their
-    /// runs to `take`.
-    ///
-    /// With `prefers_runs`, it looks for one run, then for few runs, before it takes frames from
-    /// magazines. It evicts no block for a longer run.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`]; no frame was allocated.
+    /// Allocates `request.blocks` frames, each with one reference: all or none. With
+    /// `prefers_runs`, looks for few runs before magazines, but evicts no block for a longer run.
     pub(crate) fn allocate_frames(
         &self,
         request: &AllocRequest,
@@ -51,13 +41,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// Allocates these frames, each with one reference, or none. Cached frames without references
-    /// are evicted.
-    ///
-    /// # Errors
-    ///
-    /// [`FrameError`]; no frame was allocated. If another thread takes a cached frame at the same
-    /// moment, others of the list may have been evicted.
+    /// Allocates these frames, each with one reference: all or none. Evicts cached frames without
+    /// references; an error may leave some evicted if another thread takes one concurrently.
     pub(crate) fn claim_frames(&self, frames: &[u32], request: &AllocRequest) -> Result<(), FrameError> {
         for (index, &frame) in frames.iter().enumerate() {
             let word = self.word(self.block_in_place(index, frame)?);
@@ -85,7 +70,6 @@ impl Blocks {
 }
 
 impl Core {
-    /// Returns the number of these frames whose blocks can be evicted now.
     pub(crate) fn evictable_in(&self, region: Run) -> usize {
         let oldest = self.space.clock.oldest();
         region.frames().filter(|&frame| self.can_evict_at(frame, oldest)).count()
@@ -103,7 +87,7 @@ impl Core {
             }
             let mut is_claimed = self.space.frames.claim(run);
             if !is_claimed && !has_trimmed {
-                // It may be in a magazine, or retired and seen by no batch any more.
+                // It may be in a magazine, or retired and seen by no batch.
                 self.trim();
                 has_trimmed = true;
                 is_claimed = self.space.frames.claim(run);

@@ -3,14 +3,13 @@
 //! 0. for the list of a sequence: the frames behind its end, and [whole units](super::growth);
 //! 1. the thread's magazines, which refill from the depot and the bitmaps;
 //! 2. larger and contiguous requests: the bitmaps directly, so that a prompt lies in few runs;
-//! 3. frames cached elsewhere, which are reclaimed: other threads' magazines, the depot, retire
-//!    lists;
+//! 3. frames reclaimed from elsewhere: other threads' magazines, the depot, retire lists;
 //! 4. evicted blocks: as many as are missing, or one window for a contiguous request;
 //! 5. urgent requests: the reserve;
 //! 6. an error that states what was available.
 //!
-//! A visit to another thread costs much for a few frames. So a pool that is full of evictable
-//! blocks evicts first while other threads cache little. No request is refused before both were
+//! Visiting another thread's cache is expensive for a few frames, so a pool full of evictable
+//! blocks evicts first while thread caches hold little. No request is refused before both were
 //! tried. No step waits for another thread.
 
 use smallvec::SmallVec;
@@ -28,25 +27,23 @@ use crate::block::core::{Blocks, Core, WakeGuard};
 use crate::block::request::{AllocRequest, Priority};
 use crate::block::thread_cache::{CountedRef, ThreadCache};
 
-/// Maximum number of reclaim rounds before a refusal while some thread is inside its thread cache.
+/// Maximum number of reclaim rounds before a refusal.
 const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 32 };
 
-/// A request evicts before it reclaims while other threads cache at most this share of the pool, as
-/// a shift.
+/// Maximum share of the pool in thread caches for evicting before reclaiming, as a shift.
 const LITTLE_SHIFT: u32 = 5;
 
-/// A thread also evicts for its next requests: at most this share of the pool, as a shift.
+/// Maximum share of the pool that a thread evicts for its next requests, as a shift.
 const AHEAD_SHIFT: u32 = 9;
 
-/// Fewer thread caches than this are summed at each call.
+/// From this number of thread caches on, one sum serves several calls.
 const FEW_CACHES: usize = 16;
 
-/// Attempts of an allocation that was refused although enough was free: in transit, or in the hands
-/// of others.
+/// Attempts of an allocation that was refused although enough frames were free but in transit.
 const ATTEMPTS: usize = 3;
 
 impl Blocks {
-    /// Allocates exactly `request.blocks` blocks for a lease, each with one reference, or none.
+    /// Allocates `request.blocks` blocks for a lease, each with one reference: all or nothing.
     pub fn allocate(&self, request: &AllocRequest, take: &mut dyn FnMut(BlockId)) -> Result<(), AllocError> {
         let mut grab = Grab::new();
         self.allocate_into(request, Aim::Any, &mut grab)?;
@@ -54,8 +51,8 @@ impl Blocks {
         Ok(())
     }
 
-    /// As [`allocate`](Self::allocate), for the list of a sequence that ends at `list`, or for a
-    /// transfer. A list gets no block while a request of higher priority waits.
+    /// Like [`allocate`](Self::allocate), for a list or transfer; refused while a higher priority
+    /// waits.
     pub fn allocate_listed(
         &self,
         request: &AllocRequest,
@@ -72,7 +69,6 @@ impl Blocks {
         Ok(())
     }
 
-    /// Gathers and counts the frames of a request; the caller owns the blocks in them.
     pub(super) fn allocate_into(
         &self,
         request: &AllocRequest,
@@ -80,8 +76,7 @@ impl Blocks {
         grab: &mut Grab,
     ) -> Result<(), AllocError> {
         self.with_thread_cache(|cache| {
-            // A waiting request may search for the frames in our hands while we split a unit or
-            // give up again.
+            // A waiting request may miss frames in transit while we split a unit or return frames.
             let wake_guard = self.wake_guard();
             let gathered = self.gather(cache, request, aim, grab, &wake_guard);
             drop(wake_guard);
@@ -95,7 +90,6 @@ impl Blocks {
     }
 }
 
-/// Where a request looks for frames first.
 #[derive(Clone, Copy)]
 pub(in crate::block) enum Aim {
     /// In the thread's magazines if they are few, else in the bitmaps.
@@ -107,7 +101,6 @@ pub(in crate::block) enum Aim {
 }
 
 impl Core {
-    /// Makes the blocks at the gathered frames owned, and passes each to `take`.
     #[inline]
     pub(in crate::block) fn hand_out(
         &self,
@@ -125,7 +118,7 @@ impl Core {
         }
     }
 
-    /// Refuses requests that no free can satisfy: invalid ones, and those that exceed the pool.
+    /// Refuses requests that can never be satisfied: invalid ones, and those that exceed the pool.
     pub(crate) fn check_request(&self, request: &AllocRequest) -> Result<(), AllocError> {
         if self.is_lost() {
             return Err(AllocError::DeviceLost { device: self.config.device });
@@ -200,8 +193,7 @@ impl Core {
             self.take_cached(cache, asked, grab);
         }
         (grab.rounds, grab.is_all) = (0, true);
-        // With a prefix cache, a pool is always full: an eviction must not cost a walk over its
-        // bitmaps.
+        // With a prefix cache, a pool is always full: an eviction must not cost a walk.
         let mut is_thorough = self.evictable() == 0;
         loop {
             let missing = (asked - grab.frames) as u32;
@@ -217,7 +209,6 @@ impl Core {
                 self.space.frames.allocate_some(missing, near, &mut take);
             }
             if grab.frames < asked && self.evictable() > 0 {
-                // Frames within reach cost less than an eviction.
                 self.take_cached(cache, asked, grab);
             }
             if grab.frames == asked {
@@ -243,7 +234,7 @@ impl Core {
             taken.into_iter().for_each(|frame| grab.push(frame));
             return Ok(());
         }
-        // Before its frames go back: a walk for the count is not needed if no others are free.
+        // Before its frames are returned: a walk for the count is not needed if no others are free.
         let error = self.exhausted_with(asked, grab.frames);
         self.undo(grab);
         match error {
@@ -275,7 +266,6 @@ impl Core {
                 break;
             }
         }
-        // The reserve is filled first.
         self.evict_for_reserve();
         if let Some(run) = self.evict_run(asked, wake_guard) {
             grab.extend(Some(run));
@@ -320,7 +310,6 @@ impl Core {
         });
     }
 
-    /// Returns whether a request evicts before it reclaims.
     pub(super) fn evicts_first(&self, missing: usize) -> bool {
         if self.evictable() == 0 {
             return false;
@@ -329,7 +318,7 @@ impl Core {
         cached < missing.max(self.total() >> LITTLE_SHIFT)
     }
 
-    /// Returns about how many frames all thread caches hold. A sum over many serves a few calls.
+    /// Estimates the number of frames in all thread caches; reuses a sum over many for a few calls.
     fn about_in_thread_caches(&self) -> usize {
         // Relaxed, all: an estimate.
         let left = self.sum_serves.load(Relaxed);
@@ -362,8 +351,7 @@ impl Core {
     ) -> bool {
         let missing = request.blocks - grab.frames;
         if self.evictable() + self.reserved_for(request) < missing || self.knows_no_eviction() {
-            // Reclaiming comes first; and if that does not suffice either, an eviction would be
-            // wasted.
+            // Reclaiming comes first; if that does not suffice, an eviction would be wasted.
             return false;
         }
         // A thread that often needs one block would search everywhere for each.
@@ -392,14 +380,13 @@ impl Core {
         evicted > 0
     }
 
-    /// Reclaims all free frames that threads cache into the bitmaps, where they merge into runs.
-    /// Skips thread caches whose owner is inside.
+    /// Reclaims the free frames of thread caches whose owner is outside into the bitmaps.
     pub fn trim(&self) {
         let wake_guard = self.wake_guard();
         self.take_back(true, &wake_guard);
     }
 
-    /// As [`trim`](Self::trim), without visits to thread caches that report no frames.
+    /// Like [`trim`](Self::trim), without visits to thread caches that report no frames.
     pub(in crate::block) fn bring_in(&self, wake_guard: &WakeGuard<'_>) {
         self.take_back(false, wake_guard);
     }
@@ -408,7 +395,7 @@ impl Core {
         cache.and_then(|cache| cache.enter(|local| local.magazines.near())).unwrap_or(FrameId(0))
     }
 
-    /// Reclaims frames cached elsewhere. False if another search would find nothing new.
+    /// Reclaims frames from elsewhere. False if another search would find nothing new.
     #[cold]
     fn climb(&self, grab: &mut Grab, wake_guard: &WakeGuard<'_>) -> bool {
         let was_all = grab.is_all;
@@ -421,10 +408,8 @@ impl Core {
         grab.rounds <= ROUNDS && !grab.is_refused && (found == Found::Something || !was_all)
     }
 
-    /// Reclaims all free frames outside of the bitmaps: the depot, retired frames that no batch
-    /// sees, and the magazines of all thread caches, or of those that report frames. (A visit is
-    /// expensive, but a cache reports its frames only after its owner has left.) The caller must
-    /// not be inside its own.
+    /// Reclaims all free frames outside of the bitmaps; visits thread caches that report frames, or
+    /// all, because an owner that is inside has not reported yet. The caller must be outside.
     fn take_back(&self, is_all: bool, wake_guard: &WakeGuard<'_>) -> Found {
         let has_frames = |thread_cache: &&ThreadCache| {
             let (cached, retired, _) = thread_cache.mirror();
@@ -450,7 +435,7 @@ impl Core {
                 yield_now();
                 Found::Something
             }
-            // The next visit will be refused, too.
+            // The kernel will deny the next visit, too.
             Visits::Refused => Found::Refused,
         }
     }
@@ -466,8 +451,7 @@ impl Core {
         self.exhausted_with(asked, 0)
     }
 
-    /// As [`exhausted`](Self::exhausted), for a request that is about to give `grabbed` frames
-    /// back.
+    /// Like [`exhausted`](Self::exhausted), before `grabbed` frames are returned.
     fn exhausted_with(&self, asked: usize, grabbed: usize) -> AllocError {
         let counts = self.recount();
         AllocError::Exhausted {

@@ -1,20 +1,4 @@
-//! Allocation: the ladder of places that a request searches, eviction, and the reserve.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `fast` | few blocks, through the loaded magazine |
-//! | `ladder` | all other requests: gather frames rung by rung, then own the blocks. Read it first |
-//! | `own` | the last step of each allocation: a block becomes owned |
-//! | `grab` | frames that one request has gathered so far |
-//! | `growth` | frames for the list of a sequence, which grows |
-//! | `in_place` | blocks for an engine whose ids are frames: runs, and frames taken by name |
-//! | `evict` | eviction of cached blocks without owners: the pool's side of the prefix cache |
-//! | `complete` | evictions out of order that complete a unit of free frames |
-//! | `reclaim` | evictions ahead of need, in slices at the ends of batches and sequences, and by the background task |
-//! | `window` | a run for a contiguous request out of a pool that is full of evictable blocks |
-//! | `refused` | refusals without a walk |
-//! | `reserve` | how requests and shrinks use the reserve |
-//!
+//! Allocation: the ladder that a request climbs, eviction, and the reserve. Read `ladder` first.
 
 mod complete;
 mod evict;

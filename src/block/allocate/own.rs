@@ -18,7 +18,6 @@ pub(in crate::block) fn own(
     id
 }
 
-/// As [`own`], with the row of the frame's block.
 #[inline(always)]
 pub(in crate::block) fn own_row(row: Row<'_>, frame: FrameId, request: &AllocRequest, now: Ticket) {
     let Row { word: atomic, info } = row;
@@ -29,9 +28,8 @@ pub(in crate::block) fn own_row(row: Row<'_>, frame: FrameId, request: &AllocReq
     }
     info.allocate(request.sequence.unwrap_or(SequenceId::NONE), request.priority, now);
     let word = word.allocate(request.pinned);
-    // A plain store: no other thread writes the word of a free block whose frame is ours.
-    // Release: pairs with the Acquire of a handle check, which then reads the info of this
-    // generation.
+    // A plain store: no other thread writes the word of a free block whose frame is ours. Release:
+    // pairs with the Acquire of a handle check, which then reads the info of this generation.
     atomic.store(word.to_bits(), Release);
 }
 

@@ -1,10 +1,6 @@
-//! Reclaim ahead of need: whole units are made free before a list asks for them.
-//!
-//! In a pool with a prefix cache nearly every block is owned or evictable, so a list that needs
-//! hundreds of blocks would evict as many while its sequence waits. Instead, the ends of batches
+//! Reclaim ahead of need. In a pool with a prefix cache nearly every block is owned or evictable,
+//! so a list that needs hundreds of blocks would evict as many first. Instead, the ends of batches
 //! and sequences evict in small slices, up to a watermark of free frames in whole units.
-//!
-//! # Protocol
 //!
 //! ```text
 //! list     took whole units:  reclaim_debt += their frames
@@ -14,50 +10,37 @@
 //! ```
 //!
 //! `reclaim_debt` is a hint: without consumption since the last slice, a batch's end costs one
-//! load. The swap gives the work to one thread; if lists take more units meanwhile two slices may
-//! overlap. A stopped thread withholds one step of its eviction and the frames of one leaf.
-//!
-//! # Who does it
-//!
-//! The ends of batches and of sequences. A batch that ends with a stream of a device does its slice
-//! when it is finished, on the engine's thread, so as not to delay the thread that reports ends.
-//! While no batch begins, [the background task](crate::compact) does the reclaim debt.
-//!
-//! The task does not do all slices: in a replay of Mooncake's conversations a wake cost as much as
-//! a small slice, p99 of an append rose from 26 to 31 us (two threads; 54 with a task that looks
-//! every 2 ms), and processor time by 5 %.
-//!
-//! Model: `loom-tests/tests/reclaim.rs`.
+//! load. The swap gives the work to one thread; if lists take more units meanwhile, two slices may
+//! overlap. A batch that ends with a stream of a device runs its slice when finished, on the
+//! engine's thread. While no batch begins, [the background task](crate::compact) settles the debt:
+//! if it ran all slices, p99 of an append rose from 26 to 31 us. Model:
+//! `loom-tests/tests/reclaim.rs`.
 
 use crate::config::FAN_LOG2;
 use crate::sync::Ordering::Relaxed;
 
 use crate::block::core::Core;
 
-/// Free frames in whole units that slices restore: this share of the pool, as a shift.
+/// Share of the pool that slices keep free in whole units, as a shift.
 const WATERMARK_SHIFT: u32 = 5;
 
-/// Maximum of the watermark, in frames.
 const WATERMARK_MAX: usize = 256;
 
-/// Maximum number of blocks that one slice evicts in the order of the policy. What
-/// [completes units](super::complete) comes on top.
+/// Maximum number of blocks per slice, excluding those that [complete units](super::complete).
 const SLICE_MAX: usize = 128;
 
 impl Core {
     #[inline]
     pub(super) fn took_units(&self, frames: usize) {
         if frames > 0 && self.evictor.is_some() {
-            // Relaxed: a hint.
+            // Relaxed, here and below: a hint.
             self.reclaim_debt.fetch_add(frames, Relaxed);
         }
     }
 
-    /// Evicts a slice of blocks if lists took whole units since the last one, and too few are left.
-    /// Returns the number of evicted blocks.
+    /// Evicts a slice of blocks if lists took whole units since the last one and too few are left.
     #[inline]
     pub(crate) fn reclaim_slice(&self) -> usize {
-        // Relaxed: a hint.
         if self.reclaim_debt.load(Relaxed) > 0 && self.has_units() {
             self.settle_reclaim_debt(WATERMARK_MAX.min(self.total() >> WATERMARK_SHIFT))
         } else {
@@ -65,19 +48,16 @@ impl Core {
         }
     }
 
-    /// As [`reclaim_slice`](Self::reclaim_slice), up to this watermark.
     #[cold]
     pub(in crate::block) fn settle_reclaim_debt(&self, watermark: usize) -> usize {
-        // Nothing is due while nothing is evictable: a prompt that fills the pool exactly stays
-        // cached. Reached by `prefix_edges`.
+        // A prompt that fills the pool exactly stays cached. Reached by `prefix_edges`.
         if self.reclaim_debt.swap(0, Relaxed) == 0 || self.evictable() == 0 {
             return 0;
         }
         let frames = &self.space.frames;
         let units = frames.free_units();
         let missing = watermark.saturating_sub(units << FAN_LOG2);
-        // Holes are limited, or evictions that complete no units would go on until nothing is
-        // cached.
+        // Otherwise evictions that complete no units would continue until nothing is cached.
         let most = watermark + self.holes_max() + frames.spared_about();
         let missing = missing.min(most.saturating_sub(frames.free_counted()));
         if missing == 0 {

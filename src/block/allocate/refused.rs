@@ -1,5 +1,4 @@
-//! Refusals without a walk: the conditions under which what a walk found is
-//! [remembered](crate::block::state::Refused), and holds.
+//! Refusals without a walk: when a [stored result](crate::block::state::Refused) holds.
 
 use crate::ids::Order;
 
@@ -7,7 +6,6 @@ use crate::block::core::Core;
 use crate::block::state::{Evictions, FreeRuns};
 
 impl Core {
-    /// Returns the free frames in the bitmaps as last walked, if nothing has changed since.
     pub(super) fn known_runs(&self) -> Option<FreeRuns> {
         let (at, runs) = self.refused.runs()?;
         (self.space.frames.snapshot() == Some(at)).then_some(runs)
@@ -30,27 +28,24 @@ impl Core {
         runs
     }
 
-    /// Returns the state on which it depends which blocks can be evicted.
     pub(super) fn evictions(&self) -> Evictions {
         // First: the other two are no older.
         let releases = self.evictor.as_ref().map_or(0, |evictor| evictor.releases());
         Evictions { evictable: self.evictable(), releases, oldest: self.space.clock.oldest() }
     }
 
-    /// Returns whether a walk found nothing to evict, and nothing has changed since.
     pub(super) fn knows_no_eviction(&self) -> bool {
         self.refused.no_eviction(self.evictable()).is_some_and(|known| known == self.evictions())
     }
 
-    /// Remembers that a walk from this state on found nothing to evict, and `seen` blocks that
-    /// batches see for certain.
+    /// `seen`: number of blocks that batches see for certain.
     pub(super) fn remember_no_eviction(&self, state: Evictions, seen: usize) {
         if seen == state.evictable && self.evictions() == state {
             self.refused.remember_no_eviction(state);
         }
     }
 
-    /// Returns whether a walk found no window of so many frames, and nothing has changed since.
+    /// Returns whether a walk found no window of this length, and nothing has changed since.
     pub(super) fn knows_no_window(&self, len: usize) -> bool {
         self.refused.no_window().is_some_and(|(state, at, least)| {
             len >= least && state == self.evictions() && self.space.frames.snapshot() == Some(at)

@@ -16,7 +16,6 @@ impl Core {
         if self.space.reserve.mark() == 0 {
             return;
         }
-        // Announced in every case.
         let wake_guard = self.wake_guard();
         let removed =
             self.space.reserve.sift(&wake_guard, |frame| (region.start.0..region.end()).contains(&frame.0));
@@ -28,14 +27,12 @@ impl Core {
         }
     }
 
-    /// Refills the reserve from the frames that are free now, so that it lies together. For a
-    /// moment any request may take them.
+    /// Refills the reserve, to make it contiguous. For a moment any request may take its frames.
     pub fn renew_reserve(&self) {
         self.vacate_reserve(Run { start: FrameId(0), len: self.total_frames() as u32 });
     }
 
-    /// Allocates a run that includes frames of the reserve, and sets others aside in their place.
-    /// Reached by `the_reserve_makes_way_for_a_run`.
+    /// Allocates a run through the reserve. Reached by `the_reserve_makes_way_for_a_run`.
     pub(in crate::block) fn run_through_reserve(
         &self,
         len: u32,
@@ -53,7 +50,7 @@ impl Core {
         self.space.top_up();
         self.evict_for_reserve();
         if self.space.reserve.is_short() {
-            // Other threads took frames first. The bit is set after the taking, as always.
+            // Other threads took frames first. The bit is set after taking, as always.
             self.space.clock.set_awaited();
         }
         run
@@ -65,7 +62,6 @@ impl Core {
         }
     }
 
-    /// Calls `f` with the frames in the reserve, for an audit.
     pub(in crate::block) fn for_each_reserved(&self, wake_guard: &WakeGuard<'_>, mut f: impl FnMut(FrameId)) {
         let removed = self.space.reserve.sift(wake_guard, |frame| {
             f(frame);

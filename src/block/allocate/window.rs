@@ -1,10 +1,10 @@
 //! A run for a contiguous request in a pool full of evictable blocks: a window with few evictions.
 //!
 //! A walk over the frames, region by region, takes the window with the fewest evictions of the
-//! first region in which one ends; each walk begins in another region. Concurrent changes can make
-//! the run fail; the walk is then repeated, a few times. That there is no window in the pool is
-//! [remembered](super::refused): each frame is read once, also where regions meet, so that the
-//! counts tell whether one changed. Test of the borders: `a_run_is_refused_until_there_is_one`.
+//! first region in which one ends; each walk begins in another region. If concurrent changes make
+//! the run fail, the walk is repeated, a few times. That no window exists is
+//! [stored](super::refused): each frame is read once, so that the counts show changes. Test of the
+//! borders: `a_run_is_refused_until_there_is_one`.
 
 use crate::config::FAN;
 use crate::frame::cheapest_window;
@@ -17,16 +17,13 @@ const WINDOWS: usize = 3;
 
 const REGION: usize = 1 << 13;
 
-/// A region has at least so many times the frames of a window.
+/// Minimum number of windows in a region.
 const WINDOWS_IN_REGION: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cost {
-    /// None.
     Free,
-    /// One eviction.
     Evict,
-    /// Infinite.
     Fixed,
 }
 
@@ -40,25 +37,22 @@ impl Cost {
     }
 }
 
-/// What a walk has found.
 #[derive(Default)]
 struct Walk {
-    /// The costs of a region's frames, behind those of the frames before it in which a window that
-    /// ends in it begins.
+    /// The costs of a region's frames, behind those of the `len - 1` frames before it.
     costs: Vec<Cost>,
-    /// The first ones of the walk, for the windows that begin in its last region.
+    /// The first costs of the walk, for the windows that begin in its last region.
     head: Vec<Cost>,
     evictable: usize,
     /// Evictable blocks that batches see for certain.
     seen: usize,
     free: usize,
-    /// A shrink has closed a frame. One that is given up opens it, which no counter shows.
+    /// Whether a shrink has closed a frame. Abandoning it opens the frame, which no counter shows.
     has_closed: bool,
 }
 
 impl Walk {
-    /// Keeps the last `kept` costs, and reads those of the frames from `start` to `end`. Returns
-    /// the frame of the first cost.
+    /// Keeps the last `kept` costs, and reads further ones. Returns the frame of the first cost.
     fn read(&mut self, core: &Core, oldest: Ticket, kept: usize, start: usize, end: usize) -> usize {
         self.costs.drain(..self.costs.len().saturating_sub(kept));
         let kept = self.costs.len();
@@ -92,7 +86,6 @@ impl Walk {
         start - kept
     }
 
-    /// Returns the place of the window of `len` frames that needs the fewest evictions.
     fn cheapest(&self, len: usize) -> Option<usize> {
         let costs = &self.costs;
         cheapest_window(costs.len(), len, |at| costs[at].evictions(), |_| 0).map(|(at, _)| at)
@@ -100,7 +93,6 @@ impl Walk {
 }
 
 impl Core {
-    /// Evicts the blocks in a window of `len` frames, if there is one, and takes the run.
     #[cold]
     pub(in crate::block) fn evict_run(&self, len: usize, _: &WakeGuard<'_>) -> Option<Run> {
         let region = REGION.max(WINDOWS_IN_REGION * len).next_multiple_of(FAN);

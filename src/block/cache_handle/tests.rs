@@ -17,8 +17,8 @@ const CONFIG: BlocksConfig = BlocksConfig {
     device: DeviceId::Host,
 };
 
-/// A user's policy that, in the middle of an allocation, drops the last reference to the pool, uses
-/// another pool for the first time, and has another thread use this one. Then it evicts one block.
+/// A user's policy that, during an allocation, drops the last reference to the pool, uses another
+/// pool for the first time, and has another thread use this one. Then it evicts one block.
 #[derive(Default)]
 struct Hostile {
     pool: Mutex<Option<Blocks>>,
@@ -80,8 +80,8 @@ impl Evictor for Hostile {
     fn forget(&self, _: &Core, _: BlockId) {}
 }
 
-/// A thread cache has one thread for as long as that thread is anywhere in the pool, whatever user
-/// code does further down the stack. Miri detects the race if it has two.
+/// A thread cache has one thread while that thread is anywhere in the pool, whatever user code does
+/// further down the stack. Miri detects the race if it has two.
 #[test]
 fn no_users_code_takes_a_thread_cache_from_under_its_thread() {
     let hostile = Arc::new(Hostile::default());

@@ -20,7 +20,6 @@ fn blocks(frames: usize) -> Blocks {
     Blocks::new(config, None)
 }
 
-/// Allocates and seals blocks in the first frames.
 fn sealed(blocks: &Blocks, count: usize) -> Vec<BlockId> {
     let mut ids = Vec::new();
     blocks.allocate(&AllocRequest::new(count), &mut |id| ids.push(id)).unwrap();
@@ -70,8 +69,7 @@ fn a_table_is_patched_with_where_a_block_is_whatever_the_order_in_the_log() {
     assert_eq!(blocks.audit().unwrap().in_bitmap, 63);
 }
 
-/// The time of a move does not grow with the pool, neither if it begins nor if its destination is
-/// taken. Minima of many rounds, and a wide margin: without it, the ratio is above 20.
+/// The time of a move does not grow with the pool: otherwise, the ratio is above 20.
 #[test]
 #[cfg_attr(miri, ignore = "measures time")]
 fn a_move_in_a_large_pool_takes_as_long() {

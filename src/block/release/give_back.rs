@@ -1,5 +1,4 @@
-//! The way of freed frames: to the thread's magazines or the bitmaps, or into a retire list while a
-//! batch may still see them.
+//! The path of freed frames: to free lists, or to a retire list while a batch may see them.
 
 use crate::frame::{MagazinePair, RunList};
 use crate::ids::{FrameId, Run};
@@ -7,7 +6,6 @@ use crate::ids::{FrameId, Run};
 use crate::block::core::{Blocks, Core, WakeGuard};
 use crate::block::thread_cache::{CacheRef, CountedRef, INLINE_BLOCKS, Returning};
 
-/// A few frames that one call has freed, in order.
 pub(super) struct Few {
     places: [FrameId; INLINE_BLOCKS],
     len: usize,
@@ -24,15 +22,14 @@ impl Few {
         &self.places[..self.len]
     }
 
-    /// Releases keys by `fast`, in order, as long as it does not decline and its frame finds a
-    /// place. Returns the keys that are left.
+    /// Releases keys by `fast`, in order, until it declines or no place is left. Returns the rest.
     #[inline(always)]
     pub(super) fn fill<'k, K: Copy>(
         &mut self,
         keys: &'k [K],
         fast: impl Fn(K) -> Option<FrameId>,
     ) -> &'k [K] {
-        // A loop that calls nothing keeps in registers what it needs.
+        // A loop that calls nothing keeps its state in registers.
         let mut done = 0;
         for (place, &key) in self.places[self.len..].iter_mut().zip(keys) {
             let Some(frame) = fast(key) else { break };
@@ -43,7 +40,6 @@ impl Few {
         &keys[done..]
     }
 
-    /// Moves the frames to runs, which makes room for further ones.
     #[inline(never)]
     pub(super) fn join(&mut self, runs: &mut RunList) {
         self.frames().iter().for_each(|&frame| runs.push(frame));
@@ -57,7 +53,6 @@ impl Few {
 }
 
 impl Blocks {
-    /// Gives back a few frames of free blocks, and announces them.
     // One function: with a body in each caller, its parts were not inlined, which cost 5 %.
     #[inline(never)]
     pub(super) fn give_back_few(&self, frames: &[FrameId]) {
@@ -74,9 +69,8 @@ impl Blocks {
         }
     }
 
-    /// Pushes free frames to the thread's magazines by `push`. False: nothing was done. Every rare
-    /// case declines: full magazines, a visitor, a batch in flight, a waiting request, a pool that
-    /// wipes, a pool other than the one used last.
+    /// Pushes free frames to the thread's magazines. Declines, having done nothing, in rare cases:
+    /// full magazines, a visitor, a batch, a waiting request, wiping, another pool used last.
     #[inline(always)]
     pub(super) fn is_pushed(
         &self,
@@ -85,9 +79,8 @@ impl Blocks {
         push: impl FnOnce(&mut MagazinePair) -> bool,
     ) -> bool {
         let section = |magazines: &mut MagazinePair| {
-            // After the release: the frames are ours, so every batch that saw them is visible to
-            // this load. Inside the section: a waiting request meets us here, or we see that it
-            // waits.
+            // After the release: every batch that saw the frames is visible to this load. Inside
+            // the section: a waiting request encounters us here, or we see that it waits.
             self.space.clock.read().is_quiet() && push(magazines)
         };
         !self.space.wipes()
@@ -117,8 +110,7 @@ impl Blocks {
 }
 
 impl Core {
-    /// Gives back frames of free blocks: to free lists, or to a retire list if a batch may still
-    /// see them. Announces them.
+    /// Gives back and announces frames: to free lists, or while a batch sees them to a retire list.
     pub(super) fn give_back(&self, cache: Option<CountedRef<'_>>, runs: &[Run]) {
         let frames = runs.iter().map(|run| run.len as usize).sum();
         match &cache {
@@ -147,24 +139,21 @@ impl Core {
                     cache.enter(|local| runs.iter().for_each(|&run| local.retire(&self.space, run, tag)))
                 });
                 if retired.is_none() {
-                    // A visitor is inside the thread cache, or the thread has none. Reached by
-                    // `a_visited_owner_retires_elsewhere`.
+                    // Visited, or without a cache. Reached by `a_visited_owner_retires_elsewhere`.
                     runs.iter().for_each(|&run| self.shared_retire_list.push(run, tag));
                 }
             }
         }
     }
 
-    /// As [`reclaim_retired`](Self::reclaim_retired), if a run is probably due; for
-    /// frequent callers.
+    /// Like [`reclaim_retired`](Self::reclaim_retired), if a run is probably due.
     pub fn reclaim_due_retired(&self) -> usize {
         let may_be_due =
             !self.shared_retire_list.is_empty() && self.shared_retire_list.is_due(self.space.clock.oldest());
         if may_be_due { self.reclaim_retired() } else { 0 }
     }
 
-    /// Reclaims frames of the shared retire list that no batch sees any more, and returns their
-    /// number. They include old frames of moves. Announces them.
+    /// Reclaims and announces due frames of the shared retire list; returns their number.
     pub fn reclaim_retired(&self) -> usize {
         if self.shared_retire_list.is_empty() {
             return 0;
@@ -172,7 +161,6 @@ impl Core {
         self.reclaim_retired_with(&self.wake_guard())
     }
 
-    /// As [`reclaim_retired`](Self::reclaim_retired); the caller's wake guard announces.
     pub(in crate::block) fn reclaim_retired_with(&self, wake_guard: &WakeGuard<'_>) -> usize {
         if self.shared_retire_list.is_empty() {
             return 0;

@@ -1,7 +1,5 @@
-//! Shares by id, and operations by handle: pins, seals and inspection.
-//!
-//! Each operation by handle checks its pool, range and generation, in the very word that it
-//! replaces.
+//! Shares by id, and operations by handle: pins, seals and inspection. Each operation by handle
+//! checks its pool, range and generation in the very word that it replaces.
 
 use crate::error::HandleError;
 use crate::ids::{BlockHandle, BlockId};
@@ -11,14 +9,14 @@ use crate::block::core::Core;
 use crate::block::state::{BlockInfo, BlockWord, InfoCell};
 
 impl Core {
-    /// Adds a reference on each block of a lease, or on none. Panics if a block is free.
+    /// Adds a reference on each block of a lease: all or none. Panics if a block has no reference.
     pub fn share(&self, ids: &[BlockId]) -> Result<(), HandleError> {
         self.share_listed(ids)?;
         self.count_further(ids.len() as isize);
         Ok(())
     }
 
-    /// As [`share`](Self::share), for blocks in a sequence's list.
+    /// Like [`share`](Self::share), for blocks in a sequence's list.
     pub fn share_listed(&self, ids: &[BlockId]) -> Result<(), HandleError> {
         for (i, &id) in ids.iter().enumerate() {
             // Relaxed: the caller's reference orders its accesses; only the count changes.
@@ -36,13 +34,13 @@ impl Core {
         Ok(())
     }
 
-    /// Pins a block: it is neither evicted nor moved until as many [unpins](Self::unpin).
+    /// Pins a block: it is neither evicted nor moved until its pins are dropped.
     pub fn pin(&self, handle: BlockHandle) -> Result<(), HandleError> {
         let full = HandleError::TooManyPins { id: handle.id, max: BlockWord::PINS_MAX };
         if self.update(&handle, BlockWord::pin)? { Ok(()) } else { Err(full) }
     }
 
-    /// Drops a pin. The block may be free by then, and the pin gone with it.
+    /// Drops a pin. Does nothing if the block was freed, which cleared its pins.
     pub fn unpin(&self, handle: BlockHandle) {
         if self.update(&handle, BlockWord::unpin) == Ok(true) {
             // A request that waits for a run can have the block moved now.
@@ -55,11 +53,10 @@ impl Core {
         let _ = self.update(&handle, BlockWord::seal);
     }
 
-    /// Makes a sealed block writable again, for an owner that the caller borrows mutably. False: it
-    /// is shared or moving, so that the caller must write to a block of its own.
+    /// Makes a sealed block writable for its only owner. False: it is shared or moving.
     pub fn reopen(&self, id: BlockId) -> bool {
-        // Acquire: accesses of earlier owners happen before our writes, and so do the reads of a
-        // copy that was dropped. Release: continues the order for later checks of the word.
+        // Acquire: accesses of earlier owners and cancelled copies happen before our writes.
+        // Release: continues the order for later checks of the word.
         let reopened = self.space.table.word(id).fetch_update(AcqRel, Acquire, |bits| {
             BlockWord::from_bits(bits).reopen().map(BlockWord::to_bits)
         });
@@ -85,7 +82,6 @@ impl Core {
         self.space.table.info(id).read(id, word, self.config.device, self.space.clock.newest())
     }
 
-    /// Returns the block's word, if the handle is good.
     #[inline]
     pub(in crate::block) fn check(&self, handle: &BlockHandle) -> Result<BlockWord, HandleError> {
         if !self.is_of_this_pool(handle) {
@@ -120,7 +116,7 @@ impl Core {
         }
     }
 
-    /// Applies a transition to a block's word, while the handle is good. False: not allowed.
+    /// Applies a transition to a block's word while the handle is current. False: not allowed.
     #[inline]
     pub(in crate::block) fn update(
         &self,
@@ -138,20 +134,16 @@ impl Core {
                 return Err(self.refuse(handle));
             }
             let Some(next) = transition(word) else { return Ok(false) };
-            // Acquire: as in `word`. Release: a thread that checks a handle by this word sees what
-            // its owner did.
+            // Acquire: as in `word`. Release: a handle check sees what the owner did.
             match row.word.compare_exchange_weak(word.to_bits(), next.to_bits(), AcqRel, Acquire) {
                 Ok(_) => return Ok(true),
-                // Another thread shared, pinned, released or freed in between. Reached by the model
-                // `share_release`.
+                // Another thread changed it in between. Reached by the model `share_release`.
                 Err(now) => word = BlockWord::from_bits(now),
             }
         }
     }
 }
 
-/// Returns whether a word is owned and of the handle's generation. A block that became evictable
-/// and was hit again has another generation.
 #[inline(always)]
 fn is_current(info: &InfoCell, handle: &BlockHandle, word: BlockWord) -> bool {
     // The high bits are read after the word (an Acquire): they change only while the block is free,

@@ -1,16 +1,13 @@
 //! References by frame number, for an engine whose ids are frames.
 //!
-//! Such an engine's blocks are pinned while they have references: allocations and hits pin them,
-//! the last release unpins them. A frame with references therefore keeps its block, and its number
-//! names the block as an id does. Only blocks without references move.
+//! Such an engine's blocks are pinned while they have references, so a frame with references keeps
+//! its block, and its number identifies the block. Only blocks without references move.
 //!
-//! A list is checked as a whole before anything is changed. Each step then checks the word that it
-//! replaces: it has references, and names the caller's frame. A frame number has no generation: a
-//! second free of a frame is refused while the frame is free or cached, and not if another owner
-//! has got it meanwhile.
+//! A list is checked as a whole before anything changes. Each step then checks that the word that
+//! it replaces has references and names the caller's frame. A second free of a frame is refused
+//! while the frame is free or cached, but not after another owner got it.
 //!
-//! The transitions are those of sequences' lists and of pins, and so are their models: `evictable`
-//! for hits, releases and evictions, `moves` for pins against moves.
+//! The transitions are those of lists and pins, with their models: `evictable` and `moves`.
 
 use crate::error::FrameError;
 use crate::frame::RunList;
@@ -25,9 +22,8 @@ use crate::block::state::{BlockWord, Row, TableView};
 use crate::block::thread_cache::INLINE_BLOCKS;
 
 impl Blocks {
-    /// Drops one reference on each frame, in the given order. `tell` gets the blocks that became
-    /// evictable. Exception to "all or none": a frame that another thread frees at the same moment,
-    /// though only one reference is left, is reported, and the others are freed.
+    /// Drops one reference on each frame, in order: all or none, except that a frame that another
+    /// thread frees concurrently is reported, and the others are freed.
     pub(crate) fn free_frames(
         &self,
         frames: &[u32],
@@ -51,7 +47,6 @@ impl Blocks {
         self.free_rest(few, frames, rest, cached, tell)
     }
 
-    /// Frees what is left of a checked list, of which `cached` entries are cached.
     #[inline(never)]
     fn free_rest(
         &self,
@@ -76,7 +71,7 @@ impl Blocks {
         outcome
     }
 
-    /// Adds a reference to each frame, which is referenced or cached, or to none.
+    /// Adds a reference to each frame, which must be referenced or cached: all or none.
     pub(crate) fn share_frames(
         &self,
         frames: &[u32],
@@ -110,7 +105,6 @@ impl Blocks {
 }
 
 impl Pass<'_> {
-    /// Frees the runs of a list that [`only_in_place`](Core::only_in_place) checked.
     fn free_runs(&mut self, table: TableView<'_>, frames: &[u32], runs: &RunList) -> Result<(), FrameError> {
         let mut outcome = Ok(());
         for &run in runs.iter() {
@@ -121,7 +115,7 @@ impl Pass<'_> {
                 if len == rest.len {
                     break;
                 }
-                // Another thread shared or cached it after the check. Reached by the test
+                // Another thread shared or cached it. Reached by
                 // `threads_change_frames_of_a_list_that_is_freed`.
                 let frame = FrameId(rest.start.0 + len);
                 outcome = outcome.and(self.free(table, frames, frame));
@@ -131,7 +125,6 @@ impl Pass<'_> {
         outcome
     }
 
-    /// Frees a frame of a checked list; one that another thread has freed since is reported.
     #[cold]
     #[inline(never)]
     fn free(&mut self, table: TableView<'_>, frames: &[u32], frame: FrameId) -> Result<(), FrameError> {
@@ -142,15 +135,13 @@ impl Pass<'_> {
     }
 }
 
-/// Drops the only reference of a block that is not cached. `None`: nothing was done.
 #[inline(always)]
 fn free_only(table: TableView<'_>, frame: u32) -> Option<FrameId> {
     let frame = FrameId(frame);
     release_only_in(table.row(table.block_at(frame)).word, frame).then_some(frame)
 }
 
-/// Drops the only references of a run's blocks that are not cached, up to the first block of
-/// another kind. Returns the number of frames released.
+/// Releases a run up to the first block that is cached or shared; returns the number of frames.
 #[inline(never)]
 fn release_run(table: TableView<'_>, run: Run) -> u32 {
     table.visit_run(run, |frame, _, row| release_only_in(row.word, frame))
@@ -158,14 +149,12 @@ fn release_run(table: TableView<'_>, run: Run) -> u32 {
 
 #[inline(never)]
 fn is_only_run(table: TableView<'_>, run: Run) -> bool {
-    // Acquire: as in `word`.
+    // Acquire, here and below: as in `word`.
     let word = |row: Row<'_>| BlockWord::from_bits(row.word.load(Acquire));
     table.visit_run(run, |frame, _, row| word(row).is_only_in(frame)) == run.len
 }
 
 impl Core {
-    /// Returns the runs of a list of distinct frames, each with one reference and not cached, as
-    /// nearly all lists are that engines free. `None`: another list, or a wrong one.
     #[inline]
     fn only_in_place(&self, table: TableView<'_>, frames: &[u32]) -> Option<RunList> {
         let total = self.total_frames();
@@ -194,8 +183,7 @@ impl Core {
         }
     }
 
-    /// Refuses a list with a frame that has no references, or that has fewer than it is listed.
-    /// Returns the number of entries whose blocks are cached.
+    /// Checks that no frame is listed more often than referenced; counts the cached entries.
     #[inline]
     fn check_owned(&self, table: TableView<'_>, frames: &[u32]) -> Result<usize, FrameError> {
         let (total, mut cached) = (self.total_frames(), 0);
@@ -203,7 +191,6 @@ impl Core {
             if frame as usize >= total {
                 return Err(self.why_not_owned(index, frame));
             }
-            // Acquire: as in `word`.
             let atomic = table.row(table.block_at(FrameId(frame))).word;
             let word = BlockWord::from_bits(atomic.load(Acquire));
             if !word.is_owned() || word.frame().0 != frame {
@@ -231,7 +218,6 @@ impl Core {
         repeats(frames, |frame| self.frame_word(frame).refs())
     }
 
-    /// Returns the block of a frame that is referenced or cached, and its word.
     pub(crate) fn used_in_place(&self, index: usize, frame: u32) -> Result<(BlockId, BlockWord), FrameError> {
         let id = self.block_in_place(index, frame)?;
         let word = self.word(id);
@@ -240,7 +226,6 @@ impl Core {
         if is_used { Ok((id, word)) } else { Err(FrameError::Free { index, frame: FrameId(frame) }) }
     }
 
-    /// Returns the block of a frame other than the null block's.
     pub(crate) fn block_in_place(&self, index: usize, frame: u32) -> Result<BlockId, FrameError> {
         let (frame, frames) = (FrameId(frame), self.total_frames());
         if frame.index() >= frames {
@@ -257,7 +242,6 @@ impl Core {
     }
 }
 
-/// Refuses a list that contains a frame more often than `most` allows.
 pub(in crate::block) fn repeats(frames: &[u32], most: impl Fn(FrameId) -> u32) -> Result<(), FrameError> {
     let mut sorted: Vec<(u32, usize)> = frames.iter().copied().zip(0..).collect();
     sorted.sort_unstable();

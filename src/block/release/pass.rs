@@ -1,5 +1,4 @@
-//! One call that releases references: each by a transition of its block's word, and then all that
-//! the transitions left to do at once.
+//! One call that releases references: first all transitions of words, then the remaining work.
 //!
 //! ```text
 //! fast step     the only reference, of a block that is not cached:  one exchange; the frame is freed
@@ -19,28 +18,26 @@ use super::reference::{Outcome, release_only, release_privately};
 use crate::block::core::{Blocks, Core, Evictable};
 use crate::block::state::BlockWord;
 
-/// Distance, in blocks, at which a release prefetches words.
 const RELEASED_AHEAD: usize = 8;
 
 /// Whether other threads may change the words of a lease's blocks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exposure {
-    /// They may: a handle or a second lease of the blocks was given out.
+    /// A handle or a second lease of the blocks was given out.
     Shared,
-    /// They may not: the release may be [private](crate::block).
+    /// The release may be [private](crate::block).
     Private,
 }
 
-/// What the releases of one call have left to do so far.
 pub(super) struct Pass<'a> {
     pub(super) core: &'a Core,
-    /// The frames that were freed last; those before them are in `runs`.
+    /// The frames that were freed last; earlier ones are in `runs`.
     few: Few,
     runs: RunList,
     evictable: SmallVec<[Evictable; 64]>,
-    /// Number of references whose blocks others, or the cache, keep.
+    /// Number of references whose blocks stay owned or cached.
     kept: usize,
-    /// Number of blocks that are counted as evictable and are not yet.
+    /// Number of blocks that are counted as evictable but are not yet.
     counted: usize,
 }
 
@@ -65,21 +62,17 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Returns all frames that were freed, in order.
     fn all_freed(&mut self) -> &[Run] {
         self.few.join(&mut self.runs);
         &self.runs
     }
 
-    /// Counts blocks as evictable before they are, so that a thread that is stopped in between
-    /// hides none.
+    /// Counts blocks as evictable before they are, so that a stopped thread hides none.
     pub(super) fn expect_evictable(&mut self, blocks: usize) {
         self.core.count_evictable(blocks);
         self.counted += blocks;
     }
 
-    /// Releases all keys in order: each by the fast step, or where that declines by the general
-    /// one.
     #[inline(always)]
     pub(super) fn release_all<K: Copy>(
         &mut self,
@@ -101,11 +94,7 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Drops a reference in any state of its block; of the block in `frame`, if that is given.
-    ///
-    /// # Errors
-    ///
-    /// The word that has no reference, or names another frame; nothing has changed.
+    /// Drops a reference of a block, which must be in `frame` if given; else returns its word.
     #[inline(never)]
     pub(super) fn release(&mut self, id: BlockId, frame: Option<FrameId>) -> Result<(), BlockWord> {
         let (core, counted) = (self.core, &mut self.counted);
@@ -129,14 +118,12 @@ impl<'a> Pass<'a> {
         Ok(())
     }
 
-    /// As [`release`](Self::release), for the owner of the reference.
     #[inline]
     fn release_owned(&mut self, id: BlockId) {
         self.release(id, None).unwrap_or_else(|word| not_the_callers(id, word));
     }
 
-    /// Does what is left to do apart from the freed frames. `listed` of the references were in
-    /// lists. Returns whether blocks became evictable, which must be announced.
+    /// Does the remaining work but for freed frames. Returns whether an announcement is due.
     #[inline]
     fn settle(&mut self, listed: usize, tell: impl FnOnce(&[Evictable], Ticket)) -> bool {
         self.core.count_further(listed as isize - self.kept as isize);
@@ -154,12 +141,11 @@ fn not_the_callers(id: BlockId, word: BlockWord) -> ! {
 }
 
 impl Blocks {
-    /// Drops one reference of a lease on each block. Panics if a block is free.
+    /// Drops one reference of a lease on each block. Panics if a block has no reference.
     pub fn release(&self, ids: &[BlockId]) {
         self.release_exposed(ids, Exposure::Shared);
     }
 
-    /// As [`release`](Self::release), for a lease that knows whether the release may be private.
     pub(crate) fn release_exposed(&self, ids: &[BlockId], exposure: Exposure) {
         let table = self.space.table.view();
         match exposure {
@@ -185,8 +171,7 @@ impl Blocks {
         self.finish(&mut pass, 0, |_, _| ());
     }
 
-    /// As [`release_exposed`](Self::release_exposed), for one block whose release may be private.
-    /// It has a way of its own, in registers.
+    /// Like [`release_exposed`](Self::release_exposed), for one block, in registers.
     #[inline]
     pub(crate) fn release_unseen(&self, id: BlockId) {
         match release_privately(self.space.table.view(), id) {
@@ -206,22 +191,19 @@ impl Blocks {
         self.release(&[id]);
     }
 
-    /// As [`release`](Self::release), for blocks that were in a sequence's list. Tells the evictor.
+    /// Like [`release`](Self::release), for blocks in a sequence's list. Notifies the evictor.
     pub fn release_listed(&self, ids: &[BlockId]) {
         self.release_cached(ids, |blocks, tag| self.tell_evictor(blocks, tag));
     }
 
-    /// As [`release_listed`](Self::release_listed); `tell` gets the blocks that became evictable,
-    /// like [`Evictor::became_evictable`](crate::block::Evictor::became_evictable).
+    /// Like [`release_listed`](Self::release_listed); `tell` notifies the evictor.
     pub(crate) fn release_cached(&self, ids: &[BlockId], tell: impl FnOnce(&[Evictable], Ticket)) {
         if self.release_silently(ids, tell) {
             self.announce();
         }
     }
 
-    /// As [`release_cached`](Self::release_cached), without an announcement of the blocks that
-    /// became evictable. Returns whether there are any: the caller announces them, or has a place
-    /// in the queue, and signals the queue.
+    /// Like [`release_cached`](Self::release_cached), but returns whether an announcement is due.
     pub(crate) fn release_silently(&self, ids: &[BlockId], tell: impl FnOnce(&[Evictable], Ticket)) -> bool {
         let (mut pass, table) = (Pass::new(self, Few::new()), self.space.table.view());
         if self.evictor.is_none() {
@@ -238,8 +220,7 @@ impl Blocks {
         self.end_pass(&mut pass, ids.len(), tell)
     }
 
-    /// As [`release_listed`](Self::release_listed), for blocks that were in no table and no list
-    /// that another thread reads: no batch has seen them, so their frames are free at once.
+    /// Like [`release_listed`](Self::release_listed), for blocks that no batch could see.
     pub(crate) fn release_unpublished(&self, ids: &[BlockId]) {
         if ids.is_empty() {
             return;
@@ -254,14 +235,13 @@ impl Blocks {
         self.announce();
     }
 
-    /// Ends a pass, and announces what became available.
     pub(super) fn finish(&self, pass: &mut Pass<'_>, listed: usize, tell: impl FnOnce(&[Evictable], Ticket)) {
         if self.end_pass(pass, listed, tell) {
             self.announce();
         }
     }
 
-    /// As [`finish`](Self::finish). Returns whether blocks became evictable that are not announced.
+    /// Ends a pass. Returns whether blocks became evictable that are not announced.
     #[inline]
     fn end_pass(&self, pass: &mut Pass<'_>, listed: usize, tell: impl FnOnce(&[Evictable], Ticket)) -> bool {
         let is_evictable = pass.settle(listed, tell);
@@ -270,15 +250,14 @@ impl Blocks {
             (true, few) => self.give_back_few(few),
             (false, _) => self.give_back_runs(pass.all_freed()),
         }
-        // Announced, or no request waited behind the fence of the thread cache, which follows the words
-        // and queue entries of what became evictable: a later request finds all of it.
+        // Announced, or no request waited behind the fence of the thread cache, which follows the
+        // words and queue entries of what became evictable: a later request finds all of it.
         false
     }
 }
 
 impl Core {
-    /// Takes back references that were added to listed blocks whose owner keeps its own: none of them
-    /// is the last.
+    /// Drops references of listed blocks whose owner keeps its own: none is the last.
     #[cold]
     pub(super) fn unshare(&self, ids: &[BlockId]) {
         let mut pass = Pass::new(self, Few::new());
@@ -287,8 +266,7 @@ impl Core {
         pass.settle(ids.len(), |_, _| ());
     }
 
-    /// Takes back a [hit](Self::hit) whose block proved to hold other contents, before it is
-    /// counted.
+    /// Drops a [hit](Self::hit), before it is counted, whose block proved to have other contents.
     #[cold]
     pub(crate) fn give_back_hit(&self, id: BlockId, was_evictable: bool) {
         let mut pass = Pass::new(self, Few::new());

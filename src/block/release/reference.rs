@@ -6,34 +6,30 @@ use crate::sync::{AtomicU64, Ordering, Ordering::*};
 use crate::block::core::Core;
 use crate::block::state::{BlockWord, Released, TableView};
 
-/// The ordering of a release. Release: this owner's use of the bytes happens before the
-/// next owner's. Acquire: the last release sees what all other owners did, and every batch that
-/// they began.
+/// Release: this owner's use of the bytes happens before the next owner's. Acquire: the last
+/// release sees what all other owners did, and every batch that they began.
 const RELEASE_ORDER: Ordering = AcqRel;
 
-/// What remains to be done after the release of a reference.
 pub(super) enum Outcome {
-    /// There are other references.
     Shared,
-    /// The block was freed, and its frame is the mover's.
+    /// The block was freed, and the mover owns its frame.
     Left,
     Freed(FrameId),
     Evictable(BlockWord),
 }
 
-/// Drops the only reference of a lease whose release may be [private](crate::block). `None`:
-/// nothing was done.
+/// Drops the only reference of a lease by a [private](crate::block) release. `None`: not done.
 #[inline(always)]
 pub(super) fn release_privately(table: TableView<'_>, id: BlockId) -> Option<FrameId> {
     let atomic = table.row(id).word;
     let next = BlockWord::from_bits(atomic.load(Relaxed)).release_private()?;
     // A plain store: see "Private release" in `block`. Release: as in `RELEASE_ORDER`. No Acquire:
-    // the block had no other owner since it was allocated, or reopened.
+    // the block had no other owner since it was allocated or reopened.
     atomic.store(next.to_bits(), Release);
     Some(next.frame())
 }
 
-/// Drops the only reference of a block that is neither moving nor cached. `None`: nothing was done.
+/// Drops the only reference of a block that is neither moving nor cached. `None`: not done.
 #[inline(always)]
 pub(super) fn release_only(table: TableView<'_>, id: BlockId) -> Option<FrameId> {
     let atomic = table.row(id).word;
@@ -42,7 +38,6 @@ pub(super) fn release_only(table: TableView<'_>, id: BlockId) -> Option<FrameId>
     is_exchanged(atomic, word, next).then(|| next.frame())
 }
 
-/// As [`release_only`], for a block in this frame.
 #[inline(always)]
 pub(super) fn release_only_in(atomic: &AtomicU64, frame: FrameId) -> bool {
     let word = BlockWord::from_bits(atomic.load(Relaxed));
@@ -55,12 +50,8 @@ fn is_exchanged(atomic: &AtomicU64, word: BlockWord, next: BlockWord) -> bool {
 }
 
 impl Core {
-    /// Drops a reference in any state of its block, if the word that is replaced passes a check.
-    /// `counts` is called before an attempt to make the block evictable.
-    ///
-    /// # Errors
-    ///
-    /// The word that has no reference, or failed the check; nothing has changed.
+    /// Drops a reference if the word passes a check, else returns the word. `counts` is called
+    /// before an attempt to make the block evictable.
     #[inline]
     pub(super) fn release_if(
         &self,
@@ -89,8 +80,7 @@ impl Core {
             let next = released.word().to_bits();
             match atomic.compare_exchange_weak(word.to_bits(), next, RELEASE_ORDER, Relaxed) {
                 Ok(_) => return Ok(self.released(id, released)),
-                // Another thread hit, shared, pinned or released in between. Reached by the models
-                // `share_release` and those in `evictable`.
+                // Another thread changed it. Reached by the models `share_release` and `evictable`.
                 Err(now) => word = BlockWord::from_bits(now),
             }
         }
@@ -114,8 +104,6 @@ impl Core {
         }
     }
 
-    /// Counts the frame of a moving block, which its last release left to the mover. Reached by the
-    /// models in `moves`.
     #[cold]
     #[inline(never)]
     fn count_left_to_mover(&self) {
@@ -124,7 +112,7 @@ impl Core {
         self.counters.freed(1);
     }
 
-    /// Uncaches a block of which the caller has the only reference. Returns its current word.
+    /// Uncaches a block on which the caller has the only reference. Returns its current word.
     #[cold]
     fn outlive(&self, id: BlockId, word: BlockWord, next: BlockWord) -> BlockWord {
         let atomic = self.space.table.word(id);

@@ -9,8 +9,7 @@ use crate::block::state::BlockWord;
 
 impl Core {
     /// Adds `blocks` blocks, first those that a [shrink](crate::block::Shrinking) removed.
-    /// `prepare` makes memory ready; it may be called more than once, also for frames that are then
-    /// not added.
+    /// `prepare` makes memory ready, also for frames that are not added then.
     pub fn grow(
         &self,
         blocks: usize,
@@ -27,12 +26,11 @@ impl Core {
                 }
                 prepare(run)?;
                 self.bring_back(run);
-                // Before any of them can be handed out, so that no handle from the pool is refused.
+                // Before any can be handed out, so that no handle from the pool is refused.
                 self.count_grown(run);
                 Ok(())
             })
             .map_err(|error| match error {
-                // In blocks, as the caller counts them.
                 GrowError::TooLarge { asked, total, max } => {
                     GrowError::TooLarge { asked, total: total - null, max: max - null }
                 }
@@ -42,14 +40,12 @@ impl Core {
         Ok(())
     }
 
-    /// Counts added frames. Growers take turns, and each adds its own frames.
     fn count_grown(&self, run: Run) {
         // Release: pairs with the Acquire in `Core::rows`.
         self.rows.fetch_max(run.end() as usize, Release);
         self.total.fetch_add(run.len as usize, Relaxed);
     }
 
-    /// Makes the blocks of frames that a shrink removed free again; the frames are the caller's.
     pub(in crate::block) fn bring_back(&self, run: Run) {
         // Relaxed: growers exclude each other, and the lock orders them after the shrink.
         let rows = self.rows.load(Relaxed) as u32;

@@ -1,12 +1,9 @@
-//! Shrinking: the frames above the new end are collected one by one; when all are, they are
-//! removed.
+//! Shrinking: the frames above the new end are collected one by one, then removed together.
 //!
 //! ```text
 //! begin_shrink ── collect ── (a compactor moves blocks out of the region) ── collect ── ... ── commit
 //!                                                                                  └─ drop: all of it back
 //! ```
-//!
-//! # Numbers
 //!
 //! | number | meaning |
 //! |---|---|
@@ -15,12 +12,8 @@
 //! | `held` | frames below `total` that are held, by this shrink or as the destination of a move |
 //!
 //! A block keeps its id, which may be beyond the last frame. The block in a removed frame is free
-//! and held until growth returns the frame with it.
-//!
-//! # Who may call what, and when
-//!
-//! Anyone, at any time, except growth and another shrink, which are refused. `collect` never waits:
-//! frames that are owned, retired, or in a magazine in use, are missing this time.
+//! and held until growth returns the frame. `collect` never waits: frames that are owned, retired,
+//! or in a magazine in use count as missing.
 
 use crate::error::ShrinkError;
 use crate::frame::Shrink;
@@ -29,18 +22,16 @@ use crate::sync::Ordering::*;
 
 use crate::block::core::Blocks;
 
-/// A shrink in progress. Dropping it returns its frames, and the pool is as before.
+/// A shrink in progress. Dropping it returns its frames.
 #[must_use = "dropping it abandons the shrink"]
 pub struct Shrinking {
     blocks: Blocks,
-    /// Taken by the commit.
     shrink: Option<Shrink>,
 }
 
 impl Blocks {
-    /// Begins a shrink to `blocks` blocks, not counting the null block. The caller
-    /// [collects](Shrinking::collect) free frames, and moves owned blocks elsewhere or waits for
-    /// them.
+    /// Begins a shrink to `blocks` blocks, excluding the null block. The caller
+    /// [collects](Shrinking::collect) free frames, and moves owned blocks elsewhere.
     pub fn begin_shrink(&self, blocks: usize) -> Result<Shrinking, ShrinkError> {
         let min = self.space.reserve.mark() + 1;
         if blocks < min {
@@ -49,7 +40,7 @@ impl Blocks {
         let null = self.config.has_null_block as usize;
         let shrink =
             self.space.frames.begin_shrink(blocks.saturating_add(null)).map_err(|error| match error {
-                // In blocks, as the caller counts them.
+                // In blocks, like the caller's arguments.
                 ShrinkError::NotSmaller { total, .. } => {
                     ShrinkError::NotSmaller { asked: blocks, total: total - null }
                 }
@@ -65,7 +56,7 @@ impl Shrinking {
         self.open().region()
     }
 
-    /// Returns the number of frames that are not collected: owned, retired, or cached by a thread.
+    /// Returns the number of frames that are not collected: owned, retired, or in magazines.
     pub fn remaining(&self) -> usize {
         self.open().missing()
     }
@@ -77,10 +68,8 @@ impl Shrinking {
             return 0;
         }
         let blocks = self.blocks.clone();
-        // Other requests may miss frames in transit.
         let wake_guard = blocks.wake_guard();
-        // Frames may be in magazines, in the depot, in a retire list though no batch sees them, or
-        // in the reserve.
+        // Frames in magazines, the depot, the reserve, and retire lists though no batch sees them.
         blocks.bring_in(&wake_guard);
         blocks.vacate_reserve(self.region());
         self.collect_from_bitmaps()
@@ -95,8 +84,8 @@ impl Shrinking {
             .collect(shrink, |run| run.frames().for_each(|frame| blocks.space.hold_frame(frame)))
     }
 
-    /// Removes the collected frames. `release` gets them first, to release their memory; if it
-    /// panics they are removed anyway. Returns the shrink itself if a frame is missing.
+    /// Removes the collected frames, after `release` has released their memory or panicked. Returns
+    /// the shrink itself if a frame is missing.
     pub fn commit(mut self, release: impl FnOnce(Run)) -> Result<(), Self> {
         if self.remaining() > 0 {
             return Err(self);
@@ -116,7 +105,6 @@ impl Shrinking {
 /// Last step of a shrink, completed even if the storage panics: otherwise the pool would stay busy.
 struct Committing<'a> {
     blocks: &'a Blocks,
-    /// Taken by the drop.
     shrink: Option<Shrink>,
 }
 
@@ -131,8 +119,7 @@ impl Drop for Committing<'_> {
         let Some(shrink) = self.shrink.take() else { return };
         let (blocks, gone) = (self.blocks, shrink.region().len as usize);
         blocks.space.frames.commit_shrink(&shrink);
-        // Relaxed: both are counts. No other thread changes the total: no other shrink is open, and
-        // none can grow.
+        // Relaxed: both are counts. No other shrink or growth is open.
         blocks.total.fetch_sub(gone, Relaxed);
         blocks.space.held.fetch_sub(gone, Relaxed);
         blocks.space.frames.end_shrink(shrink);

@@ -1,6 +1,5 @@
-//! The free frames of a pool outside of thread caches, and the steps that put a frame there.
-//!
-//! Modules below [`Core`](crate::block::Core) depend on this part of a pool instead of all of it.
+//! The free frames outside of thread caches, on which modules below [`Core`](crate::block::Core)
+//! depend.
 
 use crate::clock::Clock;
 use crate::frame::{Depot, FrameMask, Frames};
@@ -13,17 +12,15 @@ use crate::block::state::{BlockWord, Table};
 
 /// Wipes the bytes of free frames.
 pub trait Scrub: Send + Sync {
-    /// Wipes the frames. A panic means failure: they are never handed out again.
+    /// Wipes the frames. After a panic, they are never handed out again.
     fn wipe(&self, run: Run);
 
-    /// Returns true if the calling thread must not wait for the end of a wipe.
+    /// Returns whether the calling thread must not wait for the end of a wipe.
     fn is_deferred(&self) -> bool {
         false
     }
 
-    /// Begins a wipe, at the end of which [`Core::wiped`](crate::block::Core::wiped) is called. The
-    /// frames are held until then; for good if the call never comes. A panic means that no wipe has
-    /// begun, and that the call does not come.
+    /// Begins a wipe; without a panic, [`Core::wiped`](crate::block::Core::wiped) must end it.
     fn begin_wipe(&self, run: Run) {
         let _ = run;
     }
@@ -35,8 +32,7 @@ impl<F: Fn(Run) + Send + Sync> Scrub for F {
     }
 }
 
-/// Frees frames one by one, with one change of the bitmaps for neighbours of one leaf. Dropping it
-/// frees the last ones.
+/// Frees frames one by one, at the latest when dropped; changes the bitmaps once per leaf.
 pub(in crate::block) struct FreedFrames<'a> {
     space: &'a FreeSpace,
     mask: FrameMask,
@@ -47,7 +43,6 @@ impl<'a> FreedFrames<'a> {
         Self { space, mask: FrameMask { base: FrameId(0), bits: 0 } }
     }
 
-    /// Frees a frame that is unowned and unseen.
     #[inline]
     pub(in crate::block) fn push(&mut self, frame: FrameId) {
         let one = FrameMask::of(frame);
@@ -72,18 +67,15 @@ impl Drop for FreedFrames<'_> {
     }
 }
 
-/// Frames, the words of the blocks in them, and the clock that says which frames batches can see.
+/// Frames, the words of the blocks in them, and the clock.
 pub struct FreeSpace {
     pub(in crate::block) table: Table,
     pub(in crate::block) frames: Frames,
     pub(in crate::block) depot: Depot,
     pub(in crate::block) clock: Clock,
     pub(in crate::block) reserve: Reserve,
-    /// Number of [held](Self::hold_frame) frames.
     pub(in crate::block) held: CachePadded<AtomicUsize>,
-    /// Number of held frames that could not be wiped.
     unwiped: AtomicUsize,
-    /// Wipes freed frames before another owner can get them.
     scrub: Option<Box<dyn Scrub>>,
 }
 
@@ -107,37 +99,25 @@ impl FreeSpace {
         }
     }
 
-    /// Marks the free block of a frame that the caller claimed from the bitmaps.
-    ///
-    /// The mark distinguishes the frame from a lost one in an audit. The frame is the caller's
-    /// until [`release_held`](Self::release_held), or until a move gives it away.
-    ///
-    /// # Panics
-    ///
-    /// If the block is owned or already held: the frame is not the caller's.
+    /// Holds a frame until [`release_held`](Self::release_held), or until a move gives it away.
+    /// Panics if the block is owned or already held.
     pub(crate) fn hold_frame(&self, frame: FrameId) {
         self.set_held(frame, BlockWord::hold);
         // Relaxed, here and below: statistics.
         self.held.fetch_add(1, Relaxed);
     }
 
-    /// Gives a [held](Self::hold_frame) frame back to the bitmaps.
-    ///
-    /// # Panics
-    ///
-    /// If it is not held.
+    /// Gives a [held](Self::hold_frame) frame back to the bitmaps. Panics if it is not held.
     pub(crate) fn release_held(&self, frame: FrameId) {
         self.unhold_frame(frame);
         self.free_run(Run { start: frame, len: 1 });
     }
 
-    /// Ends a hold; the frame stays the caller's.
     pub(in crate::block) fn unhold_frame(&self, frame: FrameId) {
         self.set_held(frame, BlockWord::unhold);
         self.held.fetch_sub(1, Relaxed);
     }
 
-    /// Applies a transition to the free block in a frame that is the caller's.
     pub(in crate::block) fn set_held(
         &self,
         frame: FrameId,
@@ -154,7 +134,6 @@ impl FreeSpace {
         atomic.store(next.to_bits(), Release);
     }
 
-    /// Frees frames of one leaf, as [`free_run`](Self::free_run) does.
     fn free_mask(&self, mask: FrameMask) {
         if self.wipes() || self.reserve.is_short() {
             mask.runs().for_each(|run| self.free_run(run));
@@ -163,8 +142,7 @@ impl FreeSpace {
         }
     }
 
-    /// Frees frames that are unowned and unseen: into the reserve as far as it is short, else into
-    /// the bitmaps.
+    /// Frees frames that are unowned and unseen: first into the reserve, then into the bitmaps.
     pub(in crate::block) fn free_run(&self, run: Run) {
         if self.wipe(run) {
             self.free_wiped(run);
@@ -185,12 +163,9 @@ impl FreeSpace {
         self.scrub.is_some()
     }
 
-    /// Wipes free frames of the caller's, if the pool wipes. Returns false if wiping failed or has
-    /// only begun.
-    ///
-    /// Frames that could not be wiped are held for good, so that no other owner reads their old
-    /// bytes. The panic was reported where it happened and is not propagated: frames are freed in
-    /// destructors, which have more frames to free. Reached by `storage_faults`.
+    /// Wipes free frames of the caller, if the pool wipes. False: only begun, or failed and held
+    /// permanently. Does not propagate panics: destructors free frames. Reached by
+    /// `storage_faults`.
     #[inline]
     #[must_use = "frames that were not wiped must not be handed out"]
     pub(in crate::block) fn wipe(&self, run: Run) -> bool {
@@ -203,7 +178,6 @@ impl FreeSpace {
     #[inline(never)]
     fn wipe_with(&self, scrub: &dyn Scrub, run: Run) -> bool {
         if scrub.is_deferred() {
-            // Before the wipe begins: at its end the frames are no longer held.
             run.frames().for_each(|frame| self.hold_frame(frame));
             if caught(|| scrub.begin_wipe(run)).is_none() {
                 self.end_wipe(run, false);
@@ -213,19 +187,16 @@ impl FreeSpace {
         let wiped = caught(|| scrub.wipe(run)).is_some();
         if !wiped {
             run.frames().for_each(|frame| self.hold_frame(frame));
-            // Relaxed: a statistic.
             self.unwiped.fetch_add(run.len as usize, Relaxed);
         }
         wiped
     }
 
-    /// Frees frames whose deferred wipe has ended, or holds them for good if it failed.
     pub(in crate::block) fn end_wipe(&self, run: Run, is_wiped: bool) {
         if is_wiped {
             run.frames().for_each(|frame| self.unhold_frame(frame));
             self.free_wiped(run);
         } else {
-            // Relaxed: a statistic.
             self.unwiped.fetch_add(run.len as usize, Relaxed);
         }
     }
@@ -235,7 +206,7 @@ impl FreeSpace {
         self.unwiped.load(Relaxed)
     }
 
-    /// Takes exactly `count` frames out of the reserve, or none.
+    /// Takes `count` frames out of the reserve: all or none.
     pub(in crate::block) fn take_reserved(
         &self,
         count: usize,
@@ -246,7 +217,6 @@ impl FreeSpace {
         }
         let taken: ReservedFrames = std::iter::from_fn(|| self.reserve.pop()).take(count).collect();
         if taken.len() < count {
-            // Other threads took the rest, or will fill it up meanwhile.
             taken.iter().for_each(|&frame| self.reserve_frame(frame));
             return None;
         }
@@ -257,7 +227,6 @@ impl FreeSpace {
         Some(taken)
     }
 
-    /// Puts a free frame into the reserve or, if it is full, into the bitmaps.
     fn reserve_frame(&self, frame: FrameId) {
         let rest = self.reserve.fill(Run { start: frame, len: 1 });
         if rest.len > 0 {
@@ -265,10 +234,7 @@ impl FreeSpace {
         }
     }
 
-    /// Fills the reserve from the bitmaps as far as it is short.
-    ///
-    /// Every free calls this while the reserve is short, so it only takes frames that hints lead
-    /// to: a frame that they miss is being freed, and is announced.
+    /// Fills the reserve by hints: frames that they miss are being freed, and are announced.
     pub(in crate::block) fn top_up(&self) {
         let short = self.reserve.mark().saturating_sub(self.reserve.held());
         if short > 0 && self.reserve.is_short() {

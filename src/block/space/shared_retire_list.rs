@@ -1,9 +1,6 @@
-//! The shared retire list: retired frames of threads that cannot enter their thread cache.
-//!
-//! A visitor is inside the cache, or the thread is past having one; moves also retire their old
-//! frames here. It is a list that grows at its head and is taken as a whole, so that no address is
-//! compared after its node was freed. A thread that is stopped in here blocks no other: it keeps
-//! the chain that it took, as it would in its own retire list.
+//! The shared retire list: old frames of moves, and retired frames of threads that cannot enter
+//! their thread cache. Threads push at the head and take the whole list, so no address is compared
+//! after its node was freed. A stopped thread blocks no other: it keeps the chain that it took.
 //!
 //! ```text
 //! push:   frames += n;  node.next := head;  head: node.next -> node (Release), again if it changed
@@ -22,14 +19,11 @@ struct Node {
     next: *mut Node,
 }
 
-/// List of retired runs, shared by all threads.
 pub(in crate::block) struct SharedRetireList {
     head: AtomicPtr<Node>,
-    /// Number of frames in the list, including those that a thread is sifting.
     frames: AtomicUsize,
     newest_tag: AtomicU64,
-    /// Except for a moment, at most the tag of every node: reading it avoids walks that find
-    /// nothing due.
+    /// At most the tag of every node, except for a moment: avoids walks that find nothing due.
     oldest_tag: AtomicU64,
 }
 
@@ -44,7 +38,6 @@ impl Default for SharedRetireList {
     }
 }
 
-/// Nodes owned by one thread.
 struct Chain {
     first: *mut Node,
     last: *mut Node,
@@ -92,24 +85,21 @@ impl SharedRetireList {
         self.oldest_tag.fetch_min(tag.0, Relaxed);
     }
 
-    /// Returns whether `reclaim` would probably give out a run.
     pub(in crate::block) fn is_due(&self, oldest: Ticket) -> bool {
         self.oldest_tag.load(Relaxed) < oldest.0
     }
 
-    /// Returns the number of frames in the list, and the newest tag ever pushed.
+    /// Returns the number of frames, including those being sifted, and the newest tag ever pushed.
     pub(in crate::block) fn mirror(&self) -> (usize, Ticket) {
         (self.frames.load(Relaxed), Ticket(self.newest_tag.load(Relaxed)))
     }
 
-    /// Returns whether the list is empty at this moment.
     pub(in crate::block) fn is_empty(&self) -> bool {
         // Relaxed: a hint.
         self.head.load(Relaxed).is_null()
     }
 
-    /// Gives out the runs whose tag is below `oldest`. Meanwhile, other threads find none
-    /// of these runs.
+    /// Passes the runs with tags below `oldest` to `free`. Other threads find none meanwhile.
     pub(in crate::block) fn reclaim(
         &self,
         oldest: Ticket,
@@ -138,8 +128,7 @@ impl SharedRetireList {
         }
     }
 
-    /// Calls `f` with the runs in the list, for an audit. Meanwhile, other threads find none
-    /// of these runs.
+    /// Calls `f` with the runs in the list. Other threads find none meanwhile.
     pub(in crate::block) fn for_each(&self, _: &WakeGuard<'_, impl Announce>, mut f: impl FnMut(Run)) {
         let mut chain = self.take();
         let mut seen = Chain::EMPTY;
@@ -151,15 +140,13 @@ impl SharedRetireList {
     }
 
     fn take(&self) -> Chain {
-        // The load avoids a write when the list is empty. Acquire: pairs with the
-        // Release in `put`.
+        // The load avoids a write when the list is empty. Acquire: pairs with the Release in `put`.
         let first = if self.is_empty() { ptr::null_mut() } else { self.head.swap(ptr::null_mut(), Acquire) };
         Chain { first, last: ptr::null_mut() }
     }
 
     fn put(&self, chain: Chain) {
         let (first, last) = (chain.first, chain.last);
-        // From here on, the list owns the nodes.
         std::mem::forget(chain);
         if first.is_null() {
             return;
@@ -168,8 +155,7 @@ impl SharedRetireList {
         loop {
             // SAFETY: the chain is ours until it is published.
             unsafe { (*last).next = head };
-            // Release: publishes the nodes. A head that went away and came back (ABA) is harmless:
-            // it is only linked to.
+            // Release: publishes the nodes. ABA is harmless: the head is only linked to.
             match self.head.compare_exchange_weak(head, first, Release, Relaxed) {
                 Ok(_) => return,
                 Err(now) => head = now,
@@ -194,7 +180,6 @@ mod tests {
     fn frames_are_counted_and_none_is_lost_between_threads() {
         const RUNS: u32 = if cfg!(miri) { 40 } else { 20_000 };
         let shared_retire_list = SharedRetireList::default();
-        // A wake guard of any pool: the announcement has no receiver.
         let config = BlocksConfig {
             frames: 64,
             frames_max: 64,

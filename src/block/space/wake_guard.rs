@@ -1,11 +1,6 @@
 //! Wake guard: the right to take free frames out of reach of searches, and the duty to announce
-//! them.
-//!
-//! Some steps take free frames out of the places that a search looks at, and put them back later:
-//! they sift a chain of the [shared retire list](super::shared_retire_list), empty another thread's
-//! cache into the bitmaps, or walk the reserve. A request that searches in between finds nothing,
-//! and may fall asleep. Each such step therefore takes a [`WakeGuard`] as proof that an
-//! announcement follows. Dropping the wake guard is that announcement, also when the step panics:
+//! them. A search in between may find nothing, and its request go to sleep. Each such step
+//! therefore requires a [`WakeGuard`]. Dropping it announces, also when the step panics:
 //!
 //! | step | its wake guard is |
 //! |---|---|
@@ -15,20 +10,14 @@
 //! | `Core::gather`, `take_back`, `take_reserved`, `evict_run` | a parameter |
 //! | `Core::allocate_into`, `give_back`, `trim`, `audit`, `reclaim_retired`, `vacate_reserve`, `Shrinking::collect`, `CacheHandle` | made there |
 //!
-//! Steps that only make frames available, and hide none, announce by a call: the end of a batch, of
-//! a wave or of a shrink, growth, an eviction. See [`wait`](crate::block::wait).
-//!
-//! One caller must not announce to the queue: a waiting request is itself the head, and would wake
-//! itself forever. It hands its wake guard [to the queue](WakeGuard::leave_to_queue) and signals
-//! the next head when it leaves.
+//! Steps that only make frames available [announce](crate::block::wait) by a call. A waiting
+//! request is the head, and an announcement would wake itself forever. It [leaves its wake guard to
+//! the queue](WakeGuard::leave_to_queue) and signals the next head when it leaves.
 
-/// Tells waiting requests that free frames may have become available.
 pub(in crate::block) trait Announce {
-    /// Announces free frames to the wait queue.
     fn announce(&self);
 }
 
-/// Proof that an announcement follows; dropping it announces.
 #[must_use = "dropping it announces: keep it until the frames are where a search finds them"]
 pub(in crate::block) struct WakeGuard<'a, A: Announce>(&'a A);
 
@@ -38,8 +27,7 @@ impl<'a, A: Announce> WakeGuard<'a, A> {
         Self(announcer)
     }
 
-    /// Ends the wake guard without an announcement: the caller has a place in the queue, and
-    /// signals the line.
+    /// Ends the guard without announcing: the caller has a place in the queue, and signals it.
     #[inline]
     pub(in crate::block) fn leave_to_queue(self) {
         std::mem::forget(self);

@@ -1,13 +1,11 @@
 //! Monotonic counters of allocations, frees, refusals and waits.
 //!
-//! A thread counts in its thread cache, by plain stores; calls without a thread cache, and rare
-//! events, are counted in the pool's shared counters. No decision depends on any of them: Relaxed
-//! throughout.
+//! Counts in thread caches are plain stores; calls without a cache, and rare events, are counted in
+//! shared counters. No decision depends on them: Relaxed throughout.
 //!
-//! # References that are counted
+//! # Counted references
 //!
-//! Lists name their references, leases and the engine of a frame pool do not. The number of those
-//! follows from counts that are kept in any case, and one that changes off the fast paths:
+//! Lists record their references; leases and the engine of a frame pool do not. Their number is:
 //!
 //! `references == blocks - freed + further`
 //!
@@ -20,31 +18,27 @@
 //! | a block is allocated for a list | 1 | | -1 |
 //! | a list releases the last reference of a block that is not cached | | 1 | 1 |
 //!
-//! Blocks that lists share, hit or leave evictable, and evictions, change none of them. The
-//! [audit](crate::Pool::audit) compares the sum with the words.
+//! The [audit](crate::Pool::audit) checks the sum. Other steps of lists, and evictions, change
+//! none.
 
 use crate::error::AllocError;
 use crate::sync::{Ordering::*, StatisticU64};
 
-/// Counts of blocks that were handed out and freed since the pool was built.
-///
-/// A number is exact once the threads that changed it have returned, and are synchronized with the
-/// reader.
+/// Counts of blocks allocated and freed since the pool was built. Exact once the threads that
+/// changed them have returned and are synchronized with the reader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct AllocationCounts {
     /// Requests that got their blocks: leases, and appends that needed blocks.
     pub requests: u64,
-    /// Blocks that were handed out.
+    /// Blocks that were allocated.
     pub blocks: u64,
     /// Blocks whose last reference was released, except those that the prefix cache kept.
     pub freed_blocks: u64,
 }
 
-/// Counts of refused requests since the pool was built, by reason.
-///
-/// A request that waits has been refused once before, if no other request was waiting then.
+/// Counts of refusals, by reason. A request that then waits counts, unless others waited already.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -55,11 +49,11 @@ pub struct Refusals {
     pub no_run: u64,
     /// The request exceeded the pool: [`AllocError::TooLarge`].
     pub too_large: u64,
-    /// The request exceeded what is not reserved: [`AllocError::Reserved`].
+    /// The request exceeded what is not in the reserve: [`AllocError::Reserved`].
     pub reserved: u64,
     /// A request of higher priority waited: [`AllocError::Behind`].
     pub behind: u64,
-    /// The system refused a fence: [`AllocError::FenceRefused`].
+    /// The kernel denied a fence: [`AllocError::FenceRefused`].
     pub fence_refused: u64,
     /// The device was lost: [`AllocError::DeviceLost`].
     pub device_lost: u64,
@@ -81,9 +75,8 @@ impl Refusals {
     }
 }
 
-/// Counts of requests that waited in the queue since the pool was built.
-///
-/// A request that is in neither of the last two is waiting, was dropped, or was refused.
+/// Counts of requests that waited in the queue. A request in neither of the last two is waiting,
+/// was dropped, or was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -96,10 +89,9 @@ pub struct WaitCounts {
     pub missed_deadlines: u64,
 }
 
-/// Counters that one thread at a time changes: the owner of a thread cache.
 #[derive(Default)]
 pub(in crate::block) struct OwnCounters {
-    /// Requests for one block on the fast path, which pays for one counter.
+    /// Requests for one block on the fast path, which updates only this counter.
     singles: StatisticU64,
     requests: StatisticU64,
     blocks: StatisticU64,
@@ -108,10 +100,9 @@ pub(in crate::block) struct OwnCounters {
     further: StatisticU64,
 }
 
-/// Adds to a counter that only the calling thread changes.
 #[inline(always)]
 fn add(counter: &StatisticU64, count: u64) {
-    // Not an atomic read-modify-write.
+    // No read-modify-write: only the calling thread changes it.
     counter.store(counter.load(Relaxed).wrapping_add(count), Relaxed);
 }
 
@@ -152,7 +143,7 @@ pub(in crate::block) struct SharedCounters {
     blocks: StatisticU64,
     freed: StatisticU64,
     further: StatisticU64,
-    /// Cached blocks that lost their last reference outside of the prefix cache.
+    /// Cached blocks freed by a release that wrapped their generation around.
     outlived: StatisticU64,
     /// By reason, in the order of the fields of [`Refusals`].
     refusals: [StatisticU64; 8],

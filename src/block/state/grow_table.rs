@@ -1,8 +1,6 @@
-//! Append-only rows by number: per-block data of a pool that grows.
-//!
-//! The first bucket of rows is as large as the initial pool, each further one as large as all
-//! before it together. Rows never move, and none is removed before the table is dropped, so reading
-//! one needs no epoch. A row's layout is up to the [`TablePart`]: usually one array per field.
+//! Append-only rows by number: per-block data of a pool that grows. The first bucket is as large as
+//! the initial pool, each further one as large as all before it together. Rows neither move nor are
+//! removed before the table is dropped, so reading one needs no epoch.
 
 use std::ptr;
 
@@ -12,23 +10,20 @@ use crate::sync::{AtomicPtr, Ordering::*};
 /// Number of doublings after the first bucket: enough for any frame number. Fewer in a model.
 const BUCKETS_MORE: usize = if cfg!(kvpool_loom) { 3 } else { crate::config::FRAME_BITS as usize };
 
-/// Rows with consecutive numbers, allocated together.
+/// Rows with consecutive numbers, usually one array per field.
 pub(crate) trait TablePart: Send + Sync {
     /// Creates rows `base .. base + len` in their initial state.
     fn new(base: usize, len: usize) -> Self;
 
-    /// Returns the number of rows, as passed to `new`.
     fn len(&self) -> usize;
 }
 
-/// Append-only rows in buckets of type `B`.
 pub(crate) struct GrowTable<B: TablePart> {
     first: B,
     more: [AtomicPtr<B>; BUCKETS_MORE],
 }
 
 impl<B: TablePart> GrowTable<B> {
-    /// Creates at least one row, number 0.
     pub(crate) fn new(rows: usize) -> Self {
         Self { first: B::new(0, rows.max(1)), more: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())) }
     }
@@ -44,8 +39,7 @@ impl<B: TablePart> GrowTable<B> {
                 let bucket = Box::into_raw(Box::new(B::new(have, have.min(FRAMES_MAX - have))));
                 // Release: publishes the rows; pairs with the Acquire in `locate_grown`.
                 if slot.compare_exchange(ptr::null_mut(), bucket, Release, Relaxed).is_err() {
-                    // SAFETY: ours; another thread published its bucket first, this one is
-                    // unpublished.
+                    // SAFETY: ours and unpublished; another thread published its bucket first.
                     drop(unsafe { Box::from_raw(bucket) });
                 }
             }
@@ -68,14 +62,12 @@ impl<B: TablePart> GrowTable<B> {
     #[inline(never)]
     fn locate_grown(&self, row: usize) -> (&B, usize) {
         let first = self.first.len();
-        // A row in [first * 2^k, first * 2^(k + 1)) is in the bucket of first * 2^k rows that
-        // begins there.
+        // `more[k]` has the rows [first * 2^k, first * 2^(k + 1)).
         let log2 = (row / first).ilog2();
-        // SAFETY: a non-null pointer was made by `grow`; buckets live as long as `self`. Acquire:
-        // pairs with the Release in `grow`.
+        // SAFETY: made by `grow`, lives as long as `self`. Acquire: pairs with its Release.
         let bucket = unsafe { self.more[log2 as usize].load(Acquire).as_ref() };
         let row = row - (first << log2);
-        // The last bucket may be cut short by the maximum number of frames.
+        // The maximum number of frames may truncate the last bucket.
         let bucket = bucket.filter(|bucket| row < bucket.len());
         (bucket.expect("a row of this pool"), row)
     }
@@ -103,7 +95,6 @@ impl<B: TablePart> Drop for GrowTable<B> {
 mod tests {
     use super::*;
 
-    /// Rows that contain their own number.
     struct Numbers(Vec<usize>);
 
     impl TablePart for Numbers {

@@ -6,8 +6,8 @@
 //! | `generation_high` | number of times that the word's generation wrapped around |
 //! | `touched` | bits 0..30: low bits of the newest ticket at the last access; bits 30..32: priority |
 //!
-//! All accesses are Relaxed. The word publishes the data of a generation: the store that allocates
-//! is a Release, the load that checks a handle an Acquire. `touched` is a hint.
+//! Relaxed throughout: the word publishes the data of a generation (the store that allocates is a
+//! Release, the load that checks a handle an Acquire). `touched` is a hint.
 
 use crate::ids::{BlockId, DeviceId, FrameId, Generation, SequenceId, Ticket};
 use crate::sync::{AtomicU32, AtomicU64, Ordering::*};
@@ -72,7 +72,7 @@ impl InfoCell {
         self.touched.store(now.0 as u32 & TOUCHED_MASK | priority, Relaxed);
     }
 
-    /// Counts a wrap-around of the generation's low bits, for the owner of the free block's frame.
+    /// Counts a wrap-around of the generation's low bits. The caller owns the free block's frame.
     pub(in crate::block) fn carry_generation(&self) {
         self.generation_high.store(self.generation_high.load(Relaxed).wrapping_add(1), Relaxed);
     }
@@ -92,8 +92,7 @@ impl InfoCell {
         now: Ticket,
     ) -> BlockInfo {
         let touched = self.touched.load(Relaxed);
-        // The ticket's high bits are those of the newest ticket, less one if its low bits are
-        // above.
+        // The high bits are the newest ticket's, less one if its low bits are below these.
         let age = (now.0 as u32).wrapping_sub(touched) & TOUCHED_MASK;
         let sequence = SequenceId(self.sequence.load(Relaxed));
         BlockInfo {

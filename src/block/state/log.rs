@@ -1,4 +1,4 @@
-//! Ring of the last moves: with it, a block table that lives across batches is patched instead of
+//! Ring of the last moves, with which a block table that lives across batches is patched instead of
 //! rebuilt. Movers append, one at a time; batches read without a lock.
 //!
 //! ```text
@@ -19,8 +19,8 @@
 //!
 //! # Theorem
 //!
-//! A batch that asks for the moves since ticket `t` is told of every move that a table built under
-//! `t` may miss, or that `t` is too long ago:
+//! A query for the moves since ticket `t` returns every move that a table built under `t` may miss,
+//! or reports that `t` is too old:
 //! - a move published after a table was built under `t` has a stamp of at least `t`, which is read
 //!   after the publication. A move without a stamp counts as newer than all;
 //! - a move that is not in the log yet is stamped after the batch began, by the two fences of
@@ -29,18 +29,17 @@
 //!
 //! A reader that keeps frames together with a count `s` needs no stamps. If it read a word after
 //! the count, each move that it missed has a number of at least `s`. If a batch counts `s` moves
-//! again, each of those was appended after that look, and its mover's fence comes after the
-//! batch's. Models: `loom-tests/tests/moved_since.rs`, `loom-tests/tests/kept_frames.rs`.
+//! again, the mover's fence of each missed move comes after the batch's. Models:
+//! `loom-tests/tests/moved_since.rs`, `loom-tests/tests/kept_frames.rs`.
 
 use std::ptr;
 
 use crate::ids::{BlockId, FrameId, Ticket};
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Mutex, Ordering::*, fence};
 
-/// Number of moves that the log remembers.
 const SLOTS: usize = if cfg!(kvpool_loom) { 2 } else { 1 << if cfg!(miri) { 8 } else { 14 } };
 
-/// Stamp of a move that was appended and not stamped yet.
+/// Stamp of a move that was appended and is not stamped yet.
 const PENDING: u64 = u64::MAX;
 
 /// A block that moved, and its current frame.
@@ -52,7 +51,7 @@ pub struct Moved {
     pub to: FrameId,
 }
 
-/// A number of moves: how many the log had at some moment, or the number of the next one.
+/// The number of moves logged at some moment, which is also the number of the next move.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct MoveCount(u64);
 
@@ -62,7 +61,7 @@ pub struct MoveCount(u64);
 pub enum Since {
     /// All moves since then were listed.
     Listed,
-    /// More blocks have moved since then than the log remembers: tables must be rebuilt.
+    /// More blocks have moved since then than the log holds: tables must be rebuilt.
     TooLong,
 }
 
@@ -76,9 +75,8 @@ type Ring = [Slot; SLOTS];
 pub(in crate::block) struct MoveLog {
     begun: AtomicU64,
     head: AtomicU64,
-    /// Null until something moves: a pool that never compacts has no log.
+    /// Null until the first move: a pool that never compacts has no log.
     ring: AtomicPtr<Ring>,
-    /// Held while appending, for a few stores, by movers only.
     writer: Mutex<()>,
 }
 
@@ -99,8 +97,7 @@ impl MoveLog {
         let first = self.head.load(Relaxed);
         for (i, block) in (first..).zip(moved) {
             self.begun.store(i + 1, Relaxed);
-            // Pairs with the fence in `read`: a reader of a field that is written below sees this
-            // count.
+            // Pairs with the fence in `read`: a reader of a field written below sees this count.
             fence(Release);
             let slot = &ring[i as usize % SLOTS];
             slot.block.store(block.0, Relaxed);
@@ -111,7 +108,7 @@ impl MoveLog {
         let ticket = stamp();
         let last = first + moved.len() as u64;
         for i in first.max(last.saturating_sub(SLOTS as u64))..last {
-            // Relaxed: a reader that misses it takes the move for newer than it is.
+            // Relaxed: a reader that misses it treats the move as newer than it is.
             ring[i as usize % SLOTS].stamp.store(ticket.0, Relaxed);
         }
         ticket
@@ -157,13 +154,13 @@ impl MoveLog {
 
     #[inline]
     pub(in crate::block) fn count(&self) -> MoveCount {
-        // Acquire: pairs with the Release in `append`: a block's word that is read later is at
-        // least as new as each move that is counted.
+        // Acquire: pairs with the Release in `append`: words read later are as new as counted
+        // moves.
         MoveCount(self.head.load(Acquire))
     }
 
-    /// Passes to `moved` the blocks of the moves from number `from` on, oldest first. Of more than
-    /// `most`, or more than are remembered, an incomplete list.
+    /// Passes the blocks of the moves from number `from` on to `moved`, oldest first. Returns
+    /// `TooLong`, and may pass only some, if there are more than `most` or the log holds.
     pub(in crate::block) fn visit(
         &self,
         from: MoveCount,
@@ -186,7 +183,7 @@ impl MoveLog {
     }
 
     fn ring(&self) -> &Ring {
-        // Acquire: another mover may have made it. Only the holder of `writer` makes one.
+        // Acquire: another mover may have created it. Only the holder of `writer` creates one.
         let ring = self.ring.load(Acquire);
         if ring.is_null() {
             let slot = || Slot { block: AtomicU32::new(0), stamp: AtomicU64::new(0) };

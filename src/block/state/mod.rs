@@ -1,19 +1,5 @@
-//! The state of a pool's blocks, without algorithms: packed words, tables and the line of waiting
-//! requests.
-//!
-//! Transitions of a word are pure functions; the rooms of [`block`](crate::block) apply them.
-//!
-//! | file | contents |
-//! |---|---|
-//! | `word` | the block word and its transitions. Read it first: every protocol is about this word |
-//! | `info` | 16 bytes per block beside its word: sequence, last access, high bits of the generation |
-//! | `rows` | append-only table that grows by buckets; the prefix cache uses it, too |
-//! | `table` | word, info and inverse map of each block, in such rows |
-//! | `log` | ring of recent moves, by which batches patch block tables |
-//! | `counters` | monotonic counters, per thread and shared |
-//! | `refused` | what refused requests remember |
-//! | `sites` | places in the program that allocated or pinned a block, in debug builds |
-//! | `wait_queue` | places of waiting requests; the protocol is in [`wait`](crate::block::wait) |
+//! The state of a pool's blocks, without algorithms: packed words with their transitions, which are
+//! pure functions, tables and the wait queue. Read `word` first.
 
 mod counters;
 mod grow_table;

@@ -1,32 +1,26 @@
-//! What refused requests remember, so that the next one is refused without a walk.
+//! Results of failed searches, so that later requests are refused without a walk.
 //!
-//! A refusal must not overlook a frame, so it walks. A walk that found nothing is remembered with
-//! the state in which it did:
+//! A refusal must not overlook a frame, so it walks. The result of a failed walk holds while the
+//! state in which it was found is the same:
 //!
-//! | walk | state | remembered |
+//! | walk | state | result |
 //! |---|---|---|
 //! | bitmaps | a [snapshot](crate::frame::Snapshot) of the count of free frames | the number of free frames, and their longest run |
 //! | words | evictable blocks, releases, the oldest batch in flight | that no evictable block can be evicted |
-//! | both | both | a length of which no window can be evicted |
-//!
-//! While the state is the same, so is the result.
+//! | both | both | a length for which no window can be evicted |
 //!
 //! # Theorem
 //!
-//! *Bitmaps.* Frames are counted before they are freed. The walk saw as many free frames as equal
-//! snapshots before and after it count, so it missed none; any later free changes the snapshot
-//! first.
+//! *Bitmaps.* Frames are counted before they are freed. The walk found as many free frames as equal
+//! snapshots before and after it count, so it missed none; a later free changes the snapshot.
 //!
-//! *Words.* A block is counted before it becomes evictable, and the walk saw as many as were
-//! counted before and after it. Each that cannot be evicted was seen by a batch no older than the
-//! oldest, according to a final tag, so it stays until that batch ends. A block that becomes
-//! evictable later changes the count or, if a hit made up for it, the number of releases, before
-//! its tag is noted.
+//! *Words.* A block is counted before it becomes evictable, and the walk found as many as were
+//! counted before and after it. Each that cannot be evicted has a final tag that is not below the
+//! oldest batch, so it stays until that batch ends. A block that becomes evictable later changes
+//! the count or, if a hit compensates it, the number of releases, before its tag is recorded.
 //!
-//! The state is compared under locks that no thread waits for: if one is taken, the request walks.
-//! Numbers that wrap around meet their old values after 2^32 operations between two refusals.
-//!
-//! Models: `loom-tests/tests/refused.rs`.
+//! The state is compared under locks; if one is taken, the request walks. Counters repeat after
+//! 2^32 operations between two refusals. Models: `loom-tests/tests/refused.rs`.
 
 use crate::frame::Snapshot;
 use crate::ids::Ticket;
@@ -38,7 +32,6 @@ pub(in crate::block) struct FreeRuns {
     pub(in crate::block) longest: usize,
 }
 
-/// State on which it depends which blocks can be evicted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::block) struct Evictions {
     pub(in crate::block) evictable: usize,
@@ -48,12 +41,11 @@ pub(in crate::block) struct Evictions {
 
 pub(in crate::block) type NoWindow = (Evictions, Snapshot, usize);
 
-/// What refused requests of a pool remember.
 pub(in crate::block) struct Refused {
     runs: Mutex<Option<(Snapshot, FreeRuns)>>,
     evictions: Mutex<Option<Evictions>>,
     window: Mutex<Option<NoWindow>>,
-    /// The evictable blocks of `evictions`, so that the lock is mostly left alone. 0: none.
+    /// The count in `evictions`, so that the lock is rarely taken. 0: none.
     evictable: AtomicUsize,
 }
 
@@ -75,7 +67,7 @@ impl Refused {
         }
     }
 
-    /// Returns the state in which no block could be evicted, if there were as many evictable ones.
+    /// Returns the state in which no block could be evicted, if as many were evictable as now.
     pub(in crate::block) fn no_eviction(&self, evictable: usize) -> Option<Evictions> {
         // Relaxed: a hint.
         if evictable == 0 || self.evictable.load(Relaxed) != evictable {

@@ -1,7 +1,5 @@
-//! Places in the program that allocated or pinned a block last, kept in debug builds only.
-//!
-//! A row per block, written by plain stores: by the owner of its references after the allocation,
-//! and by the thread that pinned it. A note holds for one generation. Release builds keep nothing.
+//! Places in the program that last allocated or pinned a block, in debug builds only. Plain stores
+//! by the owner of its references, or by the thread that pinned it. Valid for one generation.
 
 #[cfg(debug_assertions)]
 use std::panic::Location;
@@ -16,15 +14,13 @@ use crate::ids::{BlockId, Generation};
 #[cfg(debug_assertions)]
 use super::grow_table::{GrowTable, TablePart};
 
-/// A place in the program.
 #[cfg(debug_assertions)]
 #[derive(Clone, Copy)]
 pub(crate) struct Site(&'static Location<'static>);
 
 #[cfg(debug_assertions)]
 impl Site {
-    /// Returns the place of the caller, or of its caller, and so on up through functions that track
-    /// theirs.
+    /// Returns the place of the caller, looking through `#[track_caller]` functions.
     #[track_caller]
     pub(crate) fn here() -> Self {
         Self(Location::caller())
@@ -36,7 +32,7 @@ impl Site {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct SourcePlace {
-    /// File, as the compiler was given it.
+    /// File, as passed to the compiler.
     pub file: String,
     /// Line, from 1.
     pub line: u32,
@@ -50,17 +46,14 @@ impl std::fmt::Display for SourcePlace {
     }
 }
 
-/// What is noted about a block: the place, and the time since.
 pub(crate) type Note = (SourcePlace, Duration);
 
-/// What a place in the program did to a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Noted {
     Allocated,
     Pinned,
 }
 
-/// The notes about all blocks of a pool; empty in release builds.
 #[cfg(not(debug_assertions))]
 pub(in crate::block) struct Sites;
 
@@ -85,13 +78,10 @@ mod debug {
     use super::*;
     use crate::sync::{Ordering::*, StatisticU64};
 
-    /// One note. The generation is stored last: a reader that finds it reads the rest, as stored by
-    /// either thread of a race.
+    /// The generation is stored last. In a race, a reader may get either thread's place.
     #[derive(Default)]
     struct Row {
-        /// Address of the location.
         place: StatisticU64,
-        /// Nanoseconds since the pool was built.
         since: StatisticU64,
         /// One more than the generation.
         generation: StatisticU64,

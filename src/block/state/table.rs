@@ -1,7 +1,5 @@
 //! The table of blocks: word, inverse map and info of each block, by id. 28 bytes per row.
-//!
-//! Append-only ([`GrowTable`]): an id outlives its frame in a pool that shrinks. Rows are never
-//! removed while the pool exists, so reading one needs no epoch.
+//! Append-only ([`GrowTable`]), because an id outlives its frame in a pool that shrinks.
 
 use crate::ids::{BlockId, FrameId, Run};
 use crate::sync::{AtomicU32, AtomicU64, Ordering::*};
@@ -17,7 +15,6 @@ struct Part {
 }
 
 impl TablePart for Part {
-    /// Creates free blocks, each in the frame of its own number.
     fn new(base: usize, len: usize) -> Self {
         let ids = || base as u32..(base + len) as u32;
         Self {
@@ -41,7 +38,7 @@ pub(in crate::block) struct Row<'a> {
     pub(in crate::block) info: &'a InfoCell,
 }
 
-/// A view of the table for several accesses: it keeps the addresses of the first rows in registers.
+/// A view for several accesses, which keeps the addresses of the first rows in registers.
 #[derive(Clone, Copy)]
 pub(in crate::block) struct TableView<'a> {
     table: &'a Table,
@@ -71,15 +68,15 @@ impl<'a> TableView<'a> {
         Some(Row { word, info: unsafe { self.first.info.get_unchecked(id.index()) } })
     }
 
-    /// Calls `visit` with the row of the block at each frame of a run, in order, until it returns
-    /// false. Returns the number of frames for which it returned true.
+    /// Calls `visit` with each row of a run, in order, until it returns false. Returns the number
+    /// of frames for which it returned true.
     #[inline(always)]
     pub(in crate::block) fn visit_run(
         &self,
         run: Run,
         mut visit: impl FnMut(FrameId, BlockId, Row<'a>) -> bool,
     ) -> u32 {
-        // One check for all frames, as long as the run was there from the beginning.
+        // One bounds check for all frames, if the run existed from the beginning.
         if let Some(blocks) = self.first.block_at.get(run.start.index()..run.end() as usize) {
             for (at, block) in (0..).zip(blocks) {
                 // Relaxed: as in `Table::block_at`.
@@ -146,16 +143,14 @@ impl Table {
         TableView { table: self, first: PartView { words, block_at, info } }
     }
 
-    /// Returns the block whose bytes are, or would be, in a frame.
     #[inline]
     pub(in crate::block) fn block_at(&self, frame: FrameId) -> BlockId {
         let (part, row) = self.0.locate(frame.index());
-        // SAFETY: as above. Relaxed: only the owner of the frame writes it, and the frame passes
-        // from owner to owner by a Release and an Acquire.
+        // SAFETY: as above. Relaxed: only the owner of the frame writes it; each owner passes the
+        // frame to the next by a Release and an Acquire.
         BlockId(unsafe { part.block_at.get_unchecked(row) }.load(Relaxed))
     }
 
-    /// Sets the block whose bytes are, or would be, in a frame of the caller's.
     #[inline]
     pub(in crate::block) fn set_block_at(&self, frame: FrameId, id: BlockId) {
         let (part, row) = self.0.locate(frame.index());

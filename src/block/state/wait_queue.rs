@@ -9,22 +9,17 @@ use std::time::{Duration, Instant};
 use crate::ids::Priority;
 use crate::sync::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering::*};
 
-/// How long a woken head may stay unpolled before it is passed over, by default.
 const TURN_PATIENCE: Duration = Duration::from_millis(100);
 
-/// The queue, and the atomics through which threads without its lock reach it.
 pub(in crate::block) struct Waiters {
     pub(in crate::block) queue: Mutex<WaitQueue>,
-    /// Whether something became available that the queue has not been told yet.
     pub(in crate::block) pending: AtomicBool,
-    /// Number of places in the queue, for statistics.
     pub(in crate::block) count: AtomicUsize,
-    /// The highest priority in the queue, plus one; 0 if the queue is empty. Written under the
-    /// lock.
+    /// The highest priority in the queue, plus one; 0 if empty. Written under the lock.
     pub(in crate::block) highest: AtomicU8,
-    /// Number of blocks that the head asks for. Written under the lock.
+    /// Number of blocks that the head requests. Written under the lock.
     pub(in crate::block) asked: AtomicUsize,
-    /// Patience in nanoseconds; all ones: forever.
+    /// Patience in nanoseconds; all ones: unlimited.
     pub(in crate::block) patience: AtomicU64,
 }
 
@@ -45,22 +40,18 @@ pub(in crate::block) type Key = (Reverse<Priority>, Class, u64);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Class {
-    /// A running sequence that reserves blocks.
     Growth,
-    /// A lease, or a sequence that waits to be admitted.
     Admission,
 }
 
 pub(in crate::block) struct QueuePlace {
     pub(in crate::block) asked: usize,
     pub(in crate::block) entered: Instant,
-    /// Wakes its future; `None` if that was woken, or does not sleep yet.
+    /// `None` if the future was woken, or does not sleep yet.
     pub(in crate::block) waker: Option<Waker>,
-    /// Set while its future has reason to run and has not been polled.
     pub(in crate::block) absent: Option<Absence>,
 }
 
-/// Period during which a future has reason to run and has not been polled.
 #[derive(Clone, Copy)]
 pub(in crate::block) struct Absence {
     pub(in crate::block) since: Instant,
@@ -70,7 +61,7 @@ pub(in crate::block) struct Absence {
 impl Absence {
     pub(in crate::block) fn is_too_long(&self) -> bool {
         if cfg!(any(kvpool_loom, kvpool_loom_coarse)) {
-            // A model has no clock: the period is over at once, or never.
+            // A model has no clock: the period ends at once, or never.
             return self.allowed.is_zero();
         }
         self.since.elapsed() >= self.allowed
@@ -80,10 +71,8 @@ impl Absence {
 #[derive(Default)]
 pub(in crate::block) struct WaitQueue {
     pub(in crate::block) places: BTreeMap<Key, QueuePlace>,
-    /// Places that were passed over.
     pub(in crate::block) passed: BTreeMap<Key, QueuePlace>,
     pub(in crate::block) entries: u64,
-    /// Whether the head has reason to try.
     pub(in crate::block) signal: bool,
 }
 
@@ -96,14 +85,13 @@ impl WaitQueue {
         self.places.len() + self.passed.len()
     }
 
-    /// Returns whether a request waits whose priority comes first, and is not absent for too long.
+    /// Returns whether a request waits that comes first by priority and is not absent for too long.
     pub(in crate::block) fn is_behind(&self, comes_first: impl Fn(Priority) -> bool) -> bool {
         let ahead = self.places.iter().take_while(|((Reverse(other), ..), _)| comes_first(*other));
         ahead.into_iter().any(|(_, place)| !place.absent.is_some_and(|absence| absence.is_too_long()))
     }
 
-    /// Signals the head to try, and returns its waker. A head that is absent for too long is passed
-    /// over first.
+    /// Signals the head to search and returns its waker. Passes over a head absent for too long.
     #[must_use = "a head that has a reason to try must be woken"]
     pub(in crate::block) fn signal(&mut self, patience: Duration) -> Option<Waker> {
         if std::mem::replace(&mut self.signal, true) {
@@ -112,8 +100,7 @@ impl WaitQueue {
         self.wake_head(patience)
     }
 
-    /// Passes over heads that have reason to try and are absent for too long. Returns whether there
-    /// is a new head, which the caller must wake.
+    /// Passes over signalled heads that are absent too long. Returns whether there is a new head.
     #[must_use = "a head that has a reason to try must be woken"]
     pub(in crate::block) fn pass_over(&mut self) -> bool {
         let mut passed = false;
@@ -124,30 +111,27 @@ impl WaitQueue {
             }
             let (key, place) = head.remove_entry();
             self.passed.insert(key, place);
-            // Also hands on the signal for which the old head was woken, if it took it without
-            // searching.
+            // Also passes on a signal that the old head took without searching.
             (passed, self.signal) = (true, true);
         }
         passed
     }
 
-    /// Takes the head's waker, if it sleeps, and starts its absence.
     #[must_use = "a head that has a reason to try must be woken"]
     pub(in crate::block) fn wake_head(&mut self, patience: Duration) -> Option<Waker> {
         let mut head = self.places.first_entry()?;
         let place = head.get_mut();
-        // Without a waker it was woken already, or does not sleep yet: it will see the signal.
+        // Without a waker it was woken already, or does not sleep yet and will see the signal.
         let waker = place.waker.take()?;
         place.absent = Some(Absence { since: Instant::now(), allowed: patience });
         Some(waker)
     }
 
-    /// Notes a poll of this place: restores it if it was passed over, and signals if it is the
-    /// head.
+    /// Records a poll: restores a place that was passed over, and signals it if it is the head.
     pub(in crate::block) fn is_polled(&mut self, key: Key) {
         if let Some(place) = self.passed.remove(&key) {
             self.places.insert(key, place);
-            // What it was woken for went to other requests, which may have left some.
+            // The blocks it was woken for went to other requests, which may have left some.
             self.signal |= self.is_head(key);
         }
         if let Some(place) = self.places.get_mut(&key) {
@@ -162,14 +146,13 @@ impl WaitQueue {
 
 impl Waiters {
     pub(in crate::block) fn lock(&self) -> MutexGuard<'_, WaitQueue> {
-        // A waker's `clone` and `drop` run without the lock: nothing panics inside.
+        // Never poisoned: wakers run without the lock.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(in crate::block) fn try_lock(&self) -> Option<MutexGuard<'_, WaitQueue>> {
         if cfg!(kvpool_loom) {
-            // The checker explores contention with a lock holder only if both also access another
-            // object.
+            // loom explores contention with a lock holder only if both also access another object.
             self.count.load(Relaxed);
         }
         match self.queue.try_lock() {
@@ -179,7 +162,7 @@ impl Waiters {
         }
     }
 
-    /// Publishes the numbers that are read without the lock, before the lock is released.
+    /// Publishes what is read without the lock. Must be called before unlocking.
     pub(in crate::block) fn publish(&self, queue: &WaitQueue) {
         // Relaxed: a thread that knows of a request in the queue sees that it entered.
         self.count.store(queue.len(), Relaxed);
@@ -189,7 +172,7 @@ impl Waiters {
         self.asked.store(head.map_or(0, |(_, place)| place.asked), Relaxed);
     }
 
-    /// Returns the highest priority in the queue, except for requests that were passed over.
+    /// Returns the highest priority in the queue, excluding requests that were passed over.
     pub(in crate::block) fn highest(&self) -> Option<Priority> {
         // Relaxed: see `publish`.
         let highest = self.highest.load(Relaxed);

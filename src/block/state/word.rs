@@ -7,7 +7,7 @@
 //! | 40..56 | generation | low bits of the count of the block's frees; the high bits are in its info |
 //! | 56..60 | pins | while above 0, the block is neither evicted nor moved |
 //! | 60 | sealed | the bytes are final: written by a batch that has ended |
-//! | 61 | moving | of an owned or evictable block: the bytes are being copied to another frame. Of a free block: the frame is held, as a destination or for good |
+//! | 61 | moving | of an owned or evictable block: the bytes are being copied to another frame. Of a free block: the frame is held, as a destination or permanently |
 //! | 62 | cached | known to the prefix cache. Without references: evictable, the bytes stay until the frame is needed |
 //! | 63 | | unused |
 //!
@@ -23,36 +23,31 @@
 //! free --hold--> held (free, moving) --unhold--> free        only by the owner of the frame
 //! ```
 //!
-//! # Moving blocks
+//! An evictable block moves like an owned one, even while it is hit or released, and is not evicted
+//! meanwhile. While the bytes are being copied, only the mover or the last release ends the move. A
+//! pin prevents the publication. A writer is refused as if the block were shared, and copies.
 //!
-//! An evictable block moves as an owned one does, also while it is hit or released again, and is
-//! not evicted meanwhile. While a block's bytes are being read, only the mover or the last release
-//! ends the move; a pin prevents its publication; a writer is refused as if the block were shared,
-//! and copies.
+//! # Recurring words
 //!
-//! # When a word is the same again
-//!
-//! A compare-exchange compares 16 of the generation's 48 bits. It succeeds wrongly only if the
-//! block is released a multiple of 65,536 times between one thread's load and exchange, and is then
-//! in the same frame with the same references, pins and flags. The high bits, in the
-//! [info](super::info), are compared in between: a handle that was stale at the load is always
-//! refused.
+//! A compare-exchange compares 16 of the generation's 48 bits. It wrongly succeeds only if, since
+//! the thread's load, the block was released a multiple of 65,536 times and has the same frame,
+//! references, pins and flags. The high bits, in the [info](super::info), are compared in between,
+//! so a handle that was stale at the load is always refused.
 //!
 //! | operation | what prevents the word from recurring meanwhile |
 //! |---|---|
 //! | release, share, reopen by an owner | its own reference: the generation does not change while there is one |
 //! | `begin_move`, `publish_move`, `end_move` | nothing is needed: they decide by the word that they exchange. The moving flag, and a held frame, belong to the mover |
-//! | pin, unpin by handle | the reference of the block's owner. Exposed: an owner that releases it at that very moment |
-//! | `uncache` | the reference of the caller. If it has none, nothing is needed: it decides by the word that it exchanges |
-//! | `seal_cached`, `seal` at the end of a batch | the sequence's reference. Exposed: a sequence that releases the block at that very moment |
-//! | `hit` | nothing. Therefore the cache compares the block's contents once more, under the reference that the hit took, and gives the reference back if they differ |
-//! | `evict` | nothing. Exposed: the evicting thread, between its look at the tag and the exchange |
-//! | `evict_released`, which may run seconds after the release that made the word | nothing. A wrong success evicts a block that is evictable and whose newest tag is old enough: the cache loses that block, and nothing else breaks |
+//! | pin, unpin by handle | the reference of the block's owner. Exposed: an owner that releases it concurrently |
+//! | `uncache` | the reference of the caller. Without one, nothing is needed: it decides by the word that it exchanges |
+//! | `seal_cached`, `seal` at the end of a batch | the sequence's reference. Exposed: a sequence that releases the block concurrently |
+//! | `hit` | nothing. The cache therefore compares the block's contents again under the reference that the hit took, and drops the reference if they differ |
+//! | `evict` | nothing. Exposed: the evicting thread, between reading the tag and the exchange |
+//! | `evict_released`, which may run seconds after the release that made the word | nothing. A wrong success evicts an evictable block whose newest tag is old enough: the cache loses that block, and nothing else breaks |
 //!
-//! Leasing and dropping one block in a loop takes about 0.7 ms for 65,536 times, shorter than a
-//! preemption. But the thread must be stopped inside an exposed step, of about 5 ns, while this
-//! very block is recycled without pause, and resume in one generation of 65,536: with 1,000
-//! preemptions per second the probability is 8e-11 per step beside such a loop.
+//! Leasing and dropping one block 65,536 times takes about 0.7 ms, less than a preemption. The
+//! thread must be stopped inside an exposed step of about 5 ns, and resume in one generation of
+//! 65,536: with 1,000 preemptions per second, the probability is 8e-11 per step beside such a loop.
 
 use std::fmt;
 
@@ -81,31 +76,29 @@ const ONE_REF: u64 = 1 << REFS_SHIFT;
 const ONE_GENERATION: u64 = 1 << GENERATION_SHIFT;
 const ONE_PIN: u64 = 1 << PINS_SHIFT;
 
-/// A block's packed state: frame, references, generation, pins and flags. Transitions are pure
-/// functions that return the next word, or `None` where the transition is not allowed.
+/// A block's packed state. Transitions return the next word, `None` if they are not allowed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct BlockWord(u64);
 
-/// Result of releasing a reference, and the caller's remaining duty.
+/// Result of releasing a reference, and the caller's duty.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use = "the last reference owes its frame to the pool"]
 pub enum Released {
-    /// Other references remain; nothing is due.
+    /// Other references remain; the caller has no duty.
     Shared(BlockWord),
-    /// It was the last: the caller owns the frame, and must give it back.
+    /// It was the last: the caller owns the frame and must give it back.
     Last {
         /// Word of the block, now free.
         word: BlockWord,
-        /// The generation's low bits wrapped around: the caller adds one to the high bits first.
+        /// The generation's low bits wrapped around: the caller first increments the high bits.
         carry: bool,
     },
-    /// It was the last of a moving block: the frame is the mover's, which
-    /// [gives it back](BlockWord::take_left).
+    /// It was the last of a moving block: the mover [frees](BlockWord::take_left) the frame.
     ToMover {
         /// Word of the block: free, and held.
         word: BlockWord,
     },
-    /// It was the last of a cached block, which keeps its frame. The caller tells the cache.
+    /// It was the last of a cached block, which keeps its frame. The caller notifies the evictor.
     Evictable {
         /// Word of the block: evictable.
         word: BlockWord,
@@ -150,7 +143,7 @@ impl BlockWord {
         self.0
     }
 
-    /// Returns the frame with the bytes.
+    /// Returns the frame that holds the bytes.
     #[inline]
     pub const fn frame(self) -> FrameId {
         FrameId((self.0 & FRAME_MASK) as u32)
@@ -168,7 +161,7 @@ impl BlockWord {
         (self.0 & GENERATION_MASK) >> GENERATION_SHIFT
     }
 
-    /// Returns whether the low bits of `generation` are the word's.
+    /// Returns whether the low bits of `generation` equal the word's.
     #[inline]
     pub const fn is_of(self, generation: Generation) -> bool {
         self.generation_low() == generation.0 & ((1 << GENERATION_BITS) - 1)
@@ -210,7 +203,7 @@ impl BlockWord {
         self.0 & SEALED != 0
     }
 
-    /// Returns whether a copy to another frame is under way.
+    /// Returns whether the bytes are being copied to another frame.
     #[inline]
     pub const fn is_moving(self) -> bool {
         self.0 & MOVING != 0
@@ -266,7 +259,7 @@ impl BlockWord {
         if !cached || full { None } else { Some(Self(self.0 + ONE_REF)) }
     }
 
-    /// Adds a reference to a block that its references pin. `None`: free, or full.
+    /// Adds a reference and its pin to a block of a frame pool. `None`: free, or full.
     #[inline]
     pub fn share_in_place(self) -> Option<Self> {
         // An evictable block has no pins: its last release cleared them.
@@ -289,11 +282,9 @@ impl BlockWord {
         Some(Self(self.0 & (FRAME_MASK | GENERATION_MASK)))
     }
 
-    /// Drops a reference. `None`: not owned.
-    ///
-    /// The last release clears pins and flags, except the flag of a move, which passes the frame to
-    /// the mover. A cached block becomes evictable, unless its generation wraps around, which only
-    /// the owner of a free block's frame can count.
+    /// Drops a reference. `None`: not owned. The last release clears pins and flags, except the
+    /// moving flag, which passes the frame to the mover. A cached block becomes evictable, unless
+    /// its generation wraps around: only the owner of a free block's frame can carry.
     #[inline]
     pub fn release(self) -> Option<Released> {
         match self.refs() {
@@ -315,7 +306,7 @@ impl BlockWord {
         }
     }
 
-    /// Uncaches before a last release that wraps the generation around. `None`: any other word.
+    /// Uncaches if the last release would wrap the generation around. `None`: any other word.
     #[inline]
     pub fn outlived(self) -> Option<Self> {
         if self.refs() == 1 && self.is_cached() && self.freed().carries() {
@@ -325,38 +316,37 @@ impl BlockWord {
         }
     }
 
-    /// Performs the most frequent [`release`](Self::release) in one comparison: of the only
-    /// reference of a block that is neither moving nor cached. `None`: any other word, or a
-    /// wrap-around.
+    /// [Releases](Self::release) the only reference of a block neither moving nor cached. `None`:
+    /// any other word, or a wrap-around.
     #[inline]
     pub fn release_only(self) -> Option<Self> {
         let is_only = self.0 & (REFS_MASK | MOVING | CACHED) == ONE_REF;
         if is_only && !self.freed().carries() { Some(self.freed()) } else { None }
     }
 
-    /// As [`release_only`](Self::release_only), of a block in this frame.
+    /// Like [`release_only`](Self::release_only), for a block in this frame.
     #[inline]
     pub fn release_only_in(self, frame: FrameId) -> Option<Self> {
         let generation = self.0.wrapping_add(ONE_GENERATION) & GENERATION_MASK;
         if self.is_only_in(frame) && generation != 0 { Some(Self(generation | frame.0 as u64)) } else { None }
     }
 
-    /// Returns whether `release_only_in` would succeed, apart from a wrap-around.
+    /// Returns whether `release_only_in` would succeed, ignoring a wrap-around.
     #[inline]
     pub fn is_only_in(self, frame: FrameId) -> bool {
         self.0 & (FRAME_MASK | REFS_MASK | MOVING | CACHED) == ONE_REF | frame.0 as u64
     }
 
-    /// As [`release_only`](Self::release_only), of a block that is neither sealed nor pinned.
+    /// Like [`release_only`](Self::release_only), for a block that is neither sealed nor pinned.
     #[inline]
     pub fn release_private(self) -> Option<Self> {
         let next = self.0.wrapping_sub(ONE_REF).wrapping_add(ONE_GENERATION);
-        // Above the generation, nothing remains: unless it wraps around into the pins.
+        // Zero above the generation, unless it wraps around into the pins.
         let differs = (self.0 & !(FRAME_MASK | GENERATION_MASK)) ^ ONE_REF | next >> PINS_SHIFT;
         if differs == 0 { Some(Self(next)) } else { None }
     }
 
-    /// As [`release_only`](Self::release_only), of a cached block, which becomes evictable.
+    /// Like [`release_only`](Self::release_only), for a cached block, which becomes evictable.
     #[inline]
     pub fn release_kept(self) -> Option<Self> {
         let freed = self.freed();
@@ -364,13 +354,12 @@ impl BlockWord {
         (is_only && !freed.carries()).then_some(Self(freed.0 | self.0 & (SEALED | MOVING | CACHED)))
     }
 
-    /// Returns the word of the free block of the next generation.
     #[inline]
     fn freed(self) -> Self {
         Self(self.0 & FRAME_MASK | self.0.wrapping_add(ONE_GENERATION) & GENERATION_MASK)
     }
 
-    /// Returns whether the generation's low bits are 0. See [`Released::Last`].
+    /// Returns whether the generation's low bits are 0, see [`Released::Last`].
     #[inline]
     pub const fn carries(self) -> bool {
         self.0 & GENERATION_MASK == 0
@@ -435,8 +424,7 @@ impl BlockWord {
         Self(self.0 & GENERATION_MASK | left.0 as u64)
     }
 
-    /// Ends the hold that the last release left to the mover. Returns the word, and whether that
-    /// release wrapped the generation around. `None`: not held.
+    /// Ends the hold left by the last release, if any; returns whether that release carries.
     #[inline]
     pub const fn take_left(self) -> Option<(Self, bool)> {
         match self.unhold() {
@@ -445,7 +433,7 @@ impl BlockWord {
         }
     }
 
-    /// Drops the copy. `None`: released meanwhile, and the frame is the mover's.
+    /// Ends a move without publishing. `None`: released meanwhile, and the frame is the mover's.
     #[inline]
     pub const fn end_move(self) -> Option<Self> {
         if self.is_moving() && !self.is_free() { Some(Self(self.0 & !MOVING)) } else { None }

@@ -1,7 +1,4 @@
-//! A thread cache's cell, and the list of all thread caches of a pool.
-//!
-//! The list only grows; a new thread takes over the cache of a thread that has ended.
-//! [`CacheHandle`](crate::block::CacheHandle) assigns caches to threads and tasks.
+//! A thread cache's cell, and the list of all thread caches of a pool, which only grows.
 
 use std::ptr;
 
@@ -29,7 +26,6 @@ unsafe impl Sync for ThreadCache {}
 unsafe impl Send for ThreadCache {}
 
 impl ThreadCache {
-    /// Runs `f` on the contents unless the owner is inside. Any thread may call it.
     pub(in crate::block) fn visit<R>(&self, f: impl FnOnce(&mut Local) -> R) -> Option<R> {
         self.cell.visit(|local| self.mirrored(local, f))
     }
@@ -45,7 +41,7 @@ impl ThreadCache {
         )
     }
 
-    /// Returns the frames in magazines, the retired frames, and the newest tag of these.
+    /// Returns the frames in magazines, the retired frames, and the newest tag of the latter.
     pub(in crate::block) fn mirror(&self) -> (usize, usize, Ticket) {
         // Relaxed: statistics.
         let tag = Ticket(self.newest_tag.load(Relaxed));
@@ -64,7 +60,6 @@ impl ThreadCache {
     }
 }
 
-/// All thread caches of a pool: a list that only grows.
 #[derive(Default)]
 pub(in crate::block) struct ThreadCaches {
     head: AtomicPtr<CachePadded<ThreadCache>>,
@@ -73,8 +68,7 @@ pub(in crate::block) struct ThreadCaches {
 
 impl ThreadCaches {
     pub(in crate::block) fn iter(&self) -> impl Iterator<Item = &ThreadCache> {
-        // SAFETY: published thread caches live as long as the list. Acquire: pairs with the Release
-        // in `take`.
+        // SAFETY: published caches live as long as the list. Acquire: pairs with `take`'s Release.
         let mut next = unsafe { self.head.load(Acquire).as_ref() };
         std::iter::from_fn(move || {
             let thread_cache: &ThreadCache = next?;
@@ -85,12 +79,10 @@ impl ThreadCaches {
     }
 
     pub(in crate::block) fn in_use(&self) -> usize {
-        // Acquire: pairs with the Release of owners that left, so that the caches' contents are
-        // visible.
+        // Acquire: pairs with the Release of owners that left: the caches' contents are visible.
         self.iter().filter(|thread_cache| thread_cache.in_use.load(Acquire)).count()
     }
 
-    /// Takes an ownerless thread cache, or creates one.
     pub(in crate::block) fn take(
         &self,
         capacity: usize,
@@ -118,8 +110,7 @@ impl ThreadCaches {
         loop {
             thread_cache.next = head;
             let fresh = Box::into_raw(thread_cache);
-            // Release: publishes the thread cache. Relaxed on failure: only the address of the
-            // other head is used.
+            // Release: publishes the cache. Relaxed on failure: uses only the other head's address.
             match self.head.compare_exchange(head, fresh, Release, Relaxed) {
                 // SAFETY: published just now.
                 Ok(_) => return unsafe { &*fresh },
@@ -137,8 +128,7 @@ impl Drop for ThreadCaches {
     fn drop(&mut self) {
         let mut next = self.head.load(Relaxed).cast_const();
         while !next.is_null() {
-            // SAFETY: the list is exclusively ours; each thread cache was made by `Box::into_raw`
-            // and is freed once.
+            // SAFETY: the list is exclusively ours; made by `Box::into_raw` and freed once.
             let thread_cache = unsafe { Box::from_raw(next.cast_mut()) };
             next = thread_cache.next;
         }

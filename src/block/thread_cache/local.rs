@@ -1,4 +1,4 @@
-//! Contents of a thread cache: magazines, retire lists, and the way of freed frames into them.
+//! Contents of a thread cache: magazines, retire lists, and the path of freed frames into them.
 
 use crate::clock::RetireList;
 use crate::config::MAGAZINE_BLOCKS_MAX;
@@ -13,7 +13,7 @@ pub(crate) const INLINE_BLOCKS: usize = 16;
 /// Runs of at least this length go directly to the bitmaps; shorter ones go through the magazines.
 const LONG_RUN: u32 = if cfg!(kvpool_loom) { 2 } else { 16 };
 
-/// Number of retired frames between two checks of which batches have ended.
+/// Number of retired frames between two checks for ended batches.
 const RECLAIM_EVERY: usize = if cfg!(kvpool_loom) { 1 } else { 64 };
 
 pub(in crate::block) struct Local {
@@ -34,7 +34,7 @@ impl Local {
         }
     }
 
-    /// Retires a run, and from time to time reclaims runs that no batch sees any more.
+    /// Retires a run, and reclaims runs that no batch sees every `RECLAIM_EVERY` frames.
     pub(in crate::block) fn retire(&mut self, space: &FreeSpace, run: Run, tag: Ticket) {
         self.retire_list.retire(run, tag);
         self.newest_tag = self.newest_tag.max(tag);
@@ -43,7 +43,6 @@ impl Local {
         }
     }
 
-    /// Reclaims runs that no batch sees: long ones into the bitmaps, single frames into magazines.
     pub(in crate::block) fn reclaim(&mut self, space: &FreeSpace) {
         if self.retire_list.is_empty() {
             return;
@@ -55,7 +54,6 @@ impl Local {
         self.reclaim_at = self.retire_list.len() + RECLAIM_EVERY;
     }
 
-    /// Gives all free frames back to the bitmaps; returns their number.
     pub(in crate::block) fn surrender(
         &mut self,
         space: &FreeSpace,
@@ -69,9 +67,8 @@ impl Local {
     }
 }
 
-/// Freed frames on their way back: long runs to the bitmaps, short ones to the magazines if they
-/// are few. Scattered blocks that circulated in magazines would keep units broken that could be
-/// whole.
+/// Freed frames on their way back: long runs to the bitmaps, a few short ones to the magazines.
+/// Scattered blocks that circulated in magazines would keep units from becoming whole.
 pub(in crate::block) struct Returning<'a> {
     space: &'a FreeSpace,
     short: Magazine,

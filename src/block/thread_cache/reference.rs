@@ -10,13 +10,11 @@ use super::cell::ThreadCache;
 use super::local::Local;
 use crate::block::state::OwnCounters;
 
-/// The right of the current thread to enter a thread cache that it owns, for a step that runs no
-/// user code. Not `Send`.
+/// The right to enter one's own thread cache for a step that runs no user code. Not `Send`.
 #[derive(Clone, Copy)]
 pub(in crate::block) struct CacheRef<'a>(&'a ThreadCache, PhantomData<*const ()>);
 
-/// The right to enter a thread cache that stays the thread's while user code runs further down the
-/// stack: storage that wipes frames, an eviction policy, a waker. See [`CacheRef::counted`].
+/// The right to enter one's own thread cache while user code may run further down the stack.
 #[derive(Clone, Copy)]
 pub(in crate::block) struct CountedRef<'a>(CacheRef<'a>);
 
@@ -34,7 +32,6 @@ impl<'a> CacheRef<'a> {
         &self.0.counters
     }
 
-    /// Gives up ownership; another thread may take the cache.
     pub(in crate::block) fn leave(self) {
         // Release: pairs with the Acquire in `ThreadCaches::take`.
         self.0.in_use.store(false, Release);
@@ -66,7 +63,6 @@ impl CountedRef<'_> {
         self.0.counters()
     }
 
-    /// Runs `f` on the contents. `None` if a visitor is inside.
     #[inline]
     pub(in crate::block) fn enter<R>(self, f: impl FnOnce(&mut Local) -> R) -> Option<R> {
         let thread_cache = self.0.0;
@@ -76,7 +72,6 @@ impl CountedRef<'_> {
 }
 
 thread_local_const! {
-    /// Number of [counted](CountedRef) calls that the thread is in.
     static USES: Cell<usize> = Cell::new(0);
 }
 
@@ -90,7 +85,6 @@ impl ThreadUses {
         Self
     }
 
-    /// Returns whether the thread is in no counted call, and so uses none of its thread caches.
     pub(in crate::block) fn is_out() -> bool {
         USES.try_with(|calls| calls.get() == 0).unwrap_or(false)
     }

@@ -1,4 +1,4 @@
-//! Announcements to waiting requests, batches that end, and care for the queue.
+//! Announcements to waiting requests, ends of batches, and maintenance of the queue.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -20,22 +20,17 @@ impl Announce for Core {
 }
 
 impl Core {
-    /// Tells waiting requests, if there are any, that blocks may have become available.
-    ///
-    /// Must be called after making blocks available or having had free frames out of reach of
-    /// searches, once they are where searches find them.
+    /// Announces blocks. Must be called once they, or frames in transit, are in reach of searches.
     #[inline]
     pub fn announce(&self) {
-        // Pairs with the heavy fence of a waiting request: it finds what was freed, or we see that
-        // it waits.
+        // Pairs with the heavy fence of a waiting request: it finds the blocks, or we see it.
         light_fence();
         if self.space.clock.read().is_awaited() {
             self.notify();
         }
     }
 
-    /// Marks the device as failed: every request is refused, also waiting ones. Owned blocks can be
-    /// freed.
+    /// Marks the device as failed: refuses every request, including waiting ones.
     pub fn poison(&self) {
         let awaited = self.space.clock.lose();
         if awaited {
@@ -48,25 +43,16 @@ impl Core {
         self.space.clock.read().is_lost()
     }
 
-    /// Begins a batch.
-    ///
-    /// While it begins, its slot may stand for tickets older than its own and hold back frames that
-    /// no batch sees: a request that searched at that moment is told to search again.
-    ///
-    /// # Panics
-    ///
-    /// If 65,536 batches are in flight; no batch has begun then.
+    /// Begins a batch. Its slot may stand for older tickets at first, and withhold frames that no
+    /// batch sees, so a request that searched then is signalled again. Panics if 65,536 are in
+    /// flight.
     pub fn begin_batch(&self) -> InFlight {
         let batch = self.space.clock.begin();
         self.announce();
         batch
     }
 
-    /// Ends a batch, and tells waiting requests that the frames it held back may be free.
-    ///
-    /// # Panics
-    ///
-    /// If the batch belongs to another pool.
+    /// Ends a batch, and announces the frames that it withheld. Panics if it is of another pool.
     pub fn end_batch(&self, batch: InFlight) {
         if self.space.clock.end(batch) {
             self.notify();
@@ -84,7 +70,6 @@ impl Core {
         self.waiters.count()
     }
 
-    /// Returns the number of waiting requests of each priority, from normal to urgent.
     pub(crate) fn waiting_by_priority(&self) -> [usize; 3] {
         let mut counts = [0; 3];
         if self.waiting() > 0 {
@@ -96,10 +81,8 @@ impl Core {
         counts
     }
 
-    /// Sets how long a woken head may stay unpolled before the next request has its turn.
     pub(crate) fn set_turn_patience(&self, patience: Duration) {
         let nanos = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
-        // Relaxed: nothing depends on when it is seen.
         self.waiters.patience.store(nanos, Relaxed);
     }
 
@@ -115,7 +98,6 @@ impl Core {
         self.first_waiting().map(|(_, head)| head)
     }
 
-    /// As [`head_of_line`](Self::head_of_line), with the number of its place.
     pub(crate) fn first_waiting(&self) -> Option<(u64, HeadOfLine)> {
         if self.waiting() == 0 {
             return None;
@@ -129,14 +111,7 @@ impl Core {
         })
     }
 
-    /// Refuses blocks to a request that does not wait, while a request of higher priority waits.
-    ///
-    /// A request of higher priority counts from when it entered the queue until it leaves it, or is
-    /// absent for longer than its patience.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::Behind`].
+    /// Refuses a request that does not wait while one of higher priority waits and is not absent.
     #[inline]
     pub(in crate::block) fn check_turn(&self, request: &AllocRequest) -> Result<(), AllocError> {
         if !self.is_awaited() { Ok(()) } else { self.check_queue(request, |other| other > request.priority) }
@@ -154,7 +129,6 @@ impl Core {
         if let Some(queue) = self.waiters.try_lock() {
             let is_behind = queue.is_behind(comes_first);
             drop(queue);
-            // As every holder of the lock.
             self.deliver();
             if !is_behind {
                 return Ok(());
@@ -176,12 +150,7 @@ impl Core {
         error
     }
 
-    /// Refuses blocks to a new request that does not wait, while another of at least its priority
-    /// waits, which counts as in [`check_turn`](Self::check_turn).
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::Behind`].
+    /// Like [`check_turn`](Self::check_turn), but also while one of the same priority waits.
     pub(crate) fn check_is_first(&self, request: &AllocRequest) -> Result<(), AllocError> {
         if !self.is_awaited() { Ok(()) } else { self.check_queue(request, |other| other >= request.priority) }
     }
@@ -191,8 +160,7 @@ impl Core {
         if self.waiting() == 0 { 0 } else { self.with_wait_queue(|queue| queue.passed.len()) }
     }
 
-    /// Passes over a head that was woken and is not polled; for callers that look at the pool
-    /// regularly.
+    /// Passes over a head that was woken and is not polled; for callers that run regularly.
     pub(crate) fn look_after_queue(&self) {
         if self.waiting() > 1 {
             let woken = self.with_wait_queue(|queue| {
@@ -206,25 +174,21 @@ impl Core {
     #[inline(never)]
     fn notify(&self) {
         self.space.top_up();
-        // Release: pairs with the Acquire in `deliver`. A swap continues the release sequence of
-        // other announcers.
+        // Release: pairs with the Acquire in `deliver`. A swap continues others' release sequences.
         self.waiters.pending.swap(true, Release);
         self.deliver();
     }
 
-    /// Delivers the pending wake-up of `pending`, unless another thread has the lock: that thread
-    /// looks after unlocking.
+    /// Delivers a pending notification, unless another thread has the lock and delivers it.
     fn deliver(&self) {
         loop {
-            // Between `pending` and the lock on one side, the unlocking and `pending` on the other:
-            // one sees the other.
+            // Pairs with the fence after an unlock: we take the lock, or its holder sees `pending`.
             fence(SeqCst);
             if !self.waiters.pending.load(Relaxed) {
                 return;
             }
             let Some(mut queue) = self.waiters.try_lock() else { return };
-            // Acquire: pairs with the Release in `notify`, so that the head's search finds what was
-            // announced.
+            // Acquire: pairs with the Release in `notify`: the head's search finds the blocks.
             let woken = if self.waiters.pending.swap(false, Acquire) {
                 queue.signal(self.turn_patience())
             } else {
@@ -237,7 +201,7 @@ impl Core {
         }
     }
 
-    /// Clears the awaited bit when nothing needs announcements. The queue's lock must be held.
+    /// Clears the awaited bit when no announcement is needed. The queue's lock must be held.
     pub(super) fn settle(&self, queue: &WaitQueue) {
         if queue.len() == 0 && self.space.clock.read().is_awaited() && !self.space.reserve.is_short() {
             self.space.clock.clear_awaited();

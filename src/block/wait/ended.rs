@@ -1,4 +1,4 @@
-//! A future that waits for the end of batches, and keeps their pool alive meanwhile.
+//! A future that waits for the end of batches, on any runtime, and keeps their pool alive.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -7,8 +7,6 @@ use crate::block::core::Blocks;
 use crate::clock::{BatchSet, EndPlace, SetState};
 use crate::ids::Ticket;
 
-/// Completes when all batches of a set have ended. It is independent of the runtime, and may be
-/// dropped at any time.
 #[must_use = "futures do nothing unless they are polled"]
 pub(crate) struct BatchesEnd {
     blocks: Blocks,
@@ -23,11 +21,11 @@ impl Blocks {
 }
 
 impl BatchesEnd {
-    /// Returns a batch that is waited for and has not ended, the newest one found.
+    /// Returns a batch of the set that has not ended, the newest one found.
     pub(crate) fn in_flight(&self) -> Option<Ticket> {
         match self.blocks.clock().state(&self.batches) {
             SetState::InFlight(batch) => Some(batch),
-            // One that is beginning may be as new as this.
+            // The beginning batch may be as new as this.
             SetState::Beginning => Some(self.batches.up_to()),
             SetState::Ended => None,
         }

@@ -1,4 +1,4 @@
-//! A request's place in the queue.
+//! A request's place in the queue. Dropping it leaves the queue and passes on the turn.
 
 use std::cmp::Reverse;
 use std::future::poll_fn;
@@ -17,7 +17,6 @@ use crate::block::latency::Operation;
 use crate::block::request::AllocRequest;
 use crate::block::state::{Absence, Class, Key, QueuePlace, WaitQueue};
 
-/// A place in the queue. Dropping it leaves the queue and hands on the turn.
 #[must_use = "dropping the place leaves the queue"]
 pub(crate) struct Waiting<'a> {
     blocks: &'a Blocks,
@@ -25,7 +24,7 @@ pub(crate) struct Waiting<'a> {
     entered: Instant,
     is_fenced: bool,
     is_sure: bool,
-    /// It has had a turn, so that others may have missed frames it had in hand.
+    /// Whether it has searched, so that others may have missed frames in transit.
     has_tried: bool,
 }
 
@@ -40,7 +39,7 @@ impl Blocks {
                 .places
                 .insert(key, QueuePlace { asked: request.blocks, entered, waker: None, absent: None });
             if queue.is_head(key) {
-                // Frees before the bit was set were not announced: search once more.
+                // Frees before the bit was set were not announced: search again.
                 queue.signal = true;
             }
             // Under the lock, like the clearing.
@@ -52,11 +51,9 @@ impl Blocks {
 }
 
 impl<'a> Waiting<'a> {
-    /// Refuses a request if the counts show that it cannot be met. `kept`: evictable blocks that
-    /// the request is about to share, and so cannot evict.
+    /// Refuses a request that, by the counts, cannot be met while it keeps `kept` evictable blocks.
     pub(crate) fn check_counts(&self, request: &AllocRequest, kept: usize) -> Result<(), AllocError> {
-        // Otherwise a search may find frames that are not counted. A request for many blocks is
-        // signalled for each of them.
+        // Otherwise a search may find frames that are not counted.
         if self.is_sure {
             let counts = self.blocks.recount();
             let most = counts.free() + counts.retired + counts.evictable + self.blocks.reserved_for(request);
@@ -74,11 +71,9 @@ impl<'a> Waiting<'a> {
 }
 
 impl Waiting<'_> {
-    /// Waits until it is this place's turn to try.
     pub(crate) async fn turn(&mut self) {
         if self.has_tried && !self.is_sure {
-            // An owner was inside its thread cache, which may contain frames. Let it run, and
-            // search again.
+            // An owner was inside its thread cache. Let it run, and search again.
             yield_once().await;
         }
         poll_fn(|context| self.poll_turn(context)).await;
@@ -92,7 +87,6 @@ impl Waiting<'_> {
             let woken = if is_other { queue.wake_head(self.blocks.turn_patience()) } else { None };
             let has_turn = queue.is_head(self.key) && std::mem::take(&mut queue.signal);
             if !has_turn && let Some(place) = queue.places.get_mut(&self.key) {
-                // The old waker is dropped without the lock.
                 std::mem::swap(&mut place.waker, &mut waker);
             }
             (has_turn, woken)
@@ -101,8 +95,7 @@ impl Waiting<'_> {
         if has_turn { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Tries once, for a lease or for the list of a sequence that ends at `list`, and passes each
-    /// block to `take`. After an error, the place waits for another turn.
+    /// Searches once for a lease or a list. After an error, the place waits for another turn.
     pub(crate) fn allocate(
         &mut self,
         request: &AllocRequest,
@@ -114,7 +107,7 @@ impl Waiting<'_> {
             // Pairs with the light fences of frees: they see the bit, or we find what they freed.
             self.is_fenced = heavy_fence();
         }
-        // The pool may have shrunk, or its device failed, since the request entered the queue.
+        // The pool may have shrunk or its device failed since the request entered the queue.
         self.blocks.check_request(request).inspect_err(|error| self.blocks.counters.refused(error))?;
         self.check_counts(request, 0)?;
         let (mut grab, aim) = (Grab::new(), list.map_or(Aim::Any, Aim::List));
@@ -122,8 +115,7 @@ impl Waiting<'_> {
         let gathered = self
             .blocks
             .with_thread_cache(|cache| self.blocks.gather(cache, request, aim, &mut grab, &wake_guard));
-        // An announcement would signal this place itself, which would search again forever. `tried`
-        // and the end of the place tell the queue what it needs to know.
+        // An announcement would signal this place itself, which would search again forever.
         wake_guard.leave_to_queue();
         self.is_sure = self.is_fenced && grab.is_sure;
         let is_refused = !self.is_fenced || grab.is_refused;
@@ -136,8 +128,7 @@ impl Waiting<'_> {
                 self.blocks.latencies().record(Operation::Wait, self.entered);
                 self.blocks.hand_out(&grab, request, take);
             }
-            // Without its fences it may sleep beside a free block, and would search forever.
-            // Reached by `fence_refused`.
+            // Without its fences it may sleep while a block is free. Reached by `fence_refused`.
             Err(AllocError::Exhausted { asked, .. } | AllocError::NoRun { asked, .. }) if is_refused => {
                 let error = AllocError::FenceRefused { asked, free: self.blocks.counts().free() };
                 self.blocks.counters.refused(&error);
@@ -148,14 +139,13 @@ impl Waiting<'_> {
         gathered
     }
 
-    /// Returns an unused turn: the head, perhaps another by now, has reason to try.
+    /// Returns an unused turn: the head, which may have changed, has a reason to search.
     pub(crate) fn hand_back(&self) {
         let woken = self.blocks.with_wait_queue(|queue| queue.signal(self.blocks.turn_patience()));
         woken.into_iter().for_each(crate::sync::wake);
     }
 
-    /// Signals the head, unless it is this place, that blocks which this place kept from it during
-    /// its search are evictable again.
+    /// Signals the head, unless it is this place, that the blocks kept by its search are evictable.
     pub(crate) fn kept_no_longer(&self) {
         let woken = self.blocks.with_wait_queue(|queue| {
             if queue.is_head(self.key) { None } else { queue.signal(self.blocks.turn_patience()) }
@@ -163,11 +153,11 @@ impl Waiting<'_> {
         woken.into_iter().for_each(crate::sync::wake);
     }
 
-    /// After a failed search: signals the head, unless it is this place, that frames were in hand.
+    /// Signals the head, unless it is this place, that frames were in transit in a failed search.
     fn tried(&self) {
         let woken = self.blocks.with_wait_queue(|queue| {
             if !self.is_sure {
-                // It yields, and should be polled again soon; it may be the head again then.
+                // It yields and should be polled again soon; it may be the head again then.
                 self.pulse().is_absent(queue, Duration::ZERO);
             }
             if queue.is_head(self.key) {
@@ -180,7 +170,7 @@ impl Waiting<'_> {
     }
 }
 
-/// Reports that a future is alive while it does something else than wait for its turn.
+/// Reports that a future is alive while it does other work than wait for its turn.
 #[derive(Clone, Copy)]
 pub(crate) struct Pulse<'a> {
     blocks: &'a Blocks,
@@ -188,8 +178,8 @@ pub(crate) struct Pulse<'a> {
 }
 
 impl Pulse<'_> {
-    /// Completes work that is woken by others than the queue. While it sleeps its future may be
-    /// absent for `allowed` and the patience.
+    /// Completes work that something other than the queue wakes. While it sleeps, the future may be
+    /// absent for `allowed` plus the patience.
     pub(crate) async fn accompany<F: Future>(&self, work: F, allowed: impl Fn() -> Duration) -> F::Output {
         let mut work = pin!(work);
         poll_fn(|context| {
@@ -199,7 +189,6 @@ impl Pulse<'_> {
             let outcome = work.as_mut().poll(&mut Context::from_waker(&roused));
             let allowed = allowed();
             self.blocks.with_wait_queue(|queue| {
-                // Unless it was woken meanwhile.
                 if queue.places.get(&self.key).is_some_and(|place| place.absent.is_none()) {
                     self.is_absent(queue, allowed);
                 }
@@ -209,7 +198,7 @@ impl Pulse<'_> {
         .await
     }
 
-    /// Records that the future is being polled, and that it expects its next poll within `within`.
+    /// Records that the future is being polled, and expects its next poll within `within`.
     pub(crate) fn beat(&self, within: Duration) {
         self.blocks.with_wait_queue(|queue| {
             queue.is_polled(self.key);
@@ -225,7 +214,6 @@ impl Pulse<'_> {
     }
 }
 
-/// The waker of work that a future in the queue does.
 struct Roused {
     blocks: Blocks,
     key: Key,
@@ -256,7 +244,6 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Lets other tasks run.
 async fn yield_once() {
     let mut yielded = false;
     poll_fn(|context| {

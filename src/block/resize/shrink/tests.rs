@@ -96,8 +96,7 @@ fn the_audit_finds_a_removed_frame_in_use() {
     assert_eq!(pool.audit(), Err(doubled));
 }
 
-/// Blocks outlive the frames of their numbers; a free block goes with the frame that it was left
-/// in.
+/// Blocks outlive the frames of their numbers; a free block leaves with its frame.
 #[test]
 fn a_block_keeps_its_id_when_its_frame_goes() {
     let pool = blocks(100, 120, 4);
