@@ -1,7 +1,8 @@
-//! The depot: a bounded lock-free stock of magazines. Through it a thread that mostly frees
-//! supplies a thread that mostly allocates, without either touching the bitmaps.
+//! The depot: a bounded lock-free stock of magazines. A thread that mostly frees supplies a thread
+//! that mostly allocates, without access to the bitmaps.
 //!
-//! Frames in the depot cannot coalesce. It is therefore small, and emptied before a refusal.
+//! Frames in the depot cannot coalesce. It is therefore small, and flushed before an allocation
+//! fails.
 
 use crate::sync::{AtomicUsize, CachePadded, Ordering::*};
 

@@ -1,9 +1,9 @@
-//! The last resort: a walk over the bitmap itself, without hints, which can conclude that no
-//! suitable frames are free.
+//! The last resort: a walk over the bitmap without hints, which alone can conclude that no suitable
+//! frames are free.
 //!
 //! It is conclusive only if no frame was in transit meanwhile; otherwise it is repeated, a bounded
 //! number of times. The walk is not a snapshot: it misses a frame freed behind it while another
-//! thread takes the last one ahead of it. A caller refused under such concurrency can only retry.
+//! thread takes the last one ahead of it. Such a caller can only retry.
 
 use std::ops::ControlFlow;
 
@@ -16,7 +16,7 @@ use crate::sync::{Ordering, fence, yield_now};
 /// Maximum number of walks while frames are in transit.
 const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 64 };
 
-/// Number of walks after which the thread yields to one that may be stopped in a passage.
+/// Number of walks after which the thread yields, in case another one was descheduled in a passage.
 const ROUNDS_BUSY: usize = if cfg!(kvpool_loom) { 0 } else { 4 };
 
 /// Outcome of one attempt.
@@ -30,7 +30,8 @@ pub(super) enum Attempt<T> {
 }
 
 impl Map<'_> {
-    /// Repeats an attempt until it succeeds or its failure is conclusive, apart from `own` passages
+    /// Repeats an attempt until it succeeds or its failure is conclusive. `own` is the number of
+    /// passages that a failing attempt begins.
     /// of a failing attempt.
     pub(super) fn settle<T>(self, own: u64, mut attempt: impl FnMut() -> Attempt<T>) -> Option<T> {
         for round in 0..ROUNDS {
@@ -71,7 +72,7 @@ impl Map<'_> {
                     outcome = Attempt::Found(run);
                     return ControlFlow::Break(());
                 }
-                // Another thread was faster: continue behind it. Reached by the models in `runs`.
+                // Another thread was faster: continue after it. Reached by the models in `runs`.
                 outcome = Attempt::Lost;
                 ControlFlow::Continue(())
             });
@@ -98,8 +99,8 @@ impl Map<'_> {
                 if let Some(mask) = self.drain(unit, want) {
                     return Attempt::Found((unit, mask));
                 }
-                // The unit that a shrink cuts cannot be split as a whole unit; the part before the
-                // cut is claimed by name.
+                // The unit of a shrink's cut cannot be split as a whole: claim a run before the cut
+                // by name.
                 if free != ALL
                     && let Some((pos, len)) = runs(free).next()
                 {
@@ -114,8 +115,8 @@ impl Map<'_> {
         })
     }
 
-    /// Visits every maximal free run of at least `len` frames, ascending, and perhaps shorter ones.
-    /// With `open`, it omits the closed units.
+    /// Visits every maximal free run of at least `len` frames, ascending, and possibly shorter
+    /// ones. With `open`, omits the closed units.
     pub(super) fn walk(self, open: bool, len: u32, visit: impl FnMut(Run) -> ControlFlow<()>) {
         let mut runs = Joined { run: Run { start: FrameId(0), len: 0 }, visit };
         if self.walk_pieces(open, len, |start, len| runs.push(start, len)).is_continue() && runs.run.len > 0 {
@@ -138,12 +139,12 @@ impl Map<'_> {
             // Acquire, as in `free_in_unit`.
             let units = group.units.load(Ordering::Acquire) & !closed;
             if units == shape.group_mask() {
-                // The whole group at once: in a mostly free pool the walk proceeds by groups.
+                // A mostly free pool is walked by whole groups.
                 visit((first << FAN_LOG2) as u32, (shape.units_in_group() << FAN_LOG2) as u32)?;
                 continue;
             }
-            // A long run contains whole units, so only units next to a whole unit need a look; the
-            // first and the last unit may border on another group's.
+            // A long run contains whole units, so only units next to a whole unit are read, and the
+            // first and last unit, which may border on another group's.
             let edges = 1 | 1 << (shape.units_in_group() - 1);
             let is_long = len >= 2 * FAN as u32;
             let mut worth =

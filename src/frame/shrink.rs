@@ -9,11 +9,11 @@
 //!
 //! # Invariants
 //!
-//! 1. The number of frames is lowered only while the shrinker owns every frame of the region, so
-//!    that none can be allocated, through whichever directory.
-//! 2. Removed frames stay claimed; their words and hints remain. Growth that finds them raises the
-//!    number again and frees the frames.
-//! 3. While a shrink is open the number does not change: growth, and another shrink, are refused.
+//! 1. The number of frames is lowered only while the shrink owns every frame of the region, so that
+//!    none can be allocated through any directory.
+//! 2. Removed frames stay claimed; their words and hints remain. Growth raises the number again and
+//!    frees the frames.
+//! 3. While a shrink is open the number does not change: growth and other shrinks fail.
 //!
 //! # The cut
 //!
@@ -36,10 +36,10 @@ use crate::sync::Ordering;
 #[must_use = "an open shrink keeps the pool from growing"]
 pub struct Shrink {
     region: Run,
-    /// Collected frames by unit, from the unit of the cut on.
+    /// Collected frames by unit, starting with the unit of the cut.
     collected: Box<[u64]>,
     missing: usize,
-    /// By group: the units that this shrink closed.
+    /// The units that this shrink closed, by group.
     closed: Vec<(usize, u64)>,
 }
 
@@ -49,7 +49,7 @@ impl Shrink {
         self.region
     }
 
-    /// Returns the number of frames of the region not collected yet.
+    /// Returns the number of frames of the region that are not collected yet.
     pub fn missing(&self) -> usize {
         self.missing
     }
@@ -80,8 +80,8 @@ fn for_each_run(unit: usize, mask: u64, f: &mut impl FnMut(Run)) {
 }
 
 impl Frames {
-    /// Opens a shrink to `to` frames: allocators avoid the frames from there on, and growth and
-    /// other shrinks are refused.
+    /// Opens a shrink to `to` frames: allocators skip the frames after it, and growth and other
+    /// shrinks fail.
     pub fn begin_shrink(&self, to: usize) -> Result<Shrink, ShrinkError> {
         let mut growth = self.growth();
         if growth.is_shrinking {
@@ -114,7 +114,7 @@ impl Frames {
                     // the cut.
                     let before = group.closed.fetch_or(bits, Ordering::Release);
                     if is_first && before & lowest(bits) != 0 {
-                        // The unit of the cut was already closed as a whole, and stays so.
+                        // The unit of the cut was already closed as a whole, and stays closed.
                         group.cut.store(NO_CUT, Ordering::Relaxed);
                     }
                     shrink.closed.push((index, bits & !before));
@@ -150,16 +150,16 @@ impl Frames {
         assert!(shrink.missing == 0, "{} of {} are not the shrinker's", shrink.missing, shrink.region);
         let region = shrink.region;
         self.with(|map| {
-            // Relaxed: it bounds walks and searches. Frames beyond it are not allocated because
-            // none of them is free.
+            // Relaxed: a bound for walks and searches. Frames beyond it are not allocated because
+            // none is free.
             map.directory.frames.store(region.start.index(), Ordering::Relaxed);
             self.open_again(map, shrink);
-            // Units that growth brings back are open.
+            // Units that a later growth adds back are open.
             let gone = region.start.index().div_ceil(FAN)..region.end().div_ceil(FAN as u32) as usize;
             for unit in gone.clone() {
                 let (group, bit) = map.directory.shape.unit_place(unit);
                 if let Some(group) = map.directory.group(group) {
-                    // Relaxed: advice.
+                    // Relaxed: advisory.
                     group.closed.fetch_and(!(1 << bit), Ordering::Relaxed);
                 }
                 map.withdraw_all(Level::Leaf, unit);

@@ -1,15 +1,14 @@
-//! Frames in transit: the word that lets a searcher distinguish "none is free" from "some were
-//! moving while I looked".
+//! Frames in transit: distinguishes "none is free" from "some were moving during the walk".
 //!
 //! A thread that splits a unit, merges one, or rolls a claim back *enters* this word before it
-//! takes frames that no other thread can see, and *leaves* once all are visible again. A walk that
-//! found nothing is conclusive if no thread was inside at its beginning, and none has entered
-//! since.
+//! takes frames that no other thread can see, and *leaves* once all are visible again: a *passage*.
+//! A walk that found nothing is conclusive if no thread was inside at its beginning and none has
+//! entered since.
 //!
 //! | bits | meaning |
 //! |---|---|
 //! | 0..16 | threads inside now |
-//! | 16..64 | number of passages begun, so that one that began and ended during a walk is detected |
+//! | 16..64 | number of passages begun, to detect one that began and ended during a walk |
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -33,7 +32,7 @@ impl Traffic {
         self.inside == 0
     }
 
-    /// Returns the value expected after `passages` passages of the reader and no others.
+    /// Returns the expected value after `passages` passages of the reader and no others.
     pub(super) fn after(mut self, passages: u64) -> Self {
         self.begun = self.begun.wrapping_add(passages);
         self
@@ -43,7 +42,7 @@ impl Traffic {
 impl std::ops::AddAssign for Traffic {
     fn add_assign(&mut self, other: Self) {
         self.inside += other.inside;
-        // Wrapping: only equality is tested, and each term only grows.
+        // Wrapping: values are only tested for equality.
         self.begun = self.begun.wrapping_add(other.begun);
     }
 }
@@ -56,13 +55,13 @@ impl Transit {
     /// Begins a passage, which ends when the result is dropped.
     #[inline]
     pub(super) fn enter(&self) -> Passage<'_> {
-        // Relaxed: the AcqRel operation that takes the frames comes later, and a thread that
-        // sees that one with an Acquire load sees this too.
+        // Relaxed: the later AcqRel operation that takes the frames publishes this to an Acquire
+        // load.
         self.0.fetch_add(BEGUN + 1, Ordering::Relaxed);
         Passage(self)
     }
 
-    /// Reads the word. Acquire: pairs with the Release in [`Passage::drop`]. A walk that sees a
+    /// Reads the word. Acquire: pairs with the Release in [`Passage::drop`]: a walk that sees a
     /// passage ended sees its frames.
     pub(super) fn read(&self) -> Traffic {
         let word = self.0.load(Ordering::Acquire);
