@@ -1,6 +1,4 @@
-//! One thread's retired frames, oldest first. Plain memory, in the thread's cell.
-//!
-//! Frames freed in sequence (a sequence's run, forwards or backwards) form one entry.
+//! One thread's retired frames.
 
 use std::collections::VecDeque;
 
@@ -12,7 +10,8 @@ struct Entry {
     tag: Ticket,
 }
 
-/// One thread's retired frames, oldest first.
+/// One thread's retired frames, oldest first. Plain memory, in the thread's cell. Frames freed in
+/// sequence (a sequence's run, forwards or backwards) form one entry.
 #[derive(Default)]
 pub struct RetireList {
     entries: VecDeque<Entry>,
@@ -20,13 +19,13 @@ pub struct RetireList {
 }
 
 impl RetireList {
-    /// Returns the number of frames in a retire list.
+    /// Returns the number of frames.
     #[inline]
     pub fn len(&self) -> usize {
         self.frames
     }
 
-    /// Returns whether no frame is in a retire list.
+    /// Returns whether the list is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.frames == 0
@@ -58,7 +57,7 @@ impl RetireList {
         }
     }
 
-    /// Returns the runs in a retire list.
+    /// Returns the retired runs.
     pub fn runs(&self) -> impl Iterator<Item = Run> + '_ {
         self.entries.iter().map(|entry| entry.run)
     }

@@ -1,13 +1,13 @@
 //! Thread-locals and epoch guards under loom: one loom thread-local for both.
 //!
 //! loom drops a thread's locals in random order. Two of ours perform atomic operations in their
-//! destructors (thread caches, and the epoch collector's entry), so that each run would explore
-//! another model. Here they are fields of one local, dropped in this order: the locals in order of
-//! creation, then the collector's entry.
+//! destructors (thread caches and the epoch collector's entry), so that each run would explore
+//! another model. Here they are fields of one local, dropped in order of creation, the collector's
+//! entry last.
 //!
 //! When an execution fails, loom drops its remains outside of the execution, where an atomic
-//! operation panics, and a panic in a destructor aborts the process. Locals and collector are
-//! therefore leaked in that case, and the failure is an ordinary panic of the test.
+//! operation panics, and a panic in a destructor aborts. Locals and collector are therefore leaked
+//! in that case, and the failure is an ordinary panic of the test.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -54,12 +54,11 @@ loom::thread_local! {
     static THREAD: Thread = Thread { locals: RefCell::default(), epoch: Leaked::new(COLLECTOR.0.register()) };
 }
 
-/// Pins the epoch, as [`crossbeam_epoch::pin`] does.
 pub(crate) fn pin() -> Guard {
     THREAD.try_with(|thread| thread.epoch.0.pin()).unwrap_or_else(|_| COLLECTOR.0.register().pin())
 }
 
-/// Error: the thread's locals are already destroyed.
+/// The thread's locals are already destroyed.
 #[derive(Debug)]
 pub(crate) struct Gone;
 
