@@ -36,7 +36,7 @@ impl Dtype {
         }
     }
 
-    /// Returns whether stores quantise: they accept f32, f16 and bf16, too.
+    /// Returns whether stores quantise their values, and so accept f32, f16 and bf16, too.
     #[inline]
     pub const fn is_quantised(self) -> bool {
         matches!(self, Self::Fp8E4M3 | Self::Fp8E5M2 | Self::Int8)

@@ -138,8 +138,10 @@ pub use testing::future;
 /// Smallest segment of a pool: 4 blocks with `kvpool_loom`, otherwise 64.
 pub const SEGMENT_BLOCKS: usize = crate::config::FAN;
 
-/// Explores the executions of a model within the default bounds of [`Check`]. Panics with the
-/// message of the first failing execution.
+/// Explores the executions of a model within the default bounds of [`Check`].
+///
+/// # Panics
+/// With the message of the first failing execution.
 pub fn check(name: &str, model: impl Fn() + Send + Sync + 'static) -> Explored {
     Check::new(name).run(model)
 }
@@ -191,8 +193,10 @@ impl Check {
         self
     }
 
-    /// Explores the model and prints the number of executions. Panics with the message of the first
-    /// failing execution.
+    /// Explores the model and prints the number of executions.
+    ///
+    /// # Panics
+    /// With the message of the first failing execution.
     pub fn run(self, model: impl Fn() + Send + Sync + 'static) -> Explored {
         let begin = Instant::now();
         let (executions, preemptions) = self.explore(model);
@@ -241,8 +245,9 @@ pub fn end_exploring() {
 
 /// Waits until at most `others` threads besides this thread have magazines in the pool. A thread's
 /// destructors, which return them, may run after the end of its scope, and, in a model, after
-/// `join`. Panics after ten seconds, outside of a model.
+/// `join`.
 ///
+/// # Panics
 /// After ten seconds, outside of a model, if too many threads still have a cache.
 pub fn wait_for_threads(pool: &Pool, others: usize) {
     let begin = Instant::now();

@@ -222,6 +222,7 @@ impl Clock {
         if found == Ticket(0) { state } else { SetState::InFlight(found) }
     }
 
+    /// Returns the current word.
     #[inline]
     pub fn read(&self) -> ClockWord {
         // Acquire: pairs with `end`.

@@ -1,4 +1,3 @@
-//! The copies of waves in progress, and their deadlines.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -8,7 +7,7 @@ use crate::sync::runtime::now;
 use super::report::OverdueCopy;
 use super::turns::Share;
 
-/// The copies of one pool in progress: those of one run, and possibly some that are overdue. See
+/// A pool's copies of waves in progress: those of one run, and possibly some overdue ones. See
 /// [`compactor`](super::compactor).
 #[derive(Default, Debug)]
 pub(super) struct Copies(Mutex<List>);
@@ -58,10 +57,10 @@ impl Copies {
         UnderWay { copies: self.clone(), number }
     }
 
-    /// Takes their shares of a turn from overdue copies.
+    /// Ends the shares that overdue copies have in a turn.
     pub(super) fn expire(&self) {
         let now = now();
-        // Dropped after the list's lock: it wakes the next run in turn.
+        // Dropped after the list's lock: it wakes the next run in the queue.
         let _shares: Vec<Share> = {
             let mut list = self.lock();
             list.copies
@@ -72,7 +71,6 @@ impl Copies {
         };
     }
 
-    /// Returns the earliest deadline of the copies that are not overdue yet.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.lock().copies.iter().filter(|copy| copy.share.is_some()).filter_map(|copy| copy.deadline).min()
     }
@@ -99,7 +97,7 @@ impl Drop for UnderWay {
     fn drop(&mut self) {
         let mut list = self.copies.lock();
         let at = list.copies.iter().position(|copy| copy.number == self.number);
-        // Dropped after the list's lock: it may wake the next run in turn.
+        // Dropped after the list's lock: it may wake the next run in the queue.
         let over = at.map(|at| list.copies.swap_remove(at));
         drop(list);
         drop(over);

@@ -73,6 +73,7 @@ impl Stripe for crate::sync::AtomicU64 {
     }
 }
 
+/// Number of free frames, in stripes.
 #[derive(Default)]
 pub struct Tally<S = StatisticU64>([CachePadded<S>; STRIPES]);
 

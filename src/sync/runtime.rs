@@ -30,7 +30,7 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// Returns the end of a pause, limited to 30 years beyond the range of the clock.
+/// Returns the end of a pause: in 30 years if it is beyond the range of the clock.
 pub(crate) fn after(pause: Duration) -> Instant {
     let now = now();
     now.checked_add(pause).unwrap_or_else(|| now + Duration::from_secs(30 * 365 * 86_400))
