@@ -1,8 +1,7 @@
-//! What each step of a plan gains, to find the steps that do not pay.
-//!
-//! A link counts for the step that moves its second block, or else its first one. The sums are
-//! estimates for one step without the others: a link between blocks of two steps depends on both,
-//! and so does a free run that two steps fill.
+//! The gain of each step of a plan, to find the steps that do not pay. A link counts for the step
+//! that moves its second block, or else its first. The sums are estimates for one step without the
+//! others: a link between blocks of two steps depends on both, and so does a free run that two
+//! steps fill.
 
 use crate::ids::FrameId;
 
@@ -10,17 +9,14 @@ use super::super::goal::{Move, Plan};
 use super::super::snapshot::FrameState;
 use super::map::{self, Map};
 
-/// Stands for a frame to which no block moves.
+/// No block moves to the frame.
 const NONE: u32 = 0;
 
-/// What a step gains.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Gain {
     /// Decrease in the number of maximal free runs.
     free_joins: i64,
-    /// Links joined.
     pub joins: usize,
-    /// Links broken.
     pub breaks: usize,
     /// Increase in the number of rooms.
     rooms: i64,
@@ -33,7 +29,6 @@ impl Gain {
     }
 }
 
-/// Returns what each step gains.
 pub(super) fn gains(map: &Map<'_>, plan: &Plan) -> Vec<Gain> {
     // For each frame, one more than the index of the move to it.
     let mut arrivals = vec![NONE; map.len()];
@@ -78,20 +73,19 @@ pub(super) fn gains(map: &Map<'_>, plan: &Plan) -> Vec<Gain> {
         .collect()
 }
 
-/// Returns the decrease in the number of first frames of free runs at and behind the two frames of
-/// a move.
+/// Returns the decrease in the number of starts of free runs at and after the two frames of a move.
 fn starts_removed(before: &[u64], after: &[u64], filled: FrameId, vacated: FrameId, last: u32) -> i64 {
     let is_start =
         |free: &[u64], frame: u32| map::has(free, frame) && (frame == 0 || !map::has(free, frame - 1));
     let removed = |frame: u32| i64::from(is_start(before, frame)) - i64::from(is_start(after, frame));
-    // A frame behind another one that changes is counted there, if it changes as well.
+    // A frame after another one that changes is counted there, if it changes as well.
     let is_counted = |frame: u32| map::has(before, frame) != map::has(after, frame);
     let behind = |frame: u32| if frame < last && !is_counted(frame + 1) { removed(frame + 1) } else { 0 };
     removed(filled.0) + behind(filled.0) + removed(vacated.0) + behind(vacated.0)
 }
 
-/// Returns the rooms gained by one move: that of the block itself, and that of a list which ends in
-/// front of the destination.
+/// Returns the rooms gained by one move: that of the block, and that of a list that ends before the
+/// destination.
 fn room_gained(map: &Map<'_>, after: &impl Fn(u32) -> (u64, bool), from: FrameId, to: FrameId) -> i64 {
     let ends = map.snapshot.ends();
     if ends.is_empty() {

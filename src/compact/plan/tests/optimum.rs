@@ -32,9 +32,8 @@ fn subsets(of: Bits, count: u32, found: &mut dyn FnMut(Bits)) {
 }
 
 /// Returns the highest number of free runs that any plan of at most `moves_max` moves reaches, the
-/// fewest moves for that number, and every set of frames that the movable blocks can then occupy. A
-/// block moves to a frame that was free, so that the number of moves is the number of frames that
-/// are occupied afterwards and were not before.
+/// fewest moves for that number, and every set of frames that the movable blocks can then occupy.
+/// The number of moves is the number of frames that are newly occupied.
 fn optimum(snapshot: &Snapshot, order: u8, moves_max: usize) -> (usize, u32, Vec<Bits>) {
     let (free, movable) = (bits(snapshot, FrameKind::Free), bits(snapshot, FrameKind::Movable));
     let frames = snapshot.frames().len();
@@ -56,7 +55,7 @@ fn optimum(snapshot: &Snapshot, order: u8, moves_max: usize) -> (usize, u32, Vec
     (runs, moves, ends)
 }
 
-/// Returns the highest number of links that the cheapest plans can leave, over all their final
+/// Returns the maximum number of links that the cheapest plans can leave, over all their final
 /// states and all assignments of blocks to frames.
 fn most_links(snapshot: &Snapshot, ends: &[Bits]) -> usize {
     fn go(states: &mut Vec<FrameState>, sources: &[usize], targets: Bits, best: &mut usize) {
