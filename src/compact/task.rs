@@ -2,8 +2,8 @@
 //! ahead of need while no batch begins.
 //!
 //! ```text
-//! every `interval`:  no batch has begun since the last check?  slices of reclaim, as long as any
-//!                    are reclaim_debt and none begins; yields between two
+//! every `interval`:  no batch has begun since the last check?  slices of reclaim, while there is
+//!                    reclaim debt and none begins; yields between two
 //!                    no change since the last idle check?  double the pause, up to 100 ms
 //!                    batches in flight that may read frames vacated by the last run?  not now
 //!                    no more blocks are free than evictable, and the task has moved its share of
@@ -16,9 +16,8 @@
 //!                    the pool is dropped
 //! ```
 //!
-//! Changes are detected by a counter that the bitmaps keep, and by the clock's word. Events that
-//! change neither (a lease's seal, the end of a pin, a free into a magazine) are noticed within
-//! [`THOROUGH_EVERY`].
+//! A counter of the bitmaps and the clock's word detect changes. Events that change neither (a
+//! lease's seal, the end of a pin, a free into a magazine) are noticed within [`THOROUGH_EVERY`].
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -35,28 +34,27 @@ use super::{CompactionState, DefragError, DefragReport, DefragTotals};
 /// Maximum number of checks skipped while runs gain nothing.
 const PATIENCE_MAX: u32 = 32;
 
-/// Longest pause between two checks while the pool does not change, unless the interval is longer.
+/// Longest pause while the pool does not change, unless the interval is longer.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
 /// Time between two checks that examine the pool even if no counter has changed.
 const THOROUGH_EVERY: Duration = Duration::from_secs(1);
 
-/// Default of [`DefragConfig::share`]. What a move saves in descriptors is worth a small part of
-/// what writing the block has cost.
+/// Default of [`DefragConfig::share`]. The descriptors that a move saves are worth a small part of
+/// writing the block.
 const SHARE: f64 = 0.02;
 
-/// In a pool with as many evictable blocks as free ones, the task runs above this rate at least.
-/// Below, evictions provide runs, and a block that moves among evictable ones of another age keeps
-/// their unit from being evicted as a whole (in a replay at a rate of 4 %, runs of sequences were
-/// 10 % shorter with the moves).
+/// Minimum threshold in a pool with as many evictable blocks as free ones. Below it, evictions
+/// provide runs, and a block that moves among evictable ones of another age keeps their unit from
+/// being evicted as a whole (in a replay at a rate of 4 %, the moves shortened runs of sequences by
+/// 10 %).
 const CACHED_THRESHOLD: f64 = 0.25;
 
-/// The task may move this share of the pool more than its share of what was allocated, as a shift.
+/// The task may exceed its share by the pool's size `>> ADVANCE_SHIFT`.
 const ADVANCE_SHIFT: u32 = 6;
 
-/// Time between two runs that empty threads' magazines. It costs a thread a refill, and gives it
-/// blocks that it has not touched lately; more often, this would show in the p99.9 of its
-/// allocations (`benches`: `interference`).
+/// Time between two runs that empty threads' magazines, which costs a thread a refill and cold
+/// blocks. A shorter one would show in the p99.9 of allocations (`benches`: `interference`).
 const TRIM_EVERY: Duration = Duration::from_millis(20);
 
 /// When a background task compacts, and how much at a time.
@@ -66,18 +64,18 @@ pub struct DefragConfig {
     /// The task runs while the fragmentation rate of free and evictable frames is above this share,
     /// 0 to 1; see [`Pool::available_fragmentation`](crate::pool::Pool::available_fragmentation).
     ///
-    /// The task does not count the frames that sequences reserve for their growth, nor as many others
-    /// outside of runs as the ends of sequences may leave: a 64th of the pool, or with a prefix
-    /// cache an eighth of it up to 1,280 frames, and up to a quarter of the frames in use. While no
-    /// more blocks are free than evictable, it rests below a rate of a quarter: evictions provide
+    /// It ignores the frames reserved for growth, and as many others outside of runs as the ends of
+    /// sequences may leave: a 64th of the pool, or with a prefix cache an eighth of it up to 1,280
+    /// frames, and up to a quarter of the frames in use. While no more blocks are free than
+    /// evictable, it pauses below a rate of a quarter, since evictions provide runs.
     /// runs then.
     pub threshold: f64,
     /// While no more blocks are free than evictable, the task moves at most this share of the
-    /// blocks that are allocated, 0 to 1, and once a 64th of the pool; by default 2 %. Otherwise it
-    /// moves what it can.
+    /// allocated blocks, 0 to 1, and once a 64th of the pool; by default 2 %. Otherwise there is no
+    /// limit.
     pub share: f64,
-    /// Time between two checks. While the pool does not change, it grows to 100 ms, or to this
-    /// value if larger.
+    /// Time between two checks. While the pool does not change, it grows to 100 ms, or stays if
+    /// larger.
     pub interval: Duration,
     /// Options of each run: by default, all moves that gain a run of the pool's order.
     pub moves: DefragOptions,
@@ -95,10 +93,9 @@ impl Default for DefragConfig {
 }
 
 impl DefragConfig {
-    /// Returns the defaults: a threshold and a share of 2 %, an interval of 2 ms, short waves.
-    ///
-    /// The number of moved blocks is about the same for any threshold up to 10 %, because moves
-    /// that are not made early are made later (`benches`: `churn`).
+    /// Returns the defaults: a threshold and a share of 2 %, an interval of 2 ms, short waves. Any
+    /// threshold up to 10 % moves about the same number of blocks, because moves that are not made
+    /// early are made later (`benches`: `churn`).
     pub fn new() -> Self {
         Self::default()
     }
@@ -142,10 +139,8 @@ impl DefragConfig {
     }
 }
 
-/// A background task that compacts a pool.
-///
-/// The task stops when this is dropped, which does not wait for it, and when the last `Pool` is
-/// dropped. It keeps the pool's memory alive until it has stopped.
+/// A background task that compacts a pool. It stops when this is dropped, without waiting, and when
+/// the last `Pool` is dropped. It keeps the pool's memory alive until it has stopped.
 #[derive(Debug)]
 #[must_use = "the task stops when this is dropped"]
 pub struct Defragmenter {
@@ -155,11 +150,8 @@ pub struct Defragmenter {
 }
 
 impl Defragmenter {
-    /// Starts the task on the current tokio runtime, which must have its time driver enabled.
-    ///
-    /// # Errors
-    ///
-    /// [`DefragError::NoRuntime`], [`DefragError::NoBytes`], [`DefragError::Option`].
+    /// Starts the task on the current tokio runtime, which must have its time driver enabled. Fails
+    /// with [`DefragError::NoRuntime`], [`DefragError::NoBytes`] or [`DefragError::Option`].
     pub(crate) fn start(compactor: Compactor, config: DefragConfig) -> Result<Self, DefragError> {
         config.check()?;
         if !compactor.bytes().are_known() {
@@ -181,7 +173,6 @@ impl Defragmenter {
     /// Stops the task, waits for its end, and returns the totals.
     ///
     /// # Panics
-    ///
     /// If the task panicked; a copier may be the engine's own code.
     pub async fn stop(mut self) -> DefragTotals {
         self.stop.give();
@@ -207,11 +198,10 @@ async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, total
     let mut share = MovedShare::new(compactor.blocks(), config.share);
     let _state = StateOf(&compactor);
     while timeout_at(after(pause), stop.given()).await.is_none() {
-        // Even while the pool does not change: a request that does not take its turn delays the
-        // others.
+        // Even while the pool does not change: a request that ignores its turn delays the others.
         compactor.blocks().look_after_queue();
         compactor.look_after_turns();
-        // Makes its age known to errors and statistics.
+        // Updates its age for errors and statistics.
         let _ = compactor.blocks().oldest_batch();
         let before = std::mem::replace(&mut newest, compactor.blocks().clock().newest());
         if before == newest {
@@ -296,7 +286,6 @@ async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, total
     }
 }
 
-/// How many blocks the task may move in a pool full of evictable ones.
 struct MovedShare {
     share: f64,
     /// Blocks that had been allocated when it began.
@@ -315,13 +304,12 @@ impl MovedShare {
         may.saturating_sub(self.moved) as usize
     }
 
-    /// Returns how many blocks the task may move before any are allocated.
+    /// Returns the number of blocks that the task may move before any are allocated.
     fn advance(&self, blocks: &Blocks) -> usize {
         if self.share > 0.0 { blocks.total() >> ADVANCE_SHIFT } else { 0 }
     }
 }
 
-/// Forgets the state of a task when that ends.
 struct StateOf<'a>(&'a Compactor);
 
 impl Drop for StateOf<'_> {
@@ -334,15 +322,14 @@ fn elapsed(since: Instant) -> Duration {
     now().saturating_duration_since(since)
 }
 
-/// Evicts the reclaim debt to lists, in slices, until a batch begins after `newest`; its end goes
-/// on.
+/// Evicts the reclaim debt to lists, in slices, until a batch begins after `newest`; the end of
+/// that batch continues.
 async fn reclaim(blocks: &Blocks, newest: Ticket, stop: &Stop) {
     while blocks.clock().newest() == newest && !stop.is_given() && blocks.reclaim_slice() > 0 {
         yield_now().await;
     }
 }
 
-/// State of the pool at a check that found no work.
 struct Idle {
     changes: u32,
     newest: Ticket,
@@ -357,14 +344,13 @@ impl Idle {
         Self { changes: blocks.changes(), newest, in_flight, since: now() }
     }
 
-    /// Returns true if there is still no work, as far as the counters show.
+    /// Returns whether there is still no work, according to the counters.
     fn goes_on(&self, compactor: &Compactor) -> bool {
         let now = Self::now(compactor);
         (now.changes, now.newest, now.in_flight) == (self.changes, self.newest, self.in_flight)
     }
 }
 
-/// Returns the work done by a run before it failed.
 fn done_before(error: &DefragError) -> DefragReport {
     match error {
         DefragError::Copy { report, .. }

@@ -1,4 +1,4 @@
-//! The right to move blocks: compactor runs and resizes take it in turns, in order of arrival.
+//! The right to move blocks: compactor runs and resizes take turns, in order of arrival.
 //!
 //! ```text
 //! poll_held   not the holder: in the queue, in order of numbers
@@ -19,15 +19,14 @@
 //! Invariants:
 //!
 //! - No turn waits while the right is free.
-//! - A holder is passed over only if it is not being polled, no copy of its moves is under way, and
-//!   both have been so for longer than the patience. So between two awaits it has the right, and
-//!   after each it asks whether it still has it ([`Turn::is_held`], [`Turn::resume`]).
-//! - What it left is returned to it or dropped, once.
+//! - A holder is passed over only if, for longer than the patience, it has not been polled and no
+//!   copy of its moves was in progress. It therefore has the right between two awaits, and checks
+//!   it after each ([`Turn::is_held`], [`Turn::resume`]).
+//! - What it left is returned to it or dropped, once, and before the next turn has the right.
 //!
-//! A turn that was passed over keeps its number: when it is polled, it is first in the queue. What
-//! it left is dropped before the next turn has the right. All fields are behind one lock, held for
-//! a few instructions; wakers are called and dropped, and what was left is dropped, outside of it,
-//! because they may run any code.
+//! A turn that was passed over keeps its number: when polled, it is first in the queue. All fields
+//! are behind one lock, held for a few instructions; wakers are called and dropped, and what was
+//! left is dropped, outside of it, because they may run any code.
 //!
 //! Model: `loom-tests/tests/turns.rs`.
 
@@ -70,8 +69,8 @@ impl<T> Default for Turns<T> {
 }
 
 impl<T> Turns<T> {
-    /// Returns a turn that waits once it is polled, and passes over holders that are absent for
-    /// longer than `patience`.
+    /// Returns a turn that waits once it is polled, and passes over holders absent for longer than
+    /// `patience`.
     pub fn turn(self: &Arc<Self>, task: TurnTask, patience: Duration) -> Turn<T> {
         let mut queue = self.lock();
         queue.newest += 1;
@@ -90,7 +89,6 @@ impl<T> Turns<T> {
         self.end(0);
     }
 
-    /// Ends a turn that has the right, and gives it to the first in the queue.
     fn end(&self, number: u64) {
         let mut queue = self.lock();
         queue.holder.take_if(|holder| holder.number == number);
@@ -118,7 +116,6 @@ impl<T> WaitQueue<T> {
         self.holder.as_mut().filter(|holder| holder.number == number)
     }
 
-    /// Gives the right to the first in the queue, if it is free.
     fn give(&mut self) -> Option<Waker> {
         if self.holder.is_some() {
             return None;
@@ -179,7 +176,7 @@ impl<T> Turn<T> {
         self.turns.lock().held_by(self.number).is_some()
     }
 
-    /// Does the work of this turn, and notes when it is polled. What was left is dropped with it.
+    /// Does the work of this turn, and records when it is polled. What was left is dropped with it.
     pub async fn attend<F: Future>(&self, work: F) -> F::Output {
         let _left = Left(self);
         let mut work = pin!(work);
@@ -198,8 +195,8 @@ impl<T> Turn<T> {
         }
     }
 
-    /// Leaves a value with the turn, until it is resumed or passed over. It is dropped if the turn
-    /// was passed over before.
+    /// Leaves a value with the turn, until it is resumed or passed over. Dropped if it already was
+    /// passed over.
     pub fn leave(&self, left: T) {
         let mut left = Some(left);
         if let Some(holder) = self.turns.lock().held_by(self.number) {
@@ -212,7 +209,7 @@ impl<T> Turn<T> {
         self.turns.lock().held_by(self.number)?.left.take()
     }
 
-    /// Returns a share for a copy: the turn is not passed over, and does not end, before it drops.
+    /// Returns a share for a copy: while it exists, the turn is not passed over and does not end.
     pub fn share(self: &Arc<Self>) -> Share<T> {
         if let Some(holder) = self.turns.lock().held_by(self.number) {
             holder.copies += 1;
@@ -221,7 +218,7 @@ impl<T> Turn<T> {
     }
 }
 
-/// Drops what a turn's work left, when that ends: a copy may keep the turn for longer.
+/// Drops what a turn's work left, when the work ends: a copy may hold the turn for longer.
 struct Left<'a, T>(&'a Turn<T>);
 
 impl<T> Drop for Left<'_, T> {
@@ -247,7 +244,7 @@ impl<T> Drop for Share<T> {
         let turn = &self.0;
         if let Some(holder) = turn.turns.lock().held_by(turn.number) {
             holder.copies = holder.copies.saturating_sub(1);
-            // From here on its patience counts.
+            // The patience starts here.
             holder.unpolled = holder.unpolled.map(|_| Instant::now());
         }
     }
@@ -307,7 +304,7 @@ mod tests {
         let [a, b, c, d] = [(); 4].map(|()| turn(&turns, LONG));
         assert!(is_held(&a, &wakes));
         assert!([&b, &c, &d].into_iter().all(|turn| !is_held(turn, &wakes)));
-        // In line; and with the right that it has not taken.
+        // In the queue; and with a right that it has not taken.
         drop(c);
         drop(a);
         drop(b);
@@ -339,7 +336,7 @@ mod tests {
         assert!(is_held(&b, &wakes));
         a.leave("late");
         assert!(!a.is_held() && a.resume().is_none() && b.resume().is_none());
-        // It is back in front, as soon as it is polled.
+        // When polled, it is first in the queue again.
         let c = turn(&turns, LONG);
         assert!(!is_held(&c, &wakes) && !is_held(&a, &wakes));
         drop(b);
