@@ -190,12 +190,10 @@ pub use {
     storage::KvLayout,
 };
 
-/// The examples of the README, compiled and run as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// The examples of the tour, compiled and run as tests.
 #[cfg(all(doctest, feature = "tokio"))]
 #[doc = include_str!("../docs/tour.md")]
 struct Tour;

@@ -72,7 +72,6 @@ pub enum SetState {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BatchSet {
     each: [BatchRef; EXACT],
-    /// All batches up to this ticket belong to the set.
     up_to: Ticket,
 }
 
@@ -186,7 +185,6 @@ mod tests {
         assert_eq!((tickets(&alone), alone.up_to()), (vec![10], Ticket(0)));
     }
 
-    /// A set whose last batch is known to have ended does not check it again.
     #[test]
     fn the_end_of_a_batch_is_found_once() {
         let (mut sets, mut gone) = ([BatchSet::default(); 3], BatchRef::default());

@@ -55,12 +55,11 @@ const SLOTS_APART: usize = if cfg!(kvpool_loom) { 1 } else { 8 };
 pub struct Clock {
     word: CachePadded<AtomicU64>,
     slots: Slots,
-    /// The oldest batch found in flight: all before it have ended. A [`BatchRef`].
+    /// All batches before it have ended. A [`BatchRef`].
     oldest: AtomicU64,
     /// Batches in flight from the last scan, newest first; ended ones are popped from the end.
     rest: Mutex<Vec<BatchRef>>,
     ends: Ends,
-    /// Identifies this clock's batches.
     tag: PoolTag,
 }
 
@@ -281,7 +280,6 @@ impl Clock {
         if self.is_in_flight(oldest) { oldest.ticket() } else { self.find_oldest() }
     }
 
-    /// Finds the oldest batch in flight, among those of the last scan or by another scan.
     #[inline(never)]
     fn find_oldest(&self) -> Ticket {
         // Acquire: pairs with the Release in `begin`: a scan sees the slot of every ticket up to

@@ -37,7 +37,6 @@ use crate::sync::{AtomicBool, Mutex, Ordering::*, fence};
 
 use super::batch_set::{BatchSet, SetState};
 
-/// The part of a clock that the list reads and changes.
 pub(super) trait Awaited {
     fn state(&self, batches: &BatchSet) -> SetState;
 
@@ -55,7 +54,6 @@ pub struct EndPlace(Option<u64>);
 #[derive(Default)]
 pub(super) struct Ends {
     list: Mutex<List>,
-    /// A batch ended, and the list has not been checked since.
     pending: AtomicBool,
 }
 
@@ -238,7 +236,6 @@ mod tests {
         assert_eq!(count.0.load(Relaxed), 0);
     }
 
-    /// Only a task that waits for an older batch is woken by its end.
     #[test]
     fn all_up_to_a_ticket() {
         let (clock, count) = (Clock::default(), Arc::new(Count::default()));

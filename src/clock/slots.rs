@@ -45,7 +45,6 @@ use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, CachePadded, Ordering::*};
 use super::batch_set::BatchRef;
 use super::word::ClockWord;
 
-/// The provisional bit of a slot, above all tickets.
 pub(super) const BEGINNING: u64 = 1 << 63;
 
 const CLOSED: u64 = 1 << 62;
@@ -64,7 +63,6 @@ const SLACK: usize = if cfg!(kvpool_loom) { 0 } else { 64 };
 
 const MARK_BITS: u32 = 21;
 
-/// The high-water mark, with its version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Mark(u64);
 
@@ -119,7 +117,7 @@ impl Slots {
         self.take_beyond(bound, now.in_flight() as usize)
     }
 
-    /// Takes a slot beyond the first chunk. Reached by `more_batches_than_a_chunk`.
+    /// Reached by `more_batches_than_a_chunk`.
     #[cold]
     fn take_beyond(&self, bound: u64, in_flight: usize) -> usize {
         let (vacant, mark) = (self.vacant.load(Relaxed), self.mark().slots());

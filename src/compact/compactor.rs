@@ -71,7 +71,6 @@ use super::{DefragError, DefragReport, FrameKind, Goal, Move, OverdueCopy, Plan,
 /// cancelled.
 const WAVE_BLOCKS: usize = 256;
 
-/// Maximum number of snapshots and plans per run, since some moves are cancelled.
 const LOOKS: usize = 4;
 
 /// The background task moves at most one block per this many free and evictable blocks, and then
@@ -86,11 +85,10 @@ pub struct Compactor {
     block_bytes: usize,
     order: Order,
     turns: Arc<Turns>,
-    /// Signals that stop the background tasks; `None` once the pool is gone.
+    /// `None` once the pool is gone.
     tasks: Arc<Mutex<Option<Vec<Weak<Stop>>>>>,
     copies: Arc<Copies>,
     counts: Arc<Mutex<MoveCounts>>,
-    /// Of the background task that last checked the pool.
     state: Arc<Mutex<Option<CompactionState>>>,
 }
 
@@ -105,9 +103,7 @@ pub(super) struct CompactionPass<'a> {
 }
 
 pub(super) struct Background {
-    /// Given when no further wave may begin.
     pub(super) stop: Arc<Stop>,
-    /// Whether the run may empty threads' magazines.
     pub(super) trims_caches: bool,
     pub(super) moves_max: usize,
 }
@@ -317,8 +313,6 @@ impl Compactor {
         self.turns.holder()
     }
 
-    /// Returns whether blocks are being copied for a request that waits for a run and is not being
-    /// polled.
     pub(crate) fn copies_for_request(&self) -> bool {
         let holder = self.turns.holder();
         holder.is_some_and(|holder| holder.task == TurnTask::Request && holder.unpolled().is_none())
@@ -330,7 +324,6 @@ impl Compactor {
         self.turns.look_after(self.blocks().turn_patience());
     }
 
-    /// Returns a turn; [`take`](Self::take) puts it into the queue.
     pub(super) fn turn(&self, task: TurnTask) -> Arc<Turn> {
         Arc::new(self.turns.turn(task, self.blocks().turn_patience()))
     }
@@ -398,7 +391,6 @@ impl Compactor {
 }
 
 impl CompactionPass<'_> {
-    /// Returns whether no further wave may begin: the task was stopped, or the turn passed on.
     fn is_stopped(&self) -> bool {
         self.background.as_ref().is_some_and(|background| background.stop.is_given()) || !self.turn.is_held()
     }
@@ -409,7 +401,6 @@ impl CompactionPass<'_> {
         self.background.is_some() && self.compactor.blocks().clock().in_flight() > 0
     }
 
-    /// Returns free frames from threads' magazines to the bitmaps, where plans see them.
     pub(super) fn trim_caches(&self) {
         self.compactor.blocks().trim();
     }

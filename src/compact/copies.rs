@@ -24,7 +24,6 @@ struct Copy {
     blocks: usize,
     bytes: u64,
     since: Instant,
-    /// `None` for no deadline.
     deadline: Option<Instant>,
     /// The copy's share of the run's turn; `None` once the copy is overdue.
     share: Option<Share>,
@@ -42,7 +41,6 @@ impl Copies {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a copy, which holds a share of its run's turn.
     pub(super) fn begin(
         self: &Arc<Self>,
         blocks: usize,
@@ -57,7 +55,6 @@ impl Copies {
         UnderWay { copies: self.clone(), number }
     }
 
-    /// Ends the shares that overdue copies have in a turn.
     pub(super) fn expire(&self) {
         let now = now();
         // Dropped after the list's lock: it wakes the next run in the queue.
@@ -86,7 +83,6 @@ impl Copies {
     }
 }
 
-/// A copy in progress; it ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct UnderWay {
     copies: Arc<Copies>,

@@ -12,7 +12,6 @@ use super::copies::UnderWay;
 use super::report::{GivenUp, MoveCounts};
 use super::{DefragError, DefragReport, Move, OverdueCopy};
 
-/// A wave whose copy was started, as seen by its run.
 pub(super) struct Flight {
     pub(super) told: oneshot::Receiver<Copied>,
     pub(super) deadline: Option<Instant>,
@@ -21,13 +20,11 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    /// Returns whether one of these moves goes to a frame that the wave vacates.
     pub(super) fn vacates(&self, moves: &[Move]) -> bool {
         moves.iter().any(|moved| self.sources.binary_search(&moved.to).is_ok())
     }
 }
 
-/// Why a wave was undone, or could not begin.
 pub(super) enum Failure {
     Copy(StorageError),
     Dropped,
@@ -35,7 +32,6 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// Converts to an error with a report of the work done before.
     pub(super) fn told(self, report: DefragReport) -> DefragError {
         let report = Box::new(report);
         match self {
@@ -46,7 +42,6 @@ impl Failure {
     }
 }
 
-/// A wave under copy, and the channel that reports its end.
 pub(super) struct Copying {
     pub(super) blocks: Blocks,
     pub(super) wave: Option<Wave>,
@@ -64,7 +59,6 @@ pub(super) struct Copied {
 }
 
 impl Copying {
-    /// Publishes the wave, or undoes it if the copy failed.
     pub(super) fn end(mut self, outcome: Result<(), StorageError>) {
         let Some(wave) = self.wave.take() else { return };
         let mut copied = Copied { moved: 0, given_up: GivenUp::default(), failed: None };

@@ -63,7 +63,6 @@ use self::steps::Gain;
 use super::goal::{Goal, Move, Plan, Step};
 use super::snapshot::Snapshot;
 
-/// Number of times that steps are dropped before the plan is given up.
 const ROUNDS: usize = 4;
 
 /// Returns the best plan towards `goal` with at most `moves_max` moves, at a price of each break in
@@ -108,7 +107,6 @@ fn worthwhile(map: &Map<'_>, order: Order, moves_max: usize, fragmentation_penal
     Plan::default()
 }
 
-/// Returns a plan without the losing steps, and the gains of the others.
 fn without(map: &Map<'_>, plan: &Plan, gains: &[Gain], price: i64) -> (Plan, Vec<Gain>) {
     let mut kept = Plan { shortfall: plan.shortfall, ..Plan::default() };
     let mut start = 0;

@@ -28,10 +28,8 @@ use super::options::DefragOptions;
 use super::turns::Turn;
 use super::{Bytes, Goal, ResizeError, ResizeReport};
 
-/// Default of [`ResizeOptions::patience`].
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Shortest and longest pause between two checks for newly freed frames.
 const LOOK_EVERY: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(5));
 
 /// Options of a resize.

@@ -31,13 +31,10 @@ use super::options::DefragOptions;
 use super::stop::Stop;
 use super::{CompactionState, DefragError, DefragReport, DefragTotals};
 
-/// Maximum number of checks skipped while runs gain nothing.
 const PATIENCE_MAX: u32 = 32;
 
-/// Longest pause while the pool does not change, unless the interval is longer.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
-/// Time between two checks that examine the pool even if no counter has changed.
 const THOROUGH_EVERY: Duration = Duration::from_secs(1);
 
 /// Default of [`DefragConfig::share`]. The descriptors that a move saves are worth a small part of
@@ -288,7 +285,6 @@ async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, total
 
 struct MovedShare {
     share: f64,
-    /// Blocks that had been allocated when it began.
     before: u64,
     moved: u64,
 }
@@ -304,7 +300,6 @@ impl MovedShare {
         may.saturating_sub(self.moved) as usize
     }
 
-    /// Returns the number of blocks that the task may move before any are allocated.
     fn advance(&self, blocks: &Blocks) -> usize {
         if self.share > 0.0 { blocks.total() >> ADVANCE_SHIFT } else { 0 }
     }
@@ -344,7 +339,6 @@ impl Idle {
         Self { changes: blocks.changes(), newest, in_flight, since: now() }
     }
 
-    /// Returns whether there is still no work, according to the counters.
     fn goes_on(&self, compactor: &Compactor) -> bool {
         let now = Self::now(compactor);
         (now.changes, now.newest, now.in_flight) == (self.changes, self.newest, self.in_flight)

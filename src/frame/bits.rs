@@ -6,7 +6,6 @@ use crate::config::{FAN, FAN_LOG2};
 
 pub(super) const ALL: u64 = ones(0, FAN as u32);
 
-/// Number of orders of an aligned run inside a word: `0..=FAN_LOG2`.
 pub(super) const CLASSES: usize = FAN_LOG2 as usize + 1;
 
 /// Number of orders for which leaf words are searched. The unit bit represents a wholly free leaf.

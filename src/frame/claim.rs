@@ -24,7 +24,6 @@ use crate::sync::Ordering;
 /// Passages begun by a failing [`Map::claim_run`] that has nothing to roll back.
 pub(super) const CLAIM_PASSAGES: u64 = 1;
 
-/// Bits claimed from a word.
 #[must_use]
 pub(super) struct Claimed<'a> {
     pub(super) index: usize,
@@ -33,7 +32,6 @@ pub(super) struct Claimed<'a> {
     pub(super) passage: Option<Passage<'a>>,
 }
 
-/// The part of a run that lies in one word of either level.
 #[derive(Clone, Copy)]
 enum Piece {
     Frames { leaf: usize, mask: u64 },

@@ -17,7 +17,6 @@ pub(super) struct Directory {
 }
 
 impl Directory {
-    /// Creates a directory of `frames` frames that shares the segments of `old`.
     pub(super) fn extend(shape: Shape, old: Option<&Self>, frames: usize) -> Self {
         let kept = old.map_or(&[][..], |old| &old.segments);
         let missing = frames.div_ceil(shape.segment_frames()).saturating_sub(kept.len());
@@ -73,7 +72,6 @@ impl Directory {
         free & !closed
     }
 
-    /// Returns the unit of a frame, or the last unit for a frame beyond the pool.
     #[inline]
     pub(super) fn unit_near(&self, frame: usize) -> usize {
         frame.min(self.frames() - 1) >> FAN_LOG2

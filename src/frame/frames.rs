@@ -93,9 +93,7 @@ pub struct Frames {
     growth: Mutex<Growth>,
 }
 
-/// State of changes to the number of frames.
 pub(super) struct Growth {
-    /// A shrink is open.
     pub(super) is_shrinking: bool,
 }
 
@@ -295,7 +293,7 @@ impl Frames {
         Ok(added)
     }
 
-    /// Publishes a directory with more segments. Called only by the holder of `growth`.
+    /// Called only by the holder of `growth`.
     fn replace_directory(&self, frames: usize) {
         let guard = epoch::pin();
         let larger = self.with(|map| Directory::extend(self.shape, Some(map.directory), frames));

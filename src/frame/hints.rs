@@ -25,7 +25,6 @@ use crate::sync::{AtomicU64, CachePadded, Ordering};
 type Line = CachePadded<[AtomicU64; CLASSES]>;
 
 pub(super) struct Hints {
-    /// From the level with a bit per word to the level of a single group.
     levels: Box<[Box<[Line]>]>,
 }
 

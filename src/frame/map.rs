@@ -7,12 +7,9 @@ use super::hints::Hints;
 use super::transit::{Traffic, Transit};
 use crate::sync::{AtomicU64, Ordering, fence};
 
-/// One of the two levels of bitmap words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Level {
-    /// Words of frames.
     Leaf,
-    /// Words of units.
     Unit,
 }
 
@@ -40,7 +37,6 @@ pub(super) struct LevelHints {
 pub(super) struct Word<'a> {
     pub(super) bits: &'a AtomicU64,
     pub(super) transit: &'a Transit,
-    /// Bits that allocators avoid.
     pub(super) closed: u64,
 }
 
@@ -52,7 +48,7 @@ impl Word<'_> {
     }
 }
 
-/// One directory and the hints, valid while the directory's pin is held.
+/// Valid while the directory's pin is held.
 #[derive(Clone, Copy)]
 pub(super) struct Map<'a> {
     pub(super) directory: &'a Directory,

@@ -138,7 +138,6 @@ impl<T> OwnerCell<T> {
         visits
     }
 
-    /// Sets `visited`, unless another visitor has.
     fn knock(&self) -> Option<Leave<'_>> {
         // Acquire: pairs with the Release of the previous visitor.
         self.visited.compare_exchange(false, true, Acquire, Relaxed).ok()?;
@@ -162,7 +161,6 @@ impl<T> OwnerCell<T> {
     }
 }
 
-/// Clears its flag on drop, also if the section panics.
 struct Leave<'a>(&'a AtomicBool);
 
 impl Drop for Leave<'_> {

@@ -13,26 +13,20 @@ use crate::config::{FAN, FAN_LOG2};
 use crate::ids::{FrameId, Run};
 use crate::sync::{Ordering, fence, yield_now};
 
-/// Maximum number of walks while frames are in transit.
 const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 64 };
 
 /// Number of walks after which the thread yields, in case another one was descheduled in a passage.
 const ROUNDS_BUSY: usize = if cfg!(kvpool_loom) { 0 } else { 4 };
 
-/// Outcome of one attempt.
 pub(super) enum Attempt<T> {
-    /// The attempt succeeded.
     Found(T),
-    /// Nothing was free.
     Missed,
-    /// Something was free, but other threads took it.
     Lost,
 }
 
 impl Map<'_> {
     /// Repeats an attempt until it succeeds or its failure is conclusive. `own` is the number of
     /// passages that a failing attempt begins.
-    /// of a failing attempt.
     pub(super) fn settle<T>(self, own: u64, mut attempt: impl FnMut() -> Attempt<T>) -> Option<T> {
         for round in 0..ROUNDS {
             let before = self.traffic();
@@ -164,7 +158,6 @@ impl Map<'_> {
     }
 }
 
-/// Joins adjacent pieces into maximal runs.
 struct Joined<F> {
     run: Run,
     visit: F,

@@ -20,27 +20,21 @@ use crate::config::{FAN, FAN_LOG2};
 use crate::ids::{FrameId, Order, Run};
 use crate::sync::Ordering;
 
-/// Maximum number of groups searched for a well-placed hole.
 const GROUPS_MAX: usize = 8;
 
-/// Maximum number of words searched for a well-placed hole.
 const WORDS_MAX: usize = 16;
 
 /// Up to this length, the rest of a request is spread over several holes instead of splitting a
 /// unit.
 const REST_IN_PIECES: u32 = 16;
 
-/// Selection of words by their hints.
 #[derive(Clone, Copy)]
 struct Wanted {
     level: Level,
-    /// Class that a word must have.
     class: usize,
     /// Class that a word must not have, to preserve larger runs.
     spare: Option<usize>,
-    /// Maximum number of groups to examine.
     groups: usize,
-    /// Maximum number of words to examine.
     words: usize,
 }
 
@@ -62,22 +56,18 @@ impl Wanted {
     }
 }
 
-/// A run within one word of a level.
 #[derive(Clone, Copy)]
 struct Fit {
-    /// Length in bits.
     len: u32,
     /// Whether the run starts at a multiple of its length, which is then a power of two.
     is_aligned: bool,
 }
 
 impl Fit {
-    /// Returns the smallest class that guarantees a fit.
     fn sure(self) -> usize {
         class_that_holds(self.len)
     }
 
-    /// Returns the class that every word with a fit has.
     fn any(self) -> usize {
         if self.is_aligned { self.sure() } else { class_that_may_hold(self.len) }
     }

@@ -13,22 +13,20 @@ use super::transit::Transit;
 use crate::config::{FAN, FAN_LOG2};
 use crate::sync::{AtomicU64, AtomicUsize, CachePadded, Ordering, fence};
 
-/// The units of one unit word and their state, in one cache line.
+/// The units of one unit word and their state, in one cache line. In each mask, a set bit means:
 pub(super) struct Group {
-    /// A set bit: the unit is wholly free.
+    /// The unit is wholly free.
     pub(super) units: AtomicU64,
-    /// A set bit: allocators skip the unit, in `units` and in its leaf.
+    /// Allocators skip the unit, in `units` and in its leaf.
     pub(super) closed: AtomicU64,
-    /// A set bit: the unit is [reserved for growth](super::spare).
+    /// The unit is [reserved for growth](super::spare).
     pub(super) reserved_for_growth: AtomicU64,
     /// First frame of an open shrink, if its unit is in this group: that unit is closed from this
     /// frame on. Otherwise [`NO_CUT`].
     pub(super) cut: AtomicUsize,
-    /// Splits, merges and rollbacks of these units in progress.
     pub(super) transit: Transit,
 }
 
-/// No unit is cut.
 pub(super) const NO_CUT: usize = usize::MAX;
 
 impl Group {
@@ -45,7 +43,6 @@ impl Group {
         self.reserved_for_growth.load(Ordering::Relaxed) >> bit & 1 == 1
     }
 
-    /// Returns the closed frames of a closed unit: all, or those after the cut.
     #[cold]
     fn cut_of(&self, bit: u32, unit: usize) -> u64 {
         // Acquire: pairs with the Release that closes a cut unit, so that the cut is visible with
@@ -64,7 +61,6 @@ impl Group {
     }
 }
 
-/// The bitmap of one segment, independent of its position in the pool.
 pub(super) struct Segment {
     pub(super) leaves: Box<[AtomicU64]>,
     pub(super) groups: Box<[CachePadded<Group>]>,
@@ -75,14 +71,11 @@ pub(super) struct Segment {
 /// units_in_group`. A group never crosses a segment.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
-    /// log2 of the number of leaves (units) per segment.
     leaves_log2: u32,
-    /// log2 of the number of units per group.
     group_log2: u32,
 }
 
 impl Shape {
-    /// Panics if `segment_frames` is not a power of two of at least one unit.
     pub(super) fn new(segment_frames: usize) -> Self {
         assert!(
             segment_frames.is_power_of_two(),

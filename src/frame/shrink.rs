@@ -39,7 +39,6 @@ pub struct Shrink {
     /// Collected frames by unit, starting with the unit of the cut.
     collected: Box<[u64]>,
     missing: usize,
-    /// The units that this shrink closed, by group.
     closed: Vec<(usize, u64)>,
 }
 

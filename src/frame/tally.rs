@@ -35,7 +35,6 @@ use crate::sync::{CachePadded, Ordering::*, StatisticU64};
 /// A power of two: large enough that threads rarely collide on refills, small enough to read often.
 const STRIPES: usize = if cfg!(kvpool_loom) { 2 } else { 16 };
 
-/// Maximum number of times that a snapshot reads the stripes.
 const READS: usize = 3;
 
 const ONE_CHANGE: u64 = 1 << 32;
@@ -43,10 +42,10 @@ const _: () = assert!(FRAME_BITS < u32::BITS, "a sum read concurrently may be ne
 
 /// A stripe. Models of the pool do not check its accesses; the model of the tally does.
 pub trait Stripe: Default {
-    /// Adds `change`, modulo 2^64, with Release.
+    /// Release, modulo 2^64.
     fn add(&self, change: u64);
 
-    /// Reads the value, with Acquire.
+    /// Acquire.
     fn get(&self) -> u64;
 }
 

@@ -17,10 +17,9 @@ const BEGUN: u64 = 1 << INSIDE_BITS;
 const _: () =
     assert!(INSIDE_BITS < u64::BITS - 40, "at a billion passages per second, 40 bits last 18 minutes");
 
-/// Counts the passages through one group of units.
 pub(super) struct Transit(AtomicU64);
 
-/// Value that a walk reads before and after: the sum over all groups.
+/// Sum over all groups.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Traffic {
     inside: u64,
@@ -52,7 +51,6 @@ impl Transit {
         Self(AtomicU64::new(0))
     }
 
-    /// Begins a passage, which ends when the result is dropped.
     #[inline]
     pub(super) fn enter(&self) -> Passage<'_> {
         // Relaxed: the later AcqRel operation that takes the frames publishes this to an Acquire

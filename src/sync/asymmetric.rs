@@ -126,13 +126,11 @@ mod imp {
     /// No atomic has both properties.
     type Passed = &'static Lazy<()>;
 
-    /// The fences of one execution; see the [module](super).
     #[derive(Default)]
     struct Fences {
         /// Lazy values to reuse: loom's lazy values belong to an execution.
         spare: Vec<Passed>,
         used: usize,
-        /// Light fences since the last heavy one, with which a later heavy fence synchronises.
         light: Vec<Passed>,
         heavy: Option<Passed>,
         /// False between two executions, and while loom drops the rest of one.
@@ -140,7 +138,6 @@ mod imp {
     }
 
     impl Fences {
-        /// Records the current point of the thread.
         fn pass(&mut self) -> Passed {
             if self.used == self.spare.len() {
                 self.spare.push(Box::leak(Box::new(Lazy { init: || (), _p: PhantomData })));
@@ -153,7 +150,6 @@ mod imp {
     }
 
     std::thread_local! {
-        /// All threads of a model are loom's, on one thread of the system.
         static FENCES: RefCell<Fences> = RefCell::default();
     }
 

@@ -26,7 +26,6 @@ mod imp {
         Call
     }
 
-    /// Makes each poll of a future a call.
     #[inline(always)]
     pub(crate) fn calls<F: Future>(future: F) -> F {
         future
@@ -77,7 +76,6 @@ mod imp {
         })
     }
 
-    /// Runs one execution of a model.
     pub(crate) fn execution(model: impl FnOnce()) {
         DEPTH.set(Some(0));
         model();

@@ -12,7 +12,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// The fraction of the golden ratio, made odd.
+/// The fraction of the golden ratio, an odd number.
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
 #[derive(Clone)]
@@ -73,7 +73,7 @@ impl Hasher for IdHasher {
 mod tests {
     use super::*;
 
-    /// Returns the maximum load of 256 buckets, for buckets taken from several bits.
+    /// Returns the maximum load of 256 buckets.
     fn fullest(ids: impl Iterator<Item = u64> + Clone) -> usize {
         let hashes = IdHashes { key: [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3211] };
         let at = |shift: u32| {

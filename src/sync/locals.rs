@@ -28,7 +28,6 @@ impl Drop for Thread {
     }
 }
 
-/// A value that is leaked instead of dropped while its thread panics.
 struct Leaked<T>(ManuallyDrop<T>);
 
 impl<T> Leaked<T> {
@@ -58,11 +57,9 @@ pub(crate) fn pin() -> Guard {
     THREAD.try_with(|thread| thread.epoch.0.pin()).unwrap_or_else(|_| COLLECTOR.0.register().pin())
 }
 
-/// The thread's locals are already destroyed.
 #[derive(Debug)]
 pub(crate) struct Gone;
 
-/// Counterpart of `std::thread::LocalKey`.
 pub(crate) struct LocalKey<T: 'static> {
     init: fn() -> T,
 }

@@ -23,18 +23,15 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Once, atomic};
 use std::time::{Duration, Instant};
 
-/// Number of executions explored, and maximum number of preemptions per execution.
 type Explored = (u64, usize);
 
 thread_local! {
     static OUTCOME: RefCell<Option<Sender<Result<Explored, String>>>> = const { RefCell::new(None) };
     /// Number of calls of [`catch`] in progress, in all threads of the model.
     static CATCHING: Cell<usize> = const { Cell::new(0) };
-    /// Message of the failure for which the checker thread is about to unwind.
     static FAILURE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Interval of the progress lines.
 const PROGRESS: Duration = Duration::from_secs(10);
 
 /// Explores the executions of `model`. The environment may raise the bounds.

@@ -75,7 +75,6 @@ pub(crate) async fn yield_now() {
     once.await;
 }
 
-/// Runs blocking work without blocking the calling task if the runtime has threads for it.
 pub(crate) fn run_blocking(work: impl FnOnce() + Send + 'static) {
     #[cfg(feature = "tokio")]
     if let Ok(runtime) = Handle::try_current() {
@@ -92,7 +91,6 @@ pub(crate) struct Task(
     #[cfg(not(feature = "tokio"))] std::convert::Infallible,
 );
 
-/// Starts a task on the current runtime, if there is one.
 pub(crate) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> Option<Task> {
     #[cfg(feature = "tokio")]
     return Handle::try_current().ok().map(|runtime| Task(runtime.spawn(task)));

@@ -29,8 +29,7 @@ impl Chosen {
 /// crosses, if breaks have a price.
 const NEVER: u32 = u32::MAX;
 
-/// Returns the regions of `2^order` frames to empty with at most `moves_max` moves. With
-/// `spares_runs`, regions whose borders no run crosses come first.
+/// With `spares_runs`, regions whose borders no run crosses come first.
 pub(super) fn sparsest(map: &Map<'_>, order: Order, moves_max: usize, spares_runs: bool) -> Chosen {
     let run_len = order.frames();
     // Regions of at least 2^26 frames: a pool has few, and prices must fit.

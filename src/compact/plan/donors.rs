@@ -25,7 +25,6 @@ pub(super) fn open(map: &Map<'_>, order: Order, region: &[u64], needed: usize) -
     fullest(map, order, region, needed, open)
 }
 
-/// Returns the `open` frames in the fullest regions: at least `needed`, if possible.
 fn fullest(map: &Map<'_>, order: Order, region: &[u64], needed: usize, mut open: Vec<u64>) -> Vec<u64> {
     let run_len = order.frames() as u32;
     let regions = (map.len() as u32).div_ceil(run_len);

@@ -14,7 +14,6 @@ pub(super) struct Map<'a> {
     takes_spared: bool,
 }
 
-/// Whether a block may move to a frame of a unit reserved for growth.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReservedForGrowth {
     Kept,
@@ -54,7 +53,6 @@ impl<'a> Map<'a> {
         self.snapshot.frames().len()
     }
 
-    /// Returns an empty bitmap of the same size.
     pub(super) fn none(&self) -> Vec<u64> {
         vec![0; self.free.len()]
     }
@@ -84,7 +82,6 @@ impl<'a> Map<'a> {
         behind.zip(free).zip(dropped).map(|((behind, free), dropped)| behind & free & !dropped).collect()
     }
 
-    /// Returns whether a list could grow into this frame.
     pub(super) fn is_room(&self, frame: u32) -> bool {
         let is_dropped = |frame| {
             self.snapshot.dropped().get(frame as usize / 64).is_some_and(|word| word >> (frame % 64) & 1 == 1)
@@ -101,12 +98,10 @@ impl<'a> Map<'a> {
         free
     }
 
-    /// Returns the decrease in the number of maximal free runs by these moves.
     pub(super) fn free_joins(&self, moves: &[Move]) -> isize {
         runs(&self.free) as isize - runs(&self.free_after(moves)) as isize
     }
 
-    /// Returns the increase in the number of rooms by these moves.
     pub(super) fn rooms_gained(&self, moves: &[Move]) -> isize {
         let ends = self.snapshot.ends();
         if ends.is_empty() {
@@ -159,7 +154,6 @@ const _: () = {
     assert!(FrameKind::ReservedForGrowth as u8 == 5 && FrameKind::Evictable as u8 == 6);
 };
 
-/// Returns the words that `run` overlaps, each with a mask of the run's bits.
 #[inline]
 pub(super) fn words(run: Run) -> impl Iterator<Item = (usize, u64)> {
     let (start, end) = (run.start.index(), run.end() as usize);
@@ -178,7 +172,6 @@ pub(super) fn count(bitmap: &[u64], run: Run) -> u32 {
 /// Returns the number of set bits in each aligned run of `2^order`. The last run may be cut off;
 /// runs beyond the last frame count 0.
 pub(super) fn counts(bitmap: &[u64], order: Order) -> Vec<u32> {
-    /// Adds neighbouring fields until a field is as long as a run.
     fn fields<const ORDER: usize>(bitmap: &[u64]) -> Vec<u32> {
         const EVEN: [u64; 5] = [!0 / 3, !0 / 5, !0 / 17, !0 / 257, !0 / 65537];
         let (run_len, mask) = (1 << ORDER, (1 << (1 << ORDER)) - 1);

@@ -92,7 +92,6 @@ pub(super) fn place(
     Links { joins: board.after - kept, breaks: before - kept }
 }
 
-/// Returns the moves' keys, and the number of links with a leaving end.
 fn keys(map: &Map<'_>, leaving: &[u64], moves: &[Move]) -> (Vec<u64>, usize) {
     let frames = map.snapshot.frames();
     let mut links = 0;
@@ -118,7 +117,7 @@ struct Board {
 }
 
 impl Board {
-    /// Puts a piece of a chain, whose first block has `key`, at the beginning of a hole.
+    /// The first block of `piece` has `key`.
     #[inline]
     fn fill(&mut self, hole: &mut Hole, piece: Range<usize>, key: u64) {
         let len = piece.len() as u32;
@@ -134,7 +133,6 @@ impl Board {
         self.after += usize::from(hole.is_closed());
     }
 
-    /// Puts a piece of a chain, whose first block has `key`, at the end of a hole.
     #[inline]
     fn fill_end(&mut self, hole: &mut Hole, piece: Range<usize>, key: u64) {
         let len = piece.len() as u32;

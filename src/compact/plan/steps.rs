@@ -9,21 +9,17 @@ use super::super::goal::{Move, Plan};
 use super::super::snapshot::FrameState;
 use super::map::{self, Map};
 
-/// No block moves to the frame.
 const NONE: u32 = 0;
 
 #[derive(Clone, Copy, Default)]
 pub(super) struct Gain {
-    /// Decrease in the number of maximal free runs.
     free_joins: i64,
     pub joins: usize,
     pub breaks: usize,
-    /// Increase in the number of rooms.
     rooms: i64,
 }
 
 impl Gain {
-    /// Returns the worth of the step in maximal free runs, at this price of a break.
     pub(super) const fn worth(&self, price: i64) -> i64 {
         self.free_joins + price * (self.joins as i64 - self.breaks as i64 + self.rooms)
     }
@@ -73,7 +69,6 @@ pub(super) fn gains(map: &Map<'_>, plan: &Plan) -> Vec<Gain> {
         .collect()
 }
 
-/// Returns the decrease in the number of starts of free runs at and after the two frames of a move.
 fn starts_removed(before: &[u64], after: &[u64], filled: FrameId, vacated: FrameId, last: u32) -> i64 {
     let is_start =
         |free: &[u64], frame: u32| map::has(free, frame) && (frame == 0 || !map::has(free, frame - 1));

@@ -31,7 +31,6 @@ pub(super) fn run(map: &Map<'_>, len: u32, moves_max: usize) -> Plan {
     Plan { window: Some(window), ..vacate(map, window, needed) }
 }
 
-/// Plans for [`Goal::Empty`](crate::compact::Goal::Empty).
 pub(super) fn empty(map: &Map<'_>, region: Run, moves_max: usize) -> Plan {
     let frames = map.len();
     // In 64 bits: the end of an arbitrary region may exceed a frame number.

@@ -8,7 +8,6 @@ const CLASS_MAX: u32 = 1023;
 
 const CLASSES: usize = CLASS_MAX as usize + 1;
 
-/// No hole or no chain.
 const NONE: u32 = u32::MAX;
 
 /// Consecutive open frames, and the keys of the frames on both sides.
@@ -31,7 +30,6 @@ impl Hole {
         self.end - self.start
     }
 
-    /// Returns whether the hole is full, and the blocks on both sides are linked.
     #[inline]
     pub(super) const fn is_closed(&self) -> bool {
         self.len() == 0 && self.before + 1 == self.after
@@ -54,7 +52,6 @@ impl Chain {
         Self { key, start: slots.start, len: slots.end - slots.start, next: NONE }
     }
 
-    /// Returns the chain without its first `len` blocks.
     pub(super) const fn without(self, len: u32) -> Self {
         Self { key: self.key + len as u64, start: self.start + len, len: self.len - len, next: NONE }
     }
@@ -100,11 +97,8 @@ impl Chains {
 pub(super) struct Shelf {
     holes: Vec<Hole>,
     heads: [u32; CLASSES],
-    /// Valid for classes that have a hole.
     tails: [u32; CLASSES],
-    /// One bit per class that has a hole.
     stocked: [u64; CLASSES / 64],
-    /// One bit per non-zero word of `stocked`.
     words: u64,
 }
 

@@ -22,13 +22,9 @@ use super::shelf::{Chain, Chains};
 
 #[derive(Clone, Copy)]
 struct Extent {
-    /// Place of the first slot.
     first: u32,
-    /// Place of the last leaving block.
     last: u32,
-    /// Index of the first slot.
     base: u32,
-    /// Number of places.
     len: u32,
 }
 
@@ -39,7 +35,6 @@ pub(super) struct Slots {
     to: Vec<u32>,
 }
 
-/// Returns a sequence's index among `extents`, or one past the end for an unknown sequence.
 #[inline]
 const fn index_of(sequence: usize, extents: usize) -> usize {
     if sequence == CACHED as usize {
@@ -100,7 +95,6 @@ impl Slots {
         self.at(key).filter(|at| map::has(&self.waiting, *at as u32))
     }
 
-    /// Returns the part of a chain that begins in slot `at`, of at most `limit` blocks.
     #[inline]
     pub(super) fn chain_from(&self, at: usize, limit: u32) -> Range<usize> {
         let mut len = 0;
@@ -115,7 +109,6 @@ impl Slots {
         at..at + len.min(limit) as usize
     }
 
-    /// Returns the part of a chain that ends in slot `at`, of at most `limit` blocks.
     #[inline]
     pub(super) fn chain_up_to(&self, at: usize, limit: u32) -> Range<usize> {
         let end = at + 1;

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The frames of the blocks, one bit per frame.
+/// One bit per frame.
 type Bits = u32;
 
 fn bits(snapshot: &Snapshot, kind: FrameKind) -> Bits {
@@ -15,7 +15,6 @@ fn free_runs(free: Bits, frames: usize, order: u8) -> usize {
     (0..frames >> order).filter(|index| free >> (index << order) & run == run).count()
 }
 
-/// Calls `found` with every choice of `count` of the set bits of `of`.
 fn subsets(of: Bits, count: u32, found: &mut dyn FnMut(Bits)) {
     fn go(rest: Bits, count: u32, taken: Bits, found: &mut dyn FnMut(Bits)) {
         if count == 0 {
@@ -79,8 +78,6 @@ fn most_links(snapshot: &Snapshot, ends: &[Bits]) -> usize {
     best
 }
 
-/// Returns a random pool of `frames` frames, from nearly empty to nearly full, with some fixed or
-/// away.
 fn small(rng: &mut Rng, frames: usize, order: u8) -> Snapshot {
     let mix = Mix {
         free: rng.u32(1..8),
