@@ -32,9 +32,7 @@
 //! Hence no batch can see a frame whose tag is below `oldest`. The scan needs no fence: a batch
 //! that it misses has a ticket above `n`, hence above the tag, and has not read the frame from a
 //! table. A thread stopped in `begin` delays reclaim, but blocks no allocation while other frames
-//! are free.
-//!
-//! Model: `loom-tests/tests/retire_reclaim.rs`.
+//! are free. Model: `loom-tests/tests/retire_reclaim.rs`.
 
 use std::task::{Context, Poll};
 

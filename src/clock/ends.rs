@@ -26,9 +26,7 @@
 //! a batch beginning wakes itself and looks again.
 //!
 //! While tasks wait, each end reads at most three slots per task, or all for a task that waits up
-//! to a ticket.
-//!
-//! Model: `loom-tests/tests/settled.rs`.
+//! to a ticket. Model: `loom-tests/tests/settled.rs`.
 
 use std::sync::{PoisonError, TryLockError};
 use std::task::{Context, Poll, Waker};

@@ -1,4 +1,3 @@
-
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 

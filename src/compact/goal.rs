@@ -1,4 +1,3 @@
-
 use crate::ids::{FrameId, Order, Run};
 
 /// Goal of a plan.

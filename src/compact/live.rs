@@ -1,4 +1,3 @@
-
 use crate::block::{Core, FrameUse};
 use crate::ids::Order;
 use crate::sequence::Sequences;

@@ -1,4 +1,3 @@
-
 use std::time::Duration;
 
 use crate::config::FRAME_BITS;

@@ -26,9 +26,8 @@
 //!
 //! A turn that was passed over keeps its number: when polled, it is first in the queue. All fields
 //! are behind one lock, held for a few instructions; wakers are called and dropped, and what was
-//! left is dropped, outside of it, because they may run any code.
-//!
-//! Model: `loom-tests/tests/turns.rs`.
+//! left is dropped, outside of it, because they may run any code. Model:
+//! `loom-tests/tests/turns.rs`.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;

@@ -26,9 +26,7 @@
 //!
 //! Reserved frames hold no cached blocks, so the number of reserved units is limited; concurrent
 //! callers may exceed the limit by one each. A wholly free unit cannot be reserved: its frames are
-//! in the unit word.
-//!
-//! Models: `loom-tests/tests/spare.rs`.
+//! in the unit word. Models: `loom-tests/tests/spare.rs`.
 
 use super::bits::{ALL, ones};
 use super::frames::{FrameMask, Frames};

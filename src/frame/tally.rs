@@ -25,7 +25,6 @@
 //! adds 1, and whoever claimed it acquired it from the thread that had counted and freed it. A
 //! snapshot that read the claim's subtraction, but not the preceding addition to another stripe,
 //! reads the addition the second time, and restarts. A number above 0 proves nothing: callers walk.
-//!
 //! Model: `loom-tests/tests/tally.rs`.
 
 use crate::config::{FAN_LOG2, FRAME_BITS};
