@@ -6,8 +6,7 @@
 
 use std::fmt;
 
-/// Maximum number of frames (and therefore blocks) of a pool: the range of a block word's frame
-/// field.
+/// Maximum number of frames, and of blocks, of a pool: the range of a block word's frame field.
 pub const FRAMES_MAX: usize = 1 << crate::config::FRAME_BITS;
 
 macro_rules! id {
@@ -57,13 +56,12 @@ id! {
     SequenceId(u64)
 }
 id! {
-    /// Position in the order of batches. A frame retired at a ticket is reusable when every batch
-    /// up to that ticket has ended.
+    /// Position in the order of batches. A frame retired at a ticket is reusable when all batches
+    /// up to it have ended.
     Ticket(u64)
 }
 id! {
-    /// Number of times that a block has been freed. A handle with another generation than its block
-    /// is stale.
+    /// Number of times that a block was freed. A handle of another generation is stale.
     Generation(u64)
 }
 id! {
@@ -176,15 +174,13 @@ pub struct BlockHandle {
 }
 
 impl BlockHandle {
-    /// Returns the handle as one number: the id in bits 0..32, the pool in 32..64, the generation
-    /// above.
+    /// Returns the handle as one number: id in bits 0..32, pool in 32..64, generation above.
     #[inline]
     pub const fn to_bits(self) -> u128 {
         self.id.0 as u128 | (self.pool.0 as u128) << 32 | (self.generation.0 as u128) << 64
     }
 
-    /// Inverse of [`to_bits`](Self::to_bits). Accepts any number: the pool checks a handle on each
-    /// use.
+    /// Inverse of [`to_bits`](Self::to_bits). Accepts any number: each use checks the handle.
     #[inline]
     pub const fn from_bits(bits: u128) -> Self {
         Self {

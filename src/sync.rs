@@ -54,8 +54,7 @@ pub(crate) fn thread_number() -> usize {
     0
 }
 
-/// A counter on which no decision depends; the standard library's also under loom, where it adds no
-/// steps.
+/// A counter on which no decision depends: the standard library's also under loom.
 pub(crate) type StatisticU64 = std::sync::atomic::AtomicU64;
 
 /// Two under loom.
@@ -248,7 +247,6 @@ mod imp {
         }
 
         pub(crate) fn register(&self, waker: &Waker) {
-            // The old value is dropped after the lock is released.
             let _old = self.0.lock().unwrap().replace(waker.clone());
         }
 
@@ -278,7 +276,7 @@ mod imp {
         }
 
         pub(crate) fn remove(&self, key: &K) {
-            // The old value is dropped after the lock is released.
+            // As in `register`.
             let _gone = self.0.lock().unwrap().remove(key);
         }
 

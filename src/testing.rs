@@ -169,8 +169,7 @@ pub struct Explored {
 }
 
 impl Check {
-    /// Creates a check of at most 2 preemptions and 50,000 branches per execution, or of 100 runs
-    /// without loom.
+    /// Creates a check of at most 2 preemptions and 50,000 branches, or of 100 runs without loom.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), preemptions: 2, branches: 50_000, runs: 100 }
     }

@@ -107,12 +107,11 @@ impl Clock {
     /// As [`begin`](Self::begin), in the first empty slot starting at `first`.
     #[inline]
     pub fn begin_from(&self, first: usize) -> InFlight {
-        // Relaxed: a lower bound of the ticket. In the word's modification order, our own addition
-        // comes after any value that we read.
+        // Relaxed: a lower bound of the ticket: our own addition comes later in the word's order.
         let now = ClockWord::from_bits(self.word.load(Relaxed));
         let slot = self.slots.take(first % SLOTS, now);
-        // Release: publishes the slot before the ticket; pairs with the Acquire in `oldest`. The
-        // additions of other batches continue the release sequence.
+        // Release: publishes the slot before the ticket; pairs with the Acquire in `oldest`, also
+        // through the release sequence of other batches' additions.
         let before = ClockWord::from_bits(self.word.fetch_add(ClockWord::BEGIN, AcqRel));
         // Pairs with the fence of a thread that unlinks a frame from a table that this batch is
         // about to read (`retire_tag`): the batch sees the new table, or the frame's tag covers its
@@ -127,7 +126,6 @@ impl Clock {
         // Relaxed: a thread that reads the ticket may conclude that the slot's previous batch has
         // ended, and must then see its effects: `take` acquired them, and the fence above releases
         // them.
-        // releases it.
         self.slots.slot(slot).store(ticket.0, Relaxed);
         InFlight { batch: BatchRef::new(ticket, slot), clock: self.tag }
     }
@@ -138,9 +136,8 @@ impl Clock {
     pub fn end(&self, batch: InFlight) -> bool {
         assert!(batch.clock == self.tag, "{batch:?} belongs to another clock than {:?}", self.tag);
         self.slots.leave(batch.batch.slot());
-        // Release: as in `leave`; pairs with the Acquires in `read`. No fence: if a waiting request
-        // or task set its bit before this, we see it; if it sets it later, its Acquire sees the
-        // end.
+        // Release: as in `leave`; pairs with the Acquires in `read`. No fence: a waiting request or
+        // task sets its bit before this, and we see it, or later, and its Acquire sees the end.
         let word = ClockWord::from_bits(self.word.fetch_sub(ClockWord::END, Release));
         if word.is_end_awaited() {
             self.ends.notify(self);
@@ -148,8 +145,8 @@ impl Clock {
         word.is_awaited()
     }
 
-    /// Polls for the end of these batches, for the task of this place. If it is not polled to the
-    /// end, it must be [left](Self::leave_ends).
+    /// Polls for the end of these batches. A task that stops polling must
+    /// [leave](Self::leave_ends).
     pub fn poll_ended(
         &self,
         batches: &BatchSet,
@@ -178,8 +175,8 @@ impl Clock {
     /// Returns whether a batch of this clock that has begun is in flight.
     #[inline]
     pub fn is_in_flight(&self, batch: BatchRef) -> bool {
-        // Acquire: pairs with `end`: what this batch did happens before the caller's next
-        // operations. A later batch's value in the slot has the same effect: see `begin_from`.
+        // Acquire: pairs with `end`. A later batch's value in the slot has the same effect: see
+        // `begin_from`.
         let ticket = batch.ticket();
         ticket != Ticket(0) && self.slots.slot(batch.slot()).load(Acquire) == ticket.0
     }
@@ -201,8 +198,7 @@ impl Clock {
         if batches.up_to() == Ticket(0) { SetState::Ended } else { self.state_up_to(batches.up_to()) }
     }
 
-    /// Returns whether all batches up to this ticket, which has begun, have ended, by a scan of the
-    /// slots.
+    /// Returns whether all batches up to this ticket, which has begun, have ended.
     #[cold]
     fn state_up_to(&self, newest: Ticket) -> SetState {
         let mut state = SetState::Ended;
@@ -236,13 +232,12 @@ impl Clock {
 
     /// Clears the awaited bit: no request waits for blocks.
     pub fn clear_awaited(&self) {
-        // Acquire: pairs with the Release in `set_awaited`, so that a search after this finds the
-        // reason for setting the bit.
+        // Acquire: pairs with `set_awaited`: a search after this finds the reason for setting the
+        // bit.
         self.word.fetch_and(!ClockWord::AWAITED, AcqRel);
     }
 
-    /// Marks the device as lost. Returns true if requests wait for blocks: the caller must notify
-    /// them.
+    /// Marks the device as lost. Returns true if requests wait for blocks: the caller must notify.
     #[must_use = "waiting requests must be told: call `Core::poison`, which also does that"]
     pub fn lose(&self) -> bool {
         // Relaxed: if a waiting request set its bit earlier in the word's order, we see it;

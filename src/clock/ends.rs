@@ -38,8 +38,7 @@ use super::batch_set::{BatchSet, SetState};
 pub(super) trait Awaited {
     fn state(&self, batches: &BatchSet) -> SetState;
 
-    /// Sets the end-awaited bit. Slots read afterwards show every batch that ended without seeing
-    /// it.
+    /// Sets the bit. Slots read afterwards show every batch that ended without seeing it.
     fn set_end_awaited(&self);
 
     fn clear_end_awaited(&self);

@@ -98,8 +98,7 @@ impl Default for Slots {
 }
 
 impl Slots {
-    /// Takes a slot for a batch that begins after `now`, preferably in the first chunk, starting at
-    /// `first`.
+    /// Takes a slot for a batch that begins after `now`, preferably in the first chunk.
     #[inline]
     pub(super) fn take(&self, first: usize, now: ClockWord) -> usize {
         let bound = (now.newest().0 + 1) | BEGINNING;
@@ -134,9 +133,8 @@ impl Slots {
                 continue;
             }
             if value == CLOSED {
-                // Even if the mark is high enough: a thread that saw the slot closed may be
-                // lowering it. Release: publishes the slot in use to a thread that lowers the mark
-                // later.
+                // Even if it is high enough: a thread that saw the slot closed may be lowering it.
+                // Release: publishes the slot in use to a thread that lowers the mark later.
                 let raised = |mark| Some(Mark(mark).moved(Mark(mark).slots().max(at + 1)).0);
                 let _ = self.mark.fetch_update(Release, Relaxed, raised);
             }
@@ -158,8 +156,8 @@ impl Slots {
         }
     }
 
-    /// Returns the high-water mark. Acquire: what the thread that lowered it did happens before the
-    /// caller's next operations.
+    /// Acquire: what the thread that lowered the mark did happens before the caller's next
+    /// operations.
     #[inline]
     pub(super) fn mark(&self) -> Mark {
         Mark(self.mark.load(Acquire))
@@ -192,8 +190,7 @@ impl Slots {
         if mark.slots() - used <= SLACK {
             return;
         }
-        // Release: publishes the end of the slot's last batch, which the Acquire sees, with the
-        // slot.
+        // Release: publishes the end of the slot's last batch, which the Acquire sees.
         let close = |at| self.slot(at).compare_exchange(0, CLOSED, AcqRel, Acquire);
         if (used..mark.slots()).all(|at| close(at).map_or_else(|value| value == CLOSED, |_| true)) {
             // Release: publishes the ends of these slots' batches; pairs with `mark`. If the mark

@@ -29,8 +29,8 @@ pub struct ClockWord(u64);
 
 impl ClockWord {
     const IN_FLIGHT_MASK: u64 = (1 << IN_FLIGHT_BITS) - 1;
-    /// Maximum number of batches in flight: half of the field's range, so that concurrent attempts
-    /// that fail do not carry into the ticket.
+    /// Maximum number of batches in flight: half of the range, so that concurrent failing attempts
+    /// do not carry into the ticket.
     pub const IN_FLIGHT_MAX: u64 = 1 << (IN_FLIGHT_BITS - 1);
     /// Added to begin a batch.
     pub const BEGIN: u64 = 1 << TICKET_SHIFT | 1;

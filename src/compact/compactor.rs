@@ -67,14 +67,12 @@ use super::stop::Stop;
 use super::turns::{Turn, Turns};
 use super::{DefragError, DefragReport, FrameKind, Goal, Move, OverdueCopy, Plan, Snapshot, plan};
 
-/// Maximum number of blocks per wave: the longer a block is marked, the likelier its move is
-/// cancelled.
+/// Maximum number of blocks per wave: a longer mark makes a move likelier to be cancelled.
 const WAVE_BLOCKS: usize = 256;
 
 const LOOKS: usize = 4;
 
-/// The background task moves at most one block per this many free and evictable blocks, and then
-/// waits for the batches in flight.
+/// The background task moves at most one block per this many available ones between batches.
 const ROOM: usize = 4;
 
 /// Moves a pool's blocks. Clones belong to the same pool, and take turns.
@@ -131,8 +129,8 @@ impl Compactor {
         }
     }
 
-    /// Stops the background tasks, so that they do not keep the rest of the pool alive. Called when
-    /// the pool is dropped.
+    /// Stops the background tasks, which would keep the pool alive. Called when the pool is
+    /// dropped.
     pub fn close(&self) {
         let tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner).take();
         for task in tasks.iter().flatten().filter_map(Weak::upgrade) {
@@ -248,8 +246,7 @@ impl Compactor {
         mut run: CompactionPass<'_>,
     ) -> Result<DefragReport, DefragError> {
         if let Some(copy) = self.overdue_copy() {
-            // Reported even if no remaining move would gain a run: the goal may not have been
-            // reached.
+            // Even if no remaining move would gain a run: the goal may not have been reached.
             return Err(DefragError::CopyOverdue { copy, report: Box::default() });
         }
         let order = if let Goal::Fragmentation { order } = goal { order } else { self.order };
@@ -328,8 +325,8 @@ impl Compactor {
         Arc::new(self.turns.turn(task, self.blocks().turn_patience()))
     }
 
-    /// Waits until a turn has the right to move blocks. Passes over a holder that is not polled,
-    /// and one with an overdue copy.
+    /// Waits for the right to move blocks. Passes over an unpolled holder, and one with an overdue
+    /// copy.
     pub(super) async fn take(&self, turn: &Turn, copy_deadline: Duration) {
         let every = self.blocks().turn_patience().max(Duration::from_millis(1)).min(copy_deadline);
         let mut alarm = None;
@@ -381,8 +378,8 @@ impl Compactor {
         CompactionPass { compactor: self, turn, wave_blocks, depth, copy_deadline, background: None, report }
     }
 
-    /// Returns the fragmentation rates of the free frames and of the free and evictable ones, and
-    /// the number of aligned runs of the latter.
+    /// Returns the fragmentation of free frames, that of available ones, and the latter's aligned
+    /// runs.
     fn measure(&self, order: Order) -> (f64, f64, usize) {
         let census = self.blocks().census(order);
         let (available, runs) = self.blocks().available_runs(&census);
@@ -395,8 +392,7 @@ impl CompactionPass<'_> {
         self.background.as_ref().is_some_and(|background| background.stop.is_given()) || !self.turn.is_held()
     }
 
-    /// Returns whether vacated frames stay retired for a while: further moves would take free
-    /// frames from allocations.
+    /// Whether vacated frames stay retired: further moves would take free frames from allocations.
     fn leaves_room(&self) -> bool {
         self.background.is_some() && self.compactor.blocks().clock().in_flight() > 0
     }
@@ -428,7 +424,7 @@ impl CompactionPass<'_> {
         let mut outcome = self.begin_waves(moves, &mut flights).await;
         for flight in flights {
             if let Err(Failure::Overdue(_)) = &outcome {
-                // The other copies are likely to be stuck as well; they end without this run.
+                // The other copies are likely stuck as well; they end without this run.
                 break;
             }
             outcome = outcome.and(self.end_wave(flight).await);
@@ -448,8 +444,7 @@ impl CompactionPass<'_> {
             }
             match self.begin_wave(moves)? {
                 Some(flight) => flights.push_back(flight),
-                // All moves of this wave were cancelled, as may be those of the whole plan: let
-                // other tasks run.
+                // All moves of this wave were cancelled, as may be those of the whole plan.
                 None => yield_now().await,
             }
         }
@@ -510,7 +505,6 @@ impl CompactionPass<'_> {
         self.report.moved_blocks += copied.moved;
         self.report.moved_bytes += (copied.moved * self.compactor.block_bytes) as u64;
         self.report.waves += 1;
-        // Let other tasks on this thread run between waves.
         yield_now().await;
         Ok(())
     }

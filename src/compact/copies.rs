@@ -6,8 +6,7 @@ use crate::sync::runtime::now;
 use super::report::OverdueCopy;
 use super::turns::Share;
 
-/// A pool's copies of waves in progress: those of one run, and possibly some overdue ones. See
-/// [`compactor`](super::compactor).
+/// A pool's copies in progress: those of one run, and possibly overdue ones.
 #[derive(Default, Debug)]
 pub(super) struct Copies(Mutex<List>);
 
@@ -92,7 +91,7 @@ impl Drop for UnderWay {
     fn drop(&mut self) {
         let mut list = self.copies.lock();
         let at = list.copies.iter().position(|copy| copy.number == self.number);
-        // Dropped after the list's lock: it may wake the next run in the queue.
+        // As in `expire`.
         let over = at.map(|at| list.copies.swap_remove(at));
         drop(list);
         drop(over);

@@ -17,8 +17,8 @@ pub struct DefragOptions {
     /// Maximum number of bytes to move; by default, all moves that gain a run.
     pub budget_bytes: Option<u64>,
     /// Bytes copied per wave, at least one block; by default, the [storage's
-    /// choice](crate::storage::Storage::wave_bytes). A wave under copy holds as many bytes of free
-    /// blocks.
+    /// choice](crate::storage::Storage::wave_bytes). Free blocks of as many bytes are held
+    /// meanwhile.
     pub wave_bytes: Option<usize>,
     /// Price of a broken run of a sequence, in joined free runs; 0 gains runs at any cost.
     pub fragmentation_penalty: u32,

@@ -91,8 +91,7 @@ pub struct DefragReport {
     /// Fragmentation rate at the order of the goal before the run, 0 to 1; see
     /// [`Fragmentation::rate`](crate::Fragmentation::rate).
     pub fragmentation_before: f64,
-    /// The same after the run. Vacated frames that a batch in flight may still read are not free
-    /// yet.
+    /// The same after the run. Vacated frames that a batch may still read are not free yet.
     pub fragmentation_after: f64,
     /// The same before the run, over free and evictable frames; see
     /// [`Pool::available_fragmentation`](crate::pool::Pool::available_fragmentation).
@@ -222,8 +221,7 @@ pub struct DefragTotals {
     pub given_up: GivenUp,
     /// Waves of moves.
     pub waves: usize,
-    /// Increase in the number of aligned runs of free and evictable frames of the task's order,
-    /// over all runs.
+    /// Increase in the number of aligned runs of free and evictable frames, over all runs.
     pub runs_gained: isize,
     /// Time spent in runs.
     pub time: Duration,

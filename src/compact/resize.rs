@@ -92,8 +92,7 @@ impl Compactor {
         let mut run = self.run(&options.moves, turn);
         let mut progress = Progress::new();
         let shrinking = loop {
-            // The shrink is left with the turn before each await, and undone if the turn is passed
-            // over.
+            // Left with the turn before each await, and undone if the turn is passed over.
             let shrinking = match run.turn.resume() {
                 Some(shrinking) => shrinking,
                 None => {

@@ -186,17 +186,15 @@ impl Snapshot {
         Self { order, frames, sequences, ends: Vec::new(), dropped: Vec::new(), null: 0, reserved: 0 }
     }
 
-    /// Excludes a null block and `reserved` blocks of the reserve from the measures. Frames of the
-    /// reserve are [away](FrameKind::Away). Both are at the front of a pool, where they leave no
-    /// room for a run.
-    /// pool, where they leave no room for a run.
+    /// Excludes a null block and `reserved` blocks of the reserve, whose frames are
+    /// [away](FrameKind::Away), from the measures. Both are at the front of a pool, where they
+    /// leave no room for a run.
     pub const fn setting_aside(mut self, has_null_block: bool, reserved: usize) -> Self {
         (self.null, self.reserved) = (has_null_block as usize, reserved);
         self
     }
 
-    /// Sets the ends: the frames of the last blocks of growing lists. Ignores frames outside of the
-    /// snapshot.
+    /// Sets the ends: the last frames of growing lists. Ignores frames outside of the snapshot.
     pub fn with_ends(mut self, ends: impl IntoIterator<Item = FrameId>) -> Self {
         self.ends = vec![0; self.frames.len().div_ceil(64)];
         for end in ends.into_iter().filter(|end| end.index() < self.frames.len()) {
@@ -235,8 +233,8 @@ impl Snapshot {
         self
     }
 
-    /// Returns one bit per frame whose evictable block counts as dropped, or nothing if none does:
-    /// a block can move there, but a list does not grow there.
+    /// Returns one bit per frame whose evictable block counts as dropped, or nothing if none does.
+    /// Blocks can move there, but lists do not grow there.
     pub(super) fn dropped(&self) -> &[u64] {
         &self.dropped
     }

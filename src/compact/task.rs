@@ -37,14 +37,12 @@ const PAUSE_MAX: Duration = Duration::from_millis(100);
 
 const THOROUGH_EVERY: Duration = Duration::from_secs(1);
 
-/// Default of [`DefragConfig::share`]. The descriptors that a move saves are worth a small part of
-/// writing the block.
+/// Default of [`DefragConfig::share`].
 const SHARE: f64 = 0.02;
 
 /// Minimum threshold in a pool with as many evictable blocks as free ones. Below it, evictions
-/// provide runs, and a block that moves among evictable ones of another age keeps their unit from
-/// being evicted as a whole (in a replay at a rate of 4 %, the moves shortened runs of sequences by
-/// 10 %).
+/// provide runs, and moves among evictable blocks of another age keep units from being evicted as a
+/// whole (at a rate of 4 %, they shortened the runs of sequences in a replay by 10 %).
 const CACHED_THRESHOLD: f64 = 0.25;
 
 /// The task may exceed its share by the pool's size `>> ADVANCE_SHIFT`.
@@ -65,14 +63,12 @@ pub struct DefragConfig {
     /// sequences may leave: a 64th of the pool, or with a prefix cache an eighth of it up to 1,280
     /// frames, and up to a quarter of the frames in use. While no more blocks are free than
     /// evictable, it pauses below a rate of a quarter, since evictions provide runs.
-    /// runs then.
     pub threshold: f64,
     /// While no more blocks are free than evictable, the task moves at most this share of the
     /// allocated blocks, 0 to 1, and once a 64th of the pool; by default 2 %. Otherwise there is no
     /// limit.
     pub share: f64,
-    /// Time between two checks. While the pool does not change, it grows to 100 ms, or stays if
-    /// larger.
+    /// Time between two checks. Grows to 100 ms, unless larger, while the pool does not change.
     pub interval: Duration,
     /// Options of each run: by default, all moves that gain a run of the pool's order.
     pub moves: DefragOptions,
@@ -103,8 +99,7 @@ impl DefragConfig {
         self
     }
 
-    /// Sets the share of the allocated blocks that the task may move in a pool full of evictable
-    /// ones.
+    /// Sets the share of the allocated blocks to move in a pool full of evictable ones.
     pub fn share(mut self, share: f64) -> Self {
         self.share = share;
         self
@@ -245,8 +240,7 @@ async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, total
         compactor.set_state(Some(state));
         if state != CompactionState::Moving {
             totals.lock().unwrap_or_else(PoisonError::into_inner).looks += 1;
-            // With evictable blocks, the check reads every block's word, so it is not made at every
-            // interval.
+            // With evictable blocks, the check reads every block's word: not at every interval.
             let reads_words = is_cached && state == CompactionState::Contiguous;
             patience = if reads_words { (2 * patience).min(PATIENCE_MAX) } else { 1 };
             idle = Some(before);
@@ -317,8 +311,7 @@ fn elapsed(since: Instant) -> Duration {
     now().saturating_duration_since(since)
 }
 
-/// Evicts the reclaim debt to lists, in slices, until a batch begins after `newest`; the end of
-/// that batch continues.
+/// Evicts the reclaim debt in slices until a batch begins, whose end continues.
 async fn reclaim(blocks: &Blocks, newest: Ticket, stop: &Stop) {
     while blocks.clock().newest() == newest && !stop.is_given() && blocks.reclaim_slice() > 0 {
         yield_now().await;

@@ -68,7 +68,7 @@ impl<T> Default for Turns<T> {
 }
 
 impl<T> Turns<T> {
-    /// Returns a turn that waits once it is polled, and passes over holders absent for longer than
+    /// Returns a turn that waits once polled, and passes over holders absent longer than
     /// `patience`.
     pub fn turn(self: &Arc<Self>, task: TurnTask, patience: Duration) -> Turn<T> {
         let mut queue = self.lock();
@@ -140,8 +140,7 @@ impl<T> Holder<T> {
     }
 }
 
-/// A turn: the right to move blocks, or a place in the queue for it. Dropping it passes the right
-/// on.
+/// The right to move blocks, or a place in the queue for it. Dropping it passes the right on.
 #[derive(Debug)]
 pub struct Turn<T = Shrinking> {
     turns: Arc<Turns<T>>,
@@ -194,8 +193,7 @@ impl<T> Turn<T> {
         }
     }
 
-    /// Leaves a value with the turn, until it is resumed or passed over. Dropped if it already was
-    /// passed over.
+    /// Leaves a value with the turn until it is resumed or passed over; drops it if it already was.
     pub fn leave(&self, left: T) {
         let mut left = Some(left);
         if let Some(holder) = self.turns.lock().held_by(self.number) {

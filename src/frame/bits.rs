@@ -29,8 +29,7 @@ fn ladder(word: u64) -> [u64; 7] {
     [m0, m1, m2, m3, m4, m5, m6]
 }
 
-/// Returns the *classes* of `word`: the number of orders, from 0 up, of which it has a free aligned
-/// run.
+/// Returns the *classes* of `word`: the number of orders, from 0 up, with a free aligned run.
 #[inline]
 pub(super) fn classes(word: u64) -> usize {
     let rungs = ladder(word);
@@ -68,8 +67,7 @@ pub(super) fn best_run(word: u64, len: u32) -> Option<u32> {
     if starts == 0 {
         return None;
     }
-    // A maximal run of k leaves k - len + 1 consecutive bits in `starts`: the shortest group is the
-    // best fit.
+    // A maximal run of k leaves k - len + 1 consecutive bits: the shortest group is the best fit.
     let (mut best, mut best_slack) = (0, u32::MAX);
     while starts != 0 {
         let pos = starts.trailing_zeros();

@@ -48,8 +48,7 @@ impl Census {
         self.free_in_order += aligned_part(run, u32::from(self.order.0));
         let (mut at, end) = (run.start.0, run.end());
         while at < end {
-            // The largest aligned run that starts here, limited by the alignment of `at` and by the
-            // end.
+            // The largest aligned run that starts here.
             let log2 = at.trailing_zeros().min((end - at).ilog2());
             self.by_order[log2 as usize] += 1;
             at += 1 << log2;
@@ -68,8 +67,7 @@ pub fn outside_of_runs(runs: usize, frames: usize, set_aside: usize, free: usize
     let whole = |frames: usize| frames.checked_shr(log2).unwrap_or(0);
     let broken = if log2 < usize::BITS { set_aside.div_ceil(1 << log2) } else { 0 };
     let possible = whole(free).min(whole(frames).saturating_sub(broken));
-    // `runs` can exceed `possible`: the reserve is elsewhere, or frames were freed during the
-    // count.
+    // `runs` can exceed `possible`: frames of the reserve are elsewhere, or were freed meanwhile.
     if possible == 0 { 0.0 } else { (1.0 - runs as f64 / possible as f64).max(0.0) }
 }
 

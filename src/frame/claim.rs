@@ -57,8 +57,7 @@ impl<'a> Map<'a> {
             if gives_back && passage.is_none() {
                 passage = Some(word.transit.enter());
             }
-            // Acquire: pairs with the Release of the frees of these bits. Release: publishes the
-            // passage.
+            // Acquire: pairs with the frees of these bits. Release: publishes the passage.
             match word.bits.compare_exchange_weak(old, old & !mask, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Some(Claimed { index, mask, passage }),
                 // Lost to another claim or a free. Reached by the models in `claim_free`.
@@ -94,8 +93,7 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// Merges a full leaf into its unit bit. Returns false if another thread claimed from it or
-    /// merged it.
+    /// Merges a full leaf into its unit bit. False: another thread claimed from it or merged it.
     fn merge(self, leaf: usize) -> bool {
         let (group, bit) = self.directory.shape.unit_place(leaf);
         let (Some(word), Some(group)) = (self.directory.leaf(leaf), self.directory.group(group)) else {
@@ -124,7 +122,6 @@ impl<'a> Map<'a> {
     pub(super) fn free_run(self, run: Run) {
         let pos = run.start.0 & (FAN as u32 - 1);
         if pos + run.len < FAN as u32 {
-            // The common case: a part of one leaf.
             return self.free_mask(run.start.index() >> FAN_LOG2, ones(pos, run.len));
         }
         self.for_each_piece(run, |piece| {
@@ -138,8 +135,7 @@ impl<'a> Map<'a> {
         });
     }
 
-    /// Splits a run by word, ascending. Returns the first frame of a part for which `visit` returns
-    /// false.
+    /// Splits a run by word, ascending. Returns the first frame of a part that `visit` rejects.
     #[inline]
     fn for_each_piece(self, run: Run, mut visit: impl FnMut(Piece) -> bool) -> Option<usize> {
         let shape = self.directory.shape;
@@ -164,7 +160,6 @@ impl<'a> Map<'a> {
 
     /// Claims exactly this run, closed or not, or nothing. Claims words low to high: of several
     /// threads that claim overlapping runs, the one furthest ahead is not obstructed.
-    ///
     /// [`Attempt::Missed`] is conclusive only if no other frame was in transit, apart from its own
     /// [`CLAIM_PASSAGES`], and no rolled-back frames merged.
     pub(super) fn claim_run(self, run: Run) -> Attempt<()> {
@@ -213,8 +208,8 @@ impl<'a> Map<'a> {
                 Err(now) => old = now,
             }
         }
-        // Some unit bits are clear. A unit may be full in its leaf and not merged yet: claim the
-        // units one by one. Reached by the models in `named_claim`.
+        // A unit may be full in its leaf and not merged yet: claim the units one by one. Reached by
+        // the models in `named_claim`.
         let first = self.directory.shape.first_unit(index);
         for bit in (0..u64::BITS).filter(|bit| mask >> bit & 1 == 1) {
             if !self.claim_frames(first + bit as usize, ALL) {

@@ -11,8 +11,7 @@ use super::{Frames, Magazine, Stock};
 /// Stock of full magazines, shared by all threads of a pool.
 pub struct Depot {
     magazines: Stock<Magazine>,
-    /// Number of frames in the stock, never too low: incremented before a push, decremented after a
-    /// pop.
+    /// Never too low: incremented before a push, decremented after a pop.
     frames: CachePadded<AtomicUsize>,
 }
 

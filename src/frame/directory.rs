@@ -10,8 +10,8 @@ use crate::sync::{Arc, AtomicU64, AtomicUsize, Ordering};
 
 pub(super) struct Directory {
     pub(super) shape: Shape,
-    /// Number of frames in use, including the null block's. After a shrink, there may be segments
-    /// beyond it.
+    /// Number of frames in use, including the null block's. Segments beyond it remain after a
+    /// shrink.
     pub(super) frames: AtomicUsize,
     segments: Box<[Arc<Segment>]>,
 }
@@ -25,8 +25,7 @@ impl Directory {
         Self { shape, frames, segments: kept.iter().cloned().chain(added).collect() }
     }
 
-    /// Returns the number of frames in use. Relaxed: a bound for walks and searches; claims depend
-    /// on bits.
+    /// Relaxed: a bound for walks and searches; claims depend on bits.
     #[inline]
     pub(super) fn frames(&self) -> usize {
         self.frames.load(Ordering::Relaxed)

@@ -98,8 +98,7 @@ pub(super) struct Growth {
 }
 
 impl Frames {
-    /// Creates the bitmap with all frames free. Panics on an invalid configuration, which callers
-    /// check.
+    /// Creates the bitmap with all frames free. Panics on an invalid configuration.
     pub fn new(config: FrameConfig) -> Self {
         let FrameConfig { frames, frames_max, segment_frames } = config;
         assert!(frames > 0 && frames <= frames_max && frames_max <= FRAMES_MAX, "{config:?}");
@@ -173,8 +172,7 @@ impl Frames {
         self.count_many(near, taken)
     }
 
-    /// As [`allocate_many`](Self::allocate_many), without a walk: may miss frames that are being
-    /// freed.
+    /// As [`allocate_many`](Self::allocate_many), without a walk: may miss frames being freed.
     pub fn allocate_some(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let taken = self.with(|map| map.allocate_hinted(count, near, take));
         self.count_many(near, taken)
@@ -280,8 +278,8 @@ impl Frames {
         let has_words = self.with(|map| {
             let has_words = total + frames <= map.directory.capacity();
             if has_words {
-                // Relaxed: no other thread stores, because this one holds the lock and no shrink is
-                // open.
+                // Relaxed: this thread holds the lock and no shrink is open, so no other thread
+                // stores.
                 map.directory.frames.store(total + frames, Ordering::Relaxed);
             }
             has_words
@@ -297,16 +295,14 @@ impl Frames {
     fn replace_directory(&self, frames: usize) {
         let guard = epoch::pin();
         let larger = self.with(|map| Directory::extend(self.shape, Some(map.directory), frames));
-        // Release: pairs with the Acquire in `with`. Acquire: the old directory is dropped after
-        // all uses of it.
+        // Release: pairs with `with`. Acquire: the old directory is dropped after all its uses.
         let old = self.directory.swap(Owned::new(larger), Ordering::AcqRel, &guard);
         // SAFETY: `old` is no longer reachable, and only the holder of `growth` replaces a
         // directory, so that it is destroyed once.
         unsafe { guard.defer_destroy(old) };
     }
 
-    /// Returns the number of free frames, including closed ones. A walk, exact without concurrent
-    /// changes.
+    /// Returns the number of free frames, including closed ones; exact without concurrent changes.
     pub fn free_frames(&self) -> usize {
         if self.is_empty() { 0 } else { self.with(|map| map.free_count()) }
     }
@@ -321,8 +317,7 @@ impl Frames {
         self.tally.snapshot()
     }
 
-    /// Returns the number of free frames in O(1), including those that calls in progress are freeing
-    /// or claiming.
+    /// Returns the number of free frames in O(1), including those of frees and claims in progress.
     pub fn free_counted(&self) -> usize {
         self.tally.free()
     }
@@ -332,8 +327,7 @@ impl Frames {
         self.tally.changes()
     }
 
-    /// Counts the free frames and their contiguity at `order`. A walk, exact without concurrent
-    /// changes.
+    /// Counts the free frames and their contiguity at `order`; exact without concurrent changes.
     pub fn census(&self, order: Order) -> Census {
         self.with(|map| map.census(order))
     }

@@ -48,8 +48,7 @@ impl Hints {
         &self.levels[level][index >> FAN_LOG2][class]
     }
 
-    /// Returns the words of a group that may have `class`. Relaxed: the search checks the word
-    /// itself.
+    /// Relaxed: the search checks the word itself.
     #[inline]
     pub(super) fn group(&self, group: usize, class: usize) -> u64 {
         self.levels[0][group][class].load(Ordering::Relaxed)
@@ -62,8 +61,7 @@ impl Hints {
         })
     }
 
-    /// Sets the clear hints of a word for these classes. The caller has issued the fence that makes
-    /// the load here one half of a Dekker pair.
+    /// Sets the clear hints of a word for these classes, after the caller's fence (`Map::offer`).
     #[inline]
     pub(super) fn set(&self, word: usize, classes: Range<usize>) {
         let bit = 1 << (word & (FAN - 1));
@@ -86,8 +84,7 @@ impl Hints {
         }
     }
 
-    /// Clears a hint, and the bits above it that have no other bit below. The caller rereads the
-    /// word.
+    /// Clears a hint, and the bits above it that have no other bit below.
     pub(super) fn clear(&self, word: usize, class: usize) {
         let (mut level, mut index) = (0, word);
         loop {

@@ -61,14 +61,12 @@ impl Magazine {
         true
     }
 
-    /// Pushes frames in reverse, so that a run freed in order pops in order; none if `capacity` is
-    /// exceeded.
+    /// Pushes frames so that a run freed in order pops in order; none if `capacity` is exceeded.
     #[inline]
     pub fn push_all(&mut self, frames: &[FrameId], capacity: usize) -> bool {
         if self.len() + frames.len() > capacity {
             return false;
         }
-        // One by one, as in `pop_all`.
         frames.iter().rev().for_each(|&frame| self.push(frame));
         true
     }

@@ -130,8 +130,7 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// Sums the passages of all groups ever created, so that a concurrent shrink does not change
-    /// the terms.
+    /// Sums the passages of all groups ever created: a concurrent shrink does not change the terms.
     pub(super) fn traffic(self) -> Traffic {
         let mut traffic = Traffic::default();
         for group in (0..self.directory.groups_ever()).filter_map(|group| self.directory.group(group)) {

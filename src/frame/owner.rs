@@ -72,9 +72,8 @@ impl<T> OwnerCell<T> {
     /// Runs `f` on the value. `None`: a visitor has it, or the owner is already inside.
     ///
     /// # Safety
-    ///
-    /// Only the owner calls `enter`: calls on a cell never overlap, and each happens after the
-    /// previous one.
+    /// Calls on a cell never overlap, and each happens after the previous one: the caller is the
+    /// owner.
     #[inline]
     pub unsafe fn enter<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         // Relaxed: only the owner writes this field.
@@ -104,8 +103,8 @@ impl<T> OwnerCell<T> {
         if heavy_fence() { unsafe { self.open(leave, f) } } else { None }
     }
 
-    /// Visits many cells, with one heavy fence per group of cells. The fence interrupts every
-    /// processor that runs a thread of this process.
+    /// Visits many cells, with one heavy fence, which interrupts every processor, per group of
+    /// cells.
     pub fn visit_all<'a, H: 'a>(
         holders: impl IntoIterator<Item = &'a H>,
         cell: impl Fn(&'a H) -> &'a Self,
@@ -116,11 +115,10 @@ impl<T> OwnerCell<T> {
     {
         let (mut holders, mut visits) = (holders.into_iter().fuse().peekable(), Visits::All);
         while holders.peek().is_some() {
-            // The owners cannot enter meanwhile, so the size of a group is limited.
+            // The owners cannot enter meanwhile: the size of a group is limited.
             let group = holders.by_ref().take(AT_ONCE);
             let knocked: SmallVec<[_; AT_ONCE]> =
                 group.map(|holder| (holder, cell(holder).knock())).collect();
-            // As in `visit`.
             if !heavy_fence() {
                 visits = Visits::Refused;
                 continue;
@@ -147,7 +145,6 @@ impl<T> OwnerCell<T> {
     /// Runs `f` on the value, unless the owner is inside.
     ///
     /// # Safety
-    ///
     /// `leave` comes from a knock at this cell, followed by a heavy fence.
     unsafe fn open<R>(&self, leave: Leave<'_>, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         // Acquire: pairs with the Release of the leaving owner.

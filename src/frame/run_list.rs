@@ -6,8 +6,7 @@ use smallvec::SmallVec;
 
 use crate::ids::{FrameId, Run};
 
-/// A list of runs in which each added frame joins the last run if adjacent. Unsorted; up to 16 runs
-/// need no allocation.
+/// A list of runs in which each added frame joins the last run if adjacent. Unsorted.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct RunList(SmallVec<[Run; 16]>);
 

@@ -25,8 +25,7 @@ pub(super) enum Attempt<T> {
 }
 
 impl Map<'_> {
-    /// Repeats an attempt until it succeeds or its failure is conclusive. `own` is the number of
-    /// passages that a failing attempt begins.
+    /// Repeats an attempt until it succeeds or fails conclusively, with `own` passages of its own.
     pub(super) fn settle<T>(self, own: u64, mut attempt: impl FnMut() -> Attempt<T>) -> Option<T> {
         for round in 0..ROUNDS {
             let before = self.traffic();
@@ -34,7 +33,7 @@ impl Map<'_> {
                 Attempt::Found(found) => return Some(found),
                 Attempt::Missed => {
                     // Acquire: orders the attempt's loads before the second reading, as in a
-                    // sequence lock.
+                    // seqlock.
                     fence(Ordering::Acquire);
                     if before.is_still() && self.traffic() == before.after(own) {
                         return None;
@@ -93,8 +92,7 @@ impl Map<'_> {
                 if let Some(mask) = self.drain(unit, want) {
                     return Attempt::Found((unit, mask));
                 }
-                // The unit of a shrink's cut cannot be split as a whole: claim a run before the cut
-                // by name.
+                // The unit of a shrink's cut cannot be split: claim a run before the cut by name.
                 if free != ALL
                     && let Some((pos, len)) = runs(free).next()
                 {
@@ -109,8 +107,8 @@ impl Map<'_> {
         })
     }
 
-    /// Visits every maximal free run of at least `len` frames, ascending, and possibly shorter
-    /// ones. With `open`, omits the closed units.
+    /// Visits every maximal free run of at least `len` frames, and perhaps shorter ones, ascending.
+    /// With `open`, omits the closed units.
     pub(super) fn walk(self, open: bool, len: u32, visit: impl FnMut(Run) -> ControlFlow<()>) {
         let mut runs = Joined { run: Run { start: FrameId(0), len: 0 }, visit };
         if self.walk_pieces(open, len, |start, len| runs.push(start, len)).is_continue() && runs.run.len > 0 {

@@ -24,8 +24,7 @@ const GROUPS_MAX: usize = 8;
 
 const WORDS_MAX: usize = 16;
 
-/// Up to this length, the rest of a request is spread over several holes instead of splitting a
-/// unit.
+/// Up to this length, the rest of a request is put into several holes instead of splitting a unit.
 const REST_IN_PIECES: u32 = 16;
 
 #[derive(Clone, Copy)]
@@ -80,8 +79,7 @@ impl Fit {
 }
 
 impl<'a> Map<'a> {
-    /// Tries the hinted words, from the group of `near` onwards, wrapping around. Clears false
-    /// hints.
+    /// Tries the hinted words, from the group of `near` onwards and around. Clears false hints.
     fn probe<T>(self, wanted: Wanted, near: usize, mut attempt: impl FnMut(usize) -> Option<T>) -> Option<T> {
         let Wanted { level, class, spare, .. } = wanted;
         let hints = self.hints(level);
@@ -98,8 +96,7 @@ impl<'a> Map<'a> {
                 if let Some(found) = attempt(word) {
                     return Some(found);
                 }
-                // Words that this directory lacks are skipped: a newer directory may have them.
-                // Reached by the models in `growth`.
+                // Skips words that only a newer directory has. Reached by the models in `growth`.
                 if self.classes(level, word).is_some_and(|has| has <= class) {
                     self.withdraw(level, word, class);
                 }
@@ -244,8 +241,7 @@ impl<'a> Map<'a> {
     }
 
     /// Claims `count` frames in as few runs as possible: whole units in the longest runs, then the
-    /// hole that fits the rest, then the longest holes. Returns the number of frames passed to
-    /// `take`.
+    /// hole that fits the rest, then the longest holes. Returns the number claimed.
     pub(super) fn allocate_many(self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let any = self.with_reserved();
         let mut left = count - self.allocate_hinted(count, near, take);
@@ -293,9 +289,8 @@ impl<'a> Map<'a> {
         count - left
     }
 
-    /// Claims the `left` frames in whole units of one run, or of the longest runs, halving the
-    /// length of each attempt, and frees the rest of the last unit. Returns the unit near which to
-    /// continue.
+    /// Claims `left` frames in whole units of one run, or of the longest runs, by halving the
+    /// length; frees the rest of the last unit. Returns the unit near which to continue.
     fn allocate_units(self, left: &mut u32, mut near: usize, take: &mut dyn FnMut(Run)) -> usize {
         let mut units = left.div_ceil(FAN as u32);
         while units > 0 && *left > 0 {

@@ -45,8 +45,7 @@ impl Group {
 
     #[cold]
     fn cut_of(&self, bit: u32, unit: usize) -> u64 {
-        // Acquire: pairs with the Release that closes a cut unit, so that the cut is visible with
-        // it.
+        // Acquire: pairs with the Release that closes a cut unit: the cut is visible with it.
         fence(Ordering::Acquire);
         // Acquire: pairs with the Release at the end of a shrink, which opens the unit first.
         let cut = self.cut.load(Ordering::Acquire);

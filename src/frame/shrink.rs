@@ -79,8 +79,7 @@ fn for_each_run(unit: usize, mask: u64, f: &mut impl FnMut(Run)) {
 }
 
 impl Frames {
-    /// Opens a shrink to `to` frames: allocators skip the frames after it, and growth and other
-    /// shrinks fail.
+    /// Opens a shrink to `to` frames: allocators skip the others; growth and other shrinks fail.
     pub fn begin_shrink(&self, to: usize) -> Result<Shrink, ShrinkError> {
         let mut growth = self.growth();
         if growth.is_shrinking {
@@ -123,8 +122,7 @@ impl Frames {
         Ok(shrink)
     }
 
-    /// Claims the free frames of the region, and calls `took` with each run. Returns the number
-    /// missing.
+    /// Claims the region's free frames, and calls `took` with each run. Returns the number missing.
     pub fn collect(&self, shrink: &mut Shrink, mut took: impl FnMut(Run)) -> usize {
         let missing = shrink.missing;
         self.with(|map| {
@@ -149,8 +147,7 @@ impl Frames {
         assert!(shrink.missing == 0, "{} of {} are not the shrinker's", shrink.missing, shrink.region);
         let region = shrink.region;
         self.with(|map| {
-            // Relaxed: a bound for walks and searches. Frames beyond it are not allocated because
-            // none is free.
+            // Relaxed: a bound for walks and searches; none of the frames beyond it is free.
             map.directory.frames.store(region.start.index(), Ordering::Relaxed);
             self.open_again(map, shrink);
             // Units that a later growth adds back are open.

@@ -68,16 +68,15 @@ impl Frames {
         });
     }
 
-    /// Claims up to `want` consecutive frames of a leaf, starting at `from`, and then whole units
-    /// of one group if the leaf ends there; in a unit reserved for growth only if the caller
-    /// `reserves` it.
+    /// Claims up to `want` consecutive frames of a leaf from `from`, and then whole units of one
+    /// group if the leaf ends there; in a unit reserved for growth only if the caller `reserves`
+    /// it.
     pub fn extend(&self, from: FrameId, want: u32, reserves: bool) -> Option<u32> {
         self.with(|map| if reserves { map.with_reserved() } else { map }.extend(from, want))
             .inspect(|&len| self.count_taken(Run { start: from, len }))
     }
 
-    /// Claims up to `count` frames of whole units in as few runs as possible, passes each run to
-    /// `take`, and returns the number of frames.
+    /// Claims up to `count` frames of whole units in as few runs as possible. Returns the number.
     pub fn allocate_fresh(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let taken = self.with(|map| map.allocate_fresh(count, near, take));
         self.count_many(near, taken)
@@ -92,8 +91,7 @@ impl Frames {
         self.count_many(near, taken)
     }
 
-    /// Estimates the number of free frames in units reserved for growth, in O(1): half of each
-    /// unit.
+    /// Estimates the free frames in units reserved for growth, in O(1): half of each unit.
     pub fn spared_about(&self) -> usize {
         self.growth_units.load(Relaxed) * FAN / 2
     }

@@ -87,8 +87,8 @@ impl<T: Clone + Default> Stock<T> {
         let mut word = stack.load(Acquire);
         loop {
             let slot = ((word & TOP) as usize).checked_sub(1)?;
-            // Relaxed: if another thread pops the slot and writes this meanwhile, the pop count has
-            // changed.
+            // Relaxed: if another thread pops the slot and writes this meanwhile, the pop count
+            // differs.
             let below = self.slots[slot].below.load(Relaxed);
             let next = (word & !TOP).wrapping_add(ONE_POP) | u64::from(below);
             match stack.compare_exchange_weak(word, next, Acquire, Acquire) {
@@ -102,8 +102,7 @@ impl<T: Clone + Default> Stock<T> {
         let mut word = stack.load(Relaxed);
         loop {
             self.slots[slot].below.store((word & TOP) as u32, Relaxed);
-            // Release: pairs with the Acquire in `take`: our accesses to the slot precede the next
-            // owner's.
+            // Release: pairs with `take`: our accesses to the slot precede the next owner's.
             match stack.compare_exchange_weak(word, word & !TOP | (slot as u64 + 1), Release, Relaxed) {
                 Ok(_) => return,
                 Err(now) => word = now,

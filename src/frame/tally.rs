@@ -128,8 +128,7 @@ impl<S: Stripe> Tally<S> {
     }
 }
 
-/// The count at one moment. If two are equal and fewer than 2^32 operations apart, no operation was
-/// counted in between.
+/// The count at one moment. Equal ones fewer than 2^32 operations apart have none in between.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Snapshot(u64);
 

@@ -516,8 +516,7 @@ fn removed_words_have_no_hints() {
     pool.audit().unwrap();
 }
 
-/// A failed claim makes one attempt before it reads the traffic, and a conclusive one although it
-/// began a passage itself: it does not yield.
+/// One attempt before it reads the traffic, and one that is conclusive although it began a passage.
 #[test]
 fn a_failed_claim_tries_twice() {
     let pool = frames(128, 128, 64);

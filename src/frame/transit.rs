@@ -53,14 +53,13 @@ impl Transit {
 
     #[inline]
     pub(super) fn enter(&self) -> Passage<'_> {
-        // Relaxed: the later AcqRel operation that takes the frames publishes this to an Acquire
-        // load.
+        // Relaxed: the AcqRel operation that takes the frames publishes this to an Acquire load.
         self.0.fetch_add(BEGUN + 1, Ordering::Relaxed);
         Passage(self)
     }
 
-    /// Reads the word. Acquire: pairs with the Release in [`Passage::drop`]: a walk that sees a
-    /// passage ended sees its frames.
+    /// Acquire: pairs with the Release in [`Passage::drop`]: a walk that sees a passage ended sees
+    /// its frames.
     pub(super) fn read(&self) -> Traffic {
         let word = self.0.load(Ordering::Acquire);
         Traffic { inside: word & (BEGUN - 1), begun: word >> INSIDE_BITS }

@@ -49,8 +49,7 @@ mod imp {
 
     #[inline]
     pub(crate) fn light_fence() {
-        // Relaxed: changes once, from UNKNOWN to its final value; a late reader fences too much,
-        // never too little.
+        // Relaxed: changes once, from UNKNOWN; a late reader fences too much, never too little.
         if WAY.load(Ordering::Relaxed) == ASYMMETRIC {
             compiler_fence(Ordering::SeqCst);
         } else {
@@ -86,9 +85,8 @@ mod imp {
             libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0)
         };
         let settled = if rc == 0 { ASYMMETRIC } else { SYMMETRIC };
-        // The first thread decides. Registration may fail for one thread and succeed for another: a
-        // heavy side that does not interrupt must never be paired with a light one that relies on
-        // it.
+        // The first thread decides, because registration may fail for one thread only: a heavy side
+        // that does not interrupt must never be paired with a light one that relies on it.
         match WAY.compare_exchange(UNKNOWN, settled, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => settled,
             Err(first) => first,

@@ -92,8 +92,7 @@ fn execution(model: impl FnOnce()) {
 #[cfg(kvpool_loom_coarse)]
 use super::call::execution;
 
-/// Waits for the outcome, and prints progress to the standard error, bypassing the test harness's
-/// capture.
+/// Waits for the outcome. Prints progress to the standard error, bypassing the test's capture.
 fn wait_for<T>(
     outcome: &Receiver<T>,
     model_name: &str,
@@ -135,8 +134,7 @@ fn message(info: &PanicHookInfo<'_>) -> String {
 extern "C-unwind" fn _Unwind_RaiseException(exception: *mut libc::c_void) -> libc::c_int {
     type Raise = unsafe extern "C-unwind" fn(*mut libc::c_void) -> libc::c_int;
     let failure = FAILURE.try_with(RefCell::take).ok().flatten();
-    // loom's threads are generators, which end by a panic that bypasses the hook and has no
-    // message.
+    // loom's threads are generators, which end by a panic that bypasses the hook.
     if let Some(failure) = failure
         && let Some(outcome) = OUTCOME.take()
     {

@@ -102,8 +102,7 @@ pub(crate) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> Option<T
 }
 
 impl Task {
-    /// Waits for the end of the task, also if its runtime has shut down. Panics if the task
-    /// panicked.
+    /// Waits for the end of the task, also after a shutdown of its runtime. Panics if the task did.
     pub(crate) async fn ended(self) {
         #[cfg(feature = "tokio")]
         if let Err(error) = self.0.await

@@ -230,8 +230,7 @@ fn no_thread_is_overtaken() {
     assert_eq!((clock.in_flight(), clock.oldest()), (0, Ticket(clock.newest().0 + 1)));
 }
 
-/// Batches that end in any order leave slots below the high-water mark, which are taken before it
-/// rises.
+/// Batches that end in any order leave slots below the mark, which are taken before it rises.
 #[test]
 fn the_mark_stays_near_the_number_in_flight() {
     let (clock, mut rng) = (Clock::default(), fastrand::Rng::with_seed(7));

@@ -10,8 +10,7 @@ use crate::ids::Order;
 
 use super::map::{self, Map};
 
-/// Returns the free frames outside of `region` that the plan may fill: at least `needed`, if
-/// possible.
+/// Returns the frames outside of `region` that the plan may fill: at least `needed`, if possible.
 pub(super) fn open(map: &Map<'_>, order: Order, region: &[u64], needed: usize) -> Vec<u64> {
     let all: Vec<u64> = map.free.iter().zip(region).map(|(free, region)| free & !region).collect();
     let rooms = map.rooms(&all, map.snapshot.ends());

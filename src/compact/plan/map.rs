@@ -28,12 +28,11 @@ impl<'a> Map<'a> {
         let mut last = [FrameState::new(FrameKind::Fixed, None); 64];
         last[..rest.len()].copy_from_slice(rest);
         for chunk in whole.iter().chain((!rest.is_empty()).then_some(&last)) {
-            // Without a branch, and with the first step vectorized: one byte per frame, then one
-            // bit per byte.
+            // Branchless, with the first step vectorized: one byte per frame, then one bit per
+            // byte.
             let mut kinds = chunk.map(|state| (state.bits() >> KIND_SHIFT) as u8);
             if reserved_for_growth == ReservedForGrowth::Taken {
-                // Makes frames reserved for growth free: 0b101 loses its lowest bit, and no other
-                // kind does.
+                // Makes frames reserved for growth free: only 0b101 loses its lowest bit.
                 kinds = kinds.map(|kind| kind & !(kind >> 2));
             }
             let (mut high, mut low) = (0, 0);
@@ -73,8 +72,8 @@ impl<'a> Map<'a> {
         matches!(self.snapshot.frames()[frame as usize..], [this, next, ..] if this.is_linked_to(next))
     }
 
-    /// Returns the frames after the last blocks of growing lists that are free in `free`, and not
-    /// only [as if dropped](Snapshot::dropped).
+    /// Returns the frames after growing lists that are free in `free`, except
+    /// [dropped](Snapshot::dropped) ones.
     pub(super) fn rooms(&self, free: &[u64], ends: &[u64]) -> Vec<u64> {
         let mut last = 0;
         let behind = ends.iter().map(|word| *word << 1 | std::mem::replace(&mut last, word >> 63));
@@ -141,8 +140,7 @@ impl<'a> Map<'a> {
 /// Returns the lowest bits of eight bytes as one byte, in the same order.
 #[inline]
 const fn gather(eight: u64) -> u64 {
-    // Each bit is multiplied by the one factor that shifts it to its place in the highest byte, and
-    // no two products overlap.
+    // Each bit is multiplied by the factor that shifts it to its place in the highest byte.
     (eight & 0x0101_0101_0101_0101).wrapping_mul(0x0102_0408_1020_4080) >> 56
 }
 
@@ -169,8 +167,7 @@ pub(super) fn count(bitmap: &[u64], run: Run) -> u32 {
     words(run).map(|(word, mask)| (bitmap[word] & mask).count_ones()).sum()
 }
 
-/// Returns the number of set bits in each aligned run of `2^order`. The last run may be cut off;
-/// runs beyond the last frame count 0.
+/// Returns the number of set bits in each aligned run of `2^order`; the last run may be cut off.
 pub(super) fn counts(bitmap: &[u64], order: Order) -> Vec<u32> {
     fn fields<const ORDER: usize>(bitmap: &[u64]) -> Vec<u32> {
         const EVEN: [u64; 5] = [!0 / 3, !0 / 5, !0 / 17, !0 / 257, !0 / 65537];

@@ -79,8 +79,7 @@ fn starts_removed(before: &[u64], after: &[u64], filled: FrameId, vacated: Frame
     removed(filled.0) + behind(filled.0) + removed(vacated.0) + behind(vacated.0)
 }
 
-/// Returns the rooms gained by one move: that of the block, and that of a list that ends before the
-/// destination.
+/// Returns the rooms gained by a move: the block's, and that of a list that ends before `to`.
 fn room_gained(map: &Map<'_>, after: &impl Fn(u32) -> (u64, bool), from: FrameId, to: FrameId) -> i64 {
     let ends = map.snapshot.ends();
     if ends.is_empty() {

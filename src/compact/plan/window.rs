@@ -88,8 +88,8 @@ fn vacate(map: &Map<'_>, region: Run, count: usize) -> Plan {
     }
 }
 
-/// Returns the run of `len` frames with the fewest blocks, all of them movable, and their number.
-/// Of equal runs, prefers one with the fewest runs of sequences across its borders.
+/// Returns the run of `len` frames with the fewest blocks, all movable, and their number. Prefers
+/// borders that few runs of sequences cross.
 fn with_fewest_blocks(map: &Map<'_>, len: u32) -> Option<(Run, usize)> {
     let moves = |frame: usize| match frame as u32 {
         frame if map::has(&map.movable, frame) => Some(1),

@@ -151,8 +151,8 @@ impl Slots {
     /// that follow the same predecessor in memory before and after.
     pub(super) fn write(&self, map: &Map<'_>, leaving: &[u64], moves: &mut [Move], keys: &[u64]) -> usize {
         let mut together = 0;
-        // The previous move: that of the predecessor, if it has one, for all blocks of a region but
-        // the first.
+        // The previous move: the predecessor's, if it has one, except for the first block of a
+        // region.
         let (mut last, mut last_key) = (Move { from: NOWHERE, to: NOWHERE }, FrameState::FREE.key());
         for (one, &key) in moves.iter_mut().zip(keys) {
             let at = self.at(key);

@@ -54,8 +54,7 @@ fn optimum(snapshot: &Snapshot, order: u8, moves_max: usize) -> (usize, u32, Vec
     (runs, moves, ends)
 }
 
-/// Returns the maximum number of links that the cheapest plans can leave, over all their final
-/// states and all assignments of blocks to frames.
+/// Returns the maximum number of links over all final states and assignments of blocks.
 fn most_links(snapshot: &Snapshot, ends: &[Bits]) -> usize {
     fn go(states: &mut Vec<FrameState>, sources: &[usize], targets: Bits, best: &mut usize) {
         let Some((&source, rest)) = sources.split_first() else {
