@@ -1,5 +1,4 @@
-//! Sets of batches, for example of those that wrote to a sequence. The [clock](super::Clock::state)
-//! checks their slots.
+//! Sets of batches. The [clock](super::Clock::state) checks their slots.
 //!
 //! A [`BatchRef`] is one word:
 //!

@@ -1,5 +1,3 @@
-//! One thread's retired frames.
-
 use std::collections::VecDeque;
 
 use crate::ids::{Run, Ticket};

@@ -17,7 +17,7 @@
 //! # Transitions
 //!
 //! ```text
-//! take:    slot: empty -> bound, beginning
+//! take:    slot: empty -> bound, provisional
 //! open:    slot: closed -> bound, provisional;
 //!          mark: at least slot + 1, version + 1, even if it is that high
 //! leave:   slot := empty

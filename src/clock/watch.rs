@@ -1,11 +1,11 @@
-//! Age of the oldest batch in flight, measured by observers: beginning a batch reads no clock.
+//! Age of the oldest batch in flight.
 
 use std::time::{Duration, Instant};
 
 use crate::ids::Ticket;
 use crate::sync::Mutex;
 
-/// Measures the age of the oldest batch in flight.
+/// Measures the age of the oldest batch in flight: beginning a batch reads no clock.
 ///
 /// An observer (statistics, failed requests, searches of waiting requests, the background task)
 /// that finds another oldest batch than the previous one stores it with the time. An age is

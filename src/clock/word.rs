@@ -1,5 +1,5 @@
-//! The clock's word. One load tells a thread that frees or allocates a block which batches could
-//! have seen the frame, whether to announce, and whether the pool still allocates.
+//! The clock's word. One load tells a thread that frees or allocates which batches could have seen
+//! the frame, whether to announce, and whether the pool still allocates.
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
@@ -9,8 +9,7 @@
 //! | 19 | end awaited | a task waits for the end of a batch: each end checks the [list](super::ends) of tasks |
 //! | 20..64 | ticket | the ticket of the batch that began last; 0 before the first |
 //!
-//! The word is *quiet* if no batch is in flight and no request waits: a free then takes the short
-//! path.
+//! The word is *quiet* if no batch is in flight and no request waits: a free is then short.
 
 use crate::ids::Ticket;
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! run     a turn, so that runs exclude each other; one that was passed over takes another
-//!         look (reclaim cached free frames, snapshot) -> plan -> wave, wave, ...
+//!         look (empty magazines, snapshot) -> plan -> wave, wave, ...
 //!         -> look again, until nothing is gained
 //!         as many waves are in flight as the storage prefers: one on the host, more on a device
 //! wave    begin: mark the blocks, hold the destinations     (block floor)
@@ -10,9 +10,8 @@
 //!         publish, retire                                   (where the copy completes)
 //! ```
 //!
-//! Waves in flight are independent: each has its own marked blocks and held destinations, and is
-//! published when its copy completes, in any order. A wave with a destination that an earlier one
-//! vacates begins after that one has ended.
+//! Waves in flight are independent: each is published when its copy completes, in any order. A wave
+//! with a destination that an earlier one vacates begins after that one has ended.
 //!
 //! # Runs that are dropped, not polled, or stuck
 //!
@@ -26,15 +25,12 @@
 //!   read and written, until the copier reports the outcome or drops the callback. Until then no
 //!   other wave begins, so that a stuck copier gets no further frames.
 //!
-//! # Memory used by moves
+//! # Memory and evictable blocks
 //!
 //! A wave under copy holds its destinations, and the frames of its blocks that are released
 //! meanwhile; the storage limits the bytes and the number of waves. Vacated frames stay retired
-//! until the batches in flight have ended. An explicit run does all it can. The background task
-//! moves at most a [share](ROOM) of the available blocks, and continues when those batches have
-//! ended.
-//!
-//! # Evictable blocks
+//! until the batches in flight have ended. An explicit run does all it can; the background task
+//! moves at most a [share](ROOM) of the available blocks until then.
 //!
 //! An allocation takes free and evictable frames alike, so runs of both are the goal. An evictable
 //! block stays, or is evicted when another block moves to its frame. A shrink moves those in its
@@ -72,7 +68,7 @@ const WAVE_BLOCKS: usize = 256;
 
 const LOOKS: usize = 4;
 
-/// The background task moves at most one block per this many available ones between batches.
+/// The background task moves one block per this many available ones, then waits for batches.
 const ROOM: usize = 4;
 
 /// Moves a pool's blocks. Clones belong to the same pool, and take turns.

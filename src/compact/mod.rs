@@ -1,8 +1,7 @@
 //! Compaction: blocks move so that scattered frames, free or evictable, form runs.
 //!
-//! [`plan()`] is a pure function from a [`Snapshot`] of every frame to the moves that blocks should
-//! make. It is only a hint: a move whose block is freed, or whose destination is taken, before it
-//! is carried out is cancelled without affecting the others.
+//! [`plan()`] is a pure function from a [`Snapshot`] of every frame to moves of blocks. It is only
+//! a hint: a move whose block or destination is no longer available is cancelled by itself.
 //!
 //! # Objectives
 //!
@@ -13,8 +12,7 @@
 //!   neighbours both in a sequence and in memory share one descriptor of a transfer.
 //!
 //! A broken run of a sequence costs a descriptor in every later transfer, so breaks have a
-//! [price](FRAGMENTATION_PENALTY), and a plan that does not pay is empty. Three kinds of frames
-//! have rules of their own:
+//! [price](FRAGMENTATION_PENALTY). Three kinds of frames have rules of their own:
 //!
 //! - *Frames reserved for growth*, after a growing list, are neither destinations nor holes to
 //!   fill, except for a request that waits for a run at a given place.

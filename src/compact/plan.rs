@@ -14,8 +14,8 @@
 //!
 //! # The price of breaks
 //!
-//! Each run of a sequence is a descriptor in every later transfer, and a free run becomes at least
-//! one run of a later sequence. A plan for [`Goal::Fragmentation`] therefore has a worth, in runs:
+//! A plan for [`Goal::Fragmentation`] has a worth, in runs, each of which is a descriptor in
+//! transfers:
 //!
 //! ```text
 //! worth = free_joins + price * (joins + rooms_gained - breaks)
@@ -24,8 +24,7 @@
 //! `free_joins` is the decrease in the number of maximal free runs, and a *room* is a free frame
 //! after the last block of a growing list. While the worth is less than half of `free_joins`, the
 //! steps with negative worth are dropped; a plan whose worth stays negative is empty. Repeated
-//! planning ends, because each plan gains free runs and lowers no worth. At a price of 0, the plan
-//! is the optimum above. Other goals have no price.
+//! planning ends, because each plan gains free runs and lowers no worth. Other goals have no price.
 //!
 //! The remaining choices favour later plans:
 //!
@@ -46,8 +45,7 @@
 //! after all moves:  free_runs + runs_gained,  links + joins - breaks
 //! ```
 //!
-//! The time is linear in frames, moves and the extents of sequences, without comparison sorts or
-//! hashing.
+//! The time is linear in frames, moves and sequences' extents, without comparison sorts or hashing.
 
 mod choose;
 mod donors;

@@ -10,8 +10,7 @@
 //!           passes over the turn undoes the shrink; the next poll takes a turn and begins again
 //! ```
 //!
-//! The pool is always consistent, and allocations continue. If the shrink is dropped, the pool
-//! keeps its size.
+//! The pool is always consistent, and keeps its size if the shrink is dropped.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

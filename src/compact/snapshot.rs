@@ -9,10 +9,10 @@
 //! | 61..64 | kind | [`FrameKind`] |
 //!
 //! The lower 61 bits are the *key*. Frames `f` and `f + 1` are *linked* if the second key is the
-//! first plus one: they are neighbours both in a sequence and in memory. No link leads into or out
-//! of a frame without a sequence, because [`PLACE_MAX`] keeps the last places unused. Evictable
-//! blocks in adjacent frames count as linked, since most come from one sequence: their sequence is
-//! a number above all others, and their place is their frame.
+//! first plus one: they are neighbours both in a sequence and in memory. Frames without a sequence
+//! are not linked, because [`PLACE_MAX`] keeps the last places unused. Evictable blocks in adjacent
+//! frames are, since most come from one sequence: their sequence is a number above all others, and
+//! their place is their frame.
 //!
 //! The *ends* are the frames of the last blocks of growing lists. The frame after an end is the
 //! list's *room* if it is free: the next block continues the run there.

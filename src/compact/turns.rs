@@ -24,10 +24,9 @@
 //!   it after each ([`Turn::is_held`], [`Turn::resume`]).
 //! - What it left is returned to it or dropped, once, and before the next turn has the right.
 //!
-//! A turn that was passed over keeps its number: when polled, it is first in the queue. All fields
-//! are behind one lock, held for a few instructions; wakers are called and dropped, and what was
-//! left is dropped, outside of it, because they may run any code. Model:
-//! `loom-tests/tests/turns.rs`.
+//! A turn that was passed over keeps its number: when polled, it is first in the queue. One lock
+//! protects all fields, for a few instructions; wakers, and what was left, are dropped outside of
+//! it, because they may run any code. Model: `loom-tests/tests/turns.rs`.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;

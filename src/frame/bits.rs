@@ -1,6 +1,4 @@
-//! Pure functions on one bitmap word: positions and lengths of its runs of set bits.
-//!
-//! A set bit is free.
+//! Pure functions on one bitmap word: its runs of set bits, which are free.
 
 use crate::config::{FAN, FAN_LOG2};
 

@@ -1,8 +1,6 @@
-//! The depot: a bounded lock-free stock of magazines. A thread that mostly frees supplies a thread
-//! that mostly allocates, without access to the bitmaps.
-//!
-//! Frames in the depot cannot coalesce. It is therefore small, and flushed before an allocation
-//! fails.
+//! The depot: a bounded lock-free stock of magazines, through which a thread that mostly frees
+//! supplies one that mostly allocates. Frames in it cannot coalesce, so it is small, and flushed
+//! before an allocation fails.
 
 use crate::sync::{AtomicUsize, CachePadded, Ordering::*};
 

@@ -1,7 +1,5 @@
-//! The directory: the current segments of the pool.
-//!
-//! Immutable once published. Read under `epoch::pin`, replaced when the pool outgrows its segments,
-//! and freed by the epoch collector. Segments are never dropped.
+//! The current segments of the pool: immutable once published, read under `epoch::pin`, replaced
+//! when the pool outgrows them, and freed by the epoch collector. Segments are never dropped.
 
 use super::bits::ALL;
 use super::segment::{Group, Segment, Shape};

@@ -1,4 +1,4 @@
-//! [`Frames`]: the bitmap of a pool.
+//! The bitmap of a pool.
 
 use std::ops::{ControlFlow, DerefMut};
 use std::sync::PoisonError;

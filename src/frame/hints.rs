@@ -2,13 +2,11 @@
 //!
 //! One bit per word and class, in groups of [`FAN`] words; above it one bit per group, and so on.
 //! The classes of a group share a cache line. The tree is sized for the maximum size of the pool.
-//!
-//! False positives are allowed, false negatives are not. At every quiescent point: `classes(word) >
-//! k  =>  bit k of the word is set  =>  every bit above it is set`.
+//! At every quiescent point (false positives are allowed): `classes(word) > k  =>  bit k of the
+//! word is set  =>  every bit above it is set`.
 //!
 //! - A bit of the lowest level is set by the thread that adds the class to a word, and cleared only
-//!   by a searcher that found that the word lacks it. Both sides check again after a fence
-//!   (`Map::offer`, `Map::withdraw`).
+//!   by a searcher that found none. Both check again after a fence (`Map::offer`, `Map::withdraw`).
 //! - A bit of an upper level is set by the thread that makes the group below non-empty, and cleared
 //!   by the one that empties it, which then reads the group again. All changes are
 //!   read-modify-writes, so no fence is needed: if the setter's comes first, the clearer's reads

@@ -1,6 +1,4 @@
-//! A magazine: up to [`MAGAZINE_BLOCKS_MAX`] free frames, last in, first out (Bonwick).
-//!
-//! Stored inline, 260 bytes: a transfer to the depot copies it and allocates nothing.
+//! A magazine (Bonwick). Stored inline, 260 bytes: a transfer to the depot copies it.
 
 use crate::config::{FAN, FAN_LOG2, MAGAZINE_BLOCKS_MAX};
 use crate::ids::FrameId;

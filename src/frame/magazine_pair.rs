@@ -1,7 +1,6 @@
-//! A thread's stock of free frames: two magazines (Bonwick), so that a thread that alternates
-//! between frees and allocations at a magazine's boundary does not access the depot each time.
-//!
-//! Plain memory: the surrounding [`OwnerCell`](super::OwnerCell) gives one thread access at a time.
+//! Two magazines per thread (Bonwick), so that a thread that alternates between frees and
+//! allocations at a magazine's boundary does not access the depot each time. Plain memory, inside
+//! an [`OwnerCell`](super::OwnerCell).
 
 use crate::ids::FrameId;
 

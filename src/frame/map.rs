@@ -1,5 +1,4 @@
-//! The algorithms' view of the bitmap: one directory and the hints, for the duration of one epoch
-//! pin.
+//! The algorithms' view of the bitmap.
 
 use super::bits::{CLASSES, LEAF_CLASSES, classes};
 use super::directory::Directory;

@@ -9,33 +9,17 @@
 //!
 //! # Invariants
 //!
-//! 1. A frame is in exactly one leaf bit or unit bit, or is owned by a caller, or in transit: `leaf
-//!    bits + 64 x unit bits + owned + in transit == total`.
-//! 2. `unit bit set => leaf == 0`. At every quiescent point `leaf != ALL`: every mergeable leaf is
+//! 1. A frame is in exactly one leaf bit or unit bit, or is owned by a caller, or in transit: the
+//!    sum of leaf bits, 64 x unit bits, owned frames and frames in transit is the total.
+//! 2. `unit bit set => leaf == 0`. At every quiescent point `leaf != ALL`: all full leaves are
 //!    merged.
-//! 3. At every quiescent point, `word has a free aligned run of 2^k => its hint k is set`. False
-//!    positives are allowed.
+//! 3. At every quiescent point, `word has a free aligned run of 2^k => its hint k is set`.
 //! 4. Frames beyond the total are never free. The last leaf of a pool whose total is not a multiple
 //!    of 64 never merges.
 //!
 //! The [audit](Frames::audit) checks all four. **One** compare-exchange claims an aligned run of up
 //! to 2^12 frames, or any run inside one word. ABA is harmless: the claimed bits are free when the
 //! exchange succeeds.
-//!
-//! # Protocols
-//!
-//! - *Free*: `fetch_or`. A thread that sees a full leaf merges it: compare-exchange ALL -> 0, then
-//!   sets the unit bit.
-//! - *Split*: claims a unit bit, then frees the unneeded frames into the leaf by `fetch_or`.
-//! - *Hints*: set by the thread that adds a free run of that class to a word, cleared by a searcher
-//!   that finds none; a Dekker pair with two fences (`Map::offer`, `Map::withdraw`).
-//! - *Runs over several words*: claimed word by word, low to high, rolled back on a conflict.
-//! - *Exhaustion*: reported only after a walk over the bitmap during which no frame was in transit.
-//! - *Growth*: prepare the bytes, publish a larger directory (or raise the number of frames if its
-//!   words exist), free the new frames.
-//! - *Shrinking*: claim every frame to be removed, then lower the number of frames (`shrink`).
-//!
-//! # Access rules
 //!
 //! A set bit is claimed by the thread that clears it with a read-modify-write; no thread stores
 //! into a word. Only the holder of the growth lock, or the open shrink, changes the directory and
@@ -50,8 +34,7 @@
 //! `tally` of free frames. The frames of one thread: `magazine`, `depot` (a `stock` of magazines),
 //! `magazine_pair`, and the `owner` cell that holds them.
 //!
-//! The buddy over bitmap words with claims by one compare-exchange follows LLFree (Wrenger et al.,
-//! USENIX ATC 2023) and NBBS (Marotta et al., 2018).
+//! The design follows LLFree (Wrenger et al., USENIX ATC 2023) and NBBS (Marotta et al., 2018).
 
 mod bits;
 mod census;

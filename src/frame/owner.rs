@@ -1,5 +1,4 @@
-//! A cell with one owner, which enters with two plain stores. Any other thread may visit it while
-//! the owner is outside.
+//! A cell with one owner that other threads may visit.
 //!
 //! # Word table
 //!
@@ -15,16 +14,15 @@
 //! visitor:  visited: 0 -> 1;  heavy_fence;  if inside { visited := 0; go away } ...value...  visited := 0
 //! ```
 //!
-//! This is Dekker's pattern with an [asymmetric fence](crate::sync): if an owner and a visitor
-//! overlap, at least one sees the other.
+//! Dekker's pattern with an asymmetric fence: if an owner and a visitor overlap, one sees the
+//! other.
 //!
 //! # Invariants
 //!
 //! - Access to the value is exclusive between a thread's successful check and its final store.
 //! - No side waits: the one that sees the other backs out, and its caller has an alternative (the
-//!   owner uses the global structure, the visitor the next cell). A thread stopped inside makes
-//!   only its cell's contents unavailable; a stopped visitor, those of the cells in its current
-//!   group.
+//!   owner uses the global structure, the visitor the next cell). A stopped owner makes only its
+//!   cell's contents unavailable; a stopped visitor, those of its current group of cells.
 //!
 //! Model: `loom-tests/tests/owner_cell.rs`.
 

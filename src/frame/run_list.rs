@@ -1,5 +1,3 @@
-//! Runs built frame by frame.
-
 use std::ops::Deref;
 
 use smallvec::SmallVec;

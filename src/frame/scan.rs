@@ -1,9 +1,9 @@
-//! The last resort: a walk over the bitmap without hints, which alone can conclude that no suitable
-//! frames are free.
+//! The last resort: a walk without hints, which alone can conclude that no suitable frames are
+//! free.
 //!
 //! It is conclusive only if no frame was in transit meanwhile; otherwise it is repeated, a bounded
-//! number of times. The walk is not a snapshot: it misses a frame freed behind it while another
-//! thread takes the last one ahead of it. Such a caller can only retry.
+//! number of times. It is not a snapshot: it misses a frame freed behind it while another thread
+//! takes the last one ahead of it.
 
 use std::ops::ControlFlow;
 

@@ -1,9 +1,8 @@
 //! Units reserved for growth.
 //!
-//! A sequence grows by one block at a time, concurrently with hundreds of others. Its blocks form
-//! one run if the frame after its last block is still free. The owner of a growing list therefore
-//! *reserves* the unit in which it ends: searches for other owners take the free frames of that
-//! leaf last.
+//! Hundreds of sequences grow concurrently by one block at a time. A sequence stays in one run if
+//! the frame after its last block is still free. The owner of a growing list therefore *reserves*
+//! the unit in which it ends: searches for other owners take the free frames of that leaf last.
 //!
 //! # Word
 //!
@@ -22,11 +21,11 @@
 //!    frame is free, reserved or not.
 //!
 //! Every access to the bit is Relaxed: it is advisory. A search that reads an old value takes a
-//! frame of a reserved unit, or skips a unit that is no longer reserved.
+//! frame of a reserved unit, or skips a unit that is no longer reserved. Reserved frames hold no
+//! cached blocks, so their number is limited; concurrent callers may exceed the limit by one unit
+//! each. A wholly free unit cannot be reserved: its frames are in the unit word.
 //!
-//! Reserved frames hold no cached blocks, so the number of reserved units is limited; concurrent
-//! callers may exceed the limit by one each. A wholly free unit cannot be reserved: its frames are
-//! in the unit word. Models: `loom-tests/tests/spare.rs`.
+//! Models: `loom-tests/tests/spare.rs`.
 
 use super::bits::{ALL, ones};
 use super::frames::{FrameMask, Frames};

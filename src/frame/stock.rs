@@ -6,7 +6,7 @@
 //! slot:
 //!
 //! ```text
-//! push:  slot := pop(empty), or refused;  slot.item := item;  push(full, slot)
+//! push:  slot := pop(empty), or full;     slot.item := item;  push(full, slot)
 //! pop:   slot := pop(full), or none;      item := slot.item;  push(empty, slot)
 //! ```
 //!

@@ -2,8 +2,8 @@
 //!
 //! A thread that splits a unit, merges one, or rolls a claim back *enters* this word before it
 //! takes frames that no other thread can see, and *leaves* once all are visible again: a *passage*.
-//! A walk that found nothing is conclusive if no thread was inside at its beginning and none has
-//! entered since.
+//! A walk that found nothing is conclusive if no passage was open when it began and none has begun
+//! since.
 //!
 //! | bits | meaning |
 //! |---|---|

@@ -1,5 +1,3 @@
-//! The cheapest place for a run of frames that are not free yet.
-
 /// Returns the start and the cost of the cheapest window of `len` out of `frames` frames.
 ///
 /// `cost` returns the cost of a frame, or `None` if no window may contain it. Of equally cheap

@@ -1,5 +1,4 @@
-//! An asymmetric store-load fence: free for the frequent side, an interprocessor interrupt for the
-//! other.
+//! An asymmetric store-load fence: free on one side, an interprocessor interrupt on the other.
 //!
 //! A pair orders like two `fence(SeqCst)`: if one thread does `store x; light_fence(); load y` and
 //! another does `store y; heavy_fence(); load x`, at least one sees the other's store.
@@ -8,13 +7,12 @@
 //! systems without this call, and under Miri, both sides are real fences.
 //!
 //! The kernel can deny `membarrier` to a single thread, by a system call filter (seccomp) installed
-//! on that thread after the process chose its mode. [`heavy_fence`] then returns false, and its
-//! caller backs out: no allocation claims to have searched everywhere, and no request sleeps. The
-//! light side works on such a thread, and other threads' heavy fences reach it. There is no
-//! alternative for the thread: switching all light sides to real fences needs one more heavy fence;
-//! changing a page's protection interrupts only processors with the page in their TLB, on x86-64
-//! only; and a thread that fences on its behalf would have to be started before the filter, in
-//! every process.
+//! after the process chose its mode. [`heavy_fence`] then returns false, and its caller backs out:
+//! no allocation claims to have searched everywhere, and no request sleeps. Light fences of such a
+//! thread work, and other threads' heavy fences reach it. There is no alternative: switching all
+//! light sides to real fences needs one more heavy fence; changing a page's protection interrupts
+//! only processors with the page in their TLB, on x86-64 only; and a helper thread would have to be
+//! started before the filter, in every process.
 //!
 //! # Under loom
 //!
@@ -26,10 +24,9 @@
 //!   heavy ones: later operations of its thread see what preceded those fences;
 //! - two light fences do not synchronise, nor do a light fence and a `fence(SeqCst)`.
 //!
-//! Of a light and a heavy fence, one comes first: this is exactly what the pair guarantees. As with
-//! loom's `fence(SeqCst)`, the model is stronger than the real pair in one point: operations after
-//! the second fence *happen after* those before the first, where in reality they need only see the
-//! stores.
+//! Of a light and a heavy fence, one comes first: exactly what the pair guarantees. As with loom's
+//! `fence(SeqCst)`, the model is stronger in one point: operations after the second fence *happen
+//! after* those before the first, where in reality they need only see the stores.
 
 #[cfg(kvpool_loom)]
 pub(crate) use imp::Execution;

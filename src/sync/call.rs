@@ -1,8 +1,8 @@
 //! Calls of the pool as single steps of a model, in a build with `--cfg kvpool_loom_coarse`.
 //!
-//! In such a build the pool runs on the standard library's atomics, as for users. loom neither sees
-//! nor interrupts these, and runs all threads of a model on one thread of the system. Each call is
-//! therefore atomic, provided that loom does not switch threads inside:
+//! The pool then runs on the standard library's atomics, as for users. loom neither sees nor
+//! interrupts these, and runs all threads of a model on one system thread. Each call is therefore
+//! atomic, provided that loom does not switch threads inside:
 //!
 //! ```text
 //! call    change one counter, a step of its own;  stop exploring

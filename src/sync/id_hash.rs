@@ -6,9 +6,8 @@
 //! ```
 //!
 //! Both keys are random for each map and secret, so that colliding ids cannot be prepared. All bits
-//! of the hash depend on all bits of the id: a sharded map takes the shard from high bits, the tag
-//! from the highest, and the bucket from low ones. It is not a cryptographic hash: a caller that
-//! measures single operations could learn about the keys.
+//! of the hash depend on all bits of the id, because a sharded map uses high and low ones. It is
+//! not cryptographic: a caller that measures single operations could learn about the keys.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 

@@ -2,12 +2,9 @@
 //!
 //! loom drops a thread's locals in random order. Two of ours perform atomic operations in their
 //! destructors (thread caches and the epoch collector's entry), so that each run would explore
-//! another model. Here they are fields of one local, dropped in order of creation, the collector's
-//! entry last.
-//!
-//! When an execution fails, loom drops its remains outside of the execution, where an atomic
-//! operation panics, and a panic in a destructor aborts. Locals and collector are therefore leaked
-//! in that case, and the failure is an ordinary panic of the test.
+//! another model. Here they are fields of one local, dropped in order of creation, the collector
+//! last. When an execution fails, loom drops its remains outside of the execution, where an atomic
+//! operation panics, and a panic in a destructor aborts: both are leaked in that case.
 
 use std::any::Any;
 use std::cell::RefCell;

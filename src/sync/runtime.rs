@@ -1,5 +1,4 @@
-//! Time, threads for blocking work, and tasks: the async runtime's services. The only file that
-//! names tokio.
+//! Time, threads for blocking work, and tasks. The only file that names tokio.
 //!
 //! | | in a tokio runtime, with the feature `tokio` | elsewhere |
 //! |---|---|---|
@@ -9,8 +8,7 @@
 //! | [`spawn`] | a task of the runtime | fails |
 //!
 //! The thread that first polls a wait decides which timer it uses. tokio cannot be asked whether a
-//! runtime's timer is enabled: a wait in a runtime without one panics. Models have no time: under
-//! loom a timed wait does not end.
+//! runtime's timer is enabled: a wait without one panics. Under loom a timed wait does not end.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};

@@ -1,10 +1,9 @@
 //! Chooses the frames to fill: the holes of the fullest regions.
 //!
 //! A region's *vacancy* is the number of its frames that are free once the plan has emptied its
-//! regions. Regions are filled in ascending order of vacancy, all regions of one vacancy together,
-//! so that the placement can choose among equals. Entirely free regions come last, one at a time,
-//! and only if all holes together are too few. The rooms of growing lists stay free if the other
-//! holes suffice.
+//! regions. Regions are filled in ascending order of vacancy, all of one vacancy together, so that
+//! the placement can choose. Entirely free regions come last, one at a time. The rooms of growing
+//! lists stay free if the other holes suffice.
 
 use crate::ids::Order;
 

@@ -1,4 +1,4 @@
-//! The snapshot as bitmaps, 64 frames per word, so that counting and finding runs works on words.
+//! The snapshot as bitmaps, 64 frames per word.
 
 use crate::ids::{FrameId, Order, Run};
 

@@ -1,7 +1,5 @@
-//! The gain of each step of a plan, to find the steps that do not pay. A link counts for the step
-//! that moves its second block, or else its first. The sums are estimates for one step without the
-//! others: a link between blocks of two steps depends on both, and so does a free run that two
-//! steps fill.
+//! The gain of each step of a plan. A link counts for the step that moves its second block, or else
+//! its first. The sums are estimates: links and free runs that depend on two steps are inexact.
 
 use crate::ids::FrameId;
 

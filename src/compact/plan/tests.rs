@@ -1,5 +1,4 @@
-//! Checks the invariants of plans for pools of many shapes. `optimum` compares with exhaustive
-//! search.
+//! Checks the invariants of plans. `optimum` compares with exhaustive search.
 
 use std::collections::HashSet;
 

@@ -1,4 +1,4 @@
-//! Plans for goals at a given place: a free run of some length, and an emptied region.
+//! Plans for goals at a given place.
 
 use crate::frame::cheapest_window;
 use crate::ids::{FrameId, Order, Run};

@@ -1,5 +1,3 @@
-//! Chains and holes by length.
-
 use std::mem;
 use std::ops::Range;
 

@@ -8,8 +8,7 @@
 //! ```
 //!
 //! The search for neighbours reads only the bits, which fit into a cache that would not hold the
-//! frame numbers. The numbers are only written; one final pass copies the destinations to the
-//! moves.
+//! frame numbers. One final pass copies the destinations to the moves.
 
 use std::ops::Range;
 
