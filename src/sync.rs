@@ -57,7 +57,6 @@ pub(crate) fn thread_number() -> usize {
 /// A counter on which no decision depends: the standard library's also under loom.
 pub(crate) type StatisticU64 = std::sync::atomic::AtomicU64;
 
-/// Two under loom.
 pub(crate) fn available_parallelism() -> usize {
     if cfg!(kvpool_loom) {
         2

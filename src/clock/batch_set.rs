@@ -90,7 +90,6 @@ impl BatchSet {
         gone: &mut BatchRef,
         is_in_flight: impl Fn(BatchRef) -> bool,
     ) {
-        // Usually the batch that was added before has ended.
         if self.each[0] == *gone {
             self.each[0] = batch;
         } else if !self.is_last(batch) {

@@ -46,7 +46,6 @@ use super::ends::{Awaited, EndPlace, Ends};
 use super::slots::{BEGINNING, SLOTS, Slots};
 use super::word::ClockWord;
 
-/// Distance between the slots at which threads start their search: those of one cache line.
 const SLOTS_APART: usize = if cfg!(kvpool_loom) { 1 } else { 8 };
 
 /// Source of tickets, which finds the oldest batch in flight.

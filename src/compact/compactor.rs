@@ -185,7 +185,6 @@ impl Compactor {
         self.defragment_for(options, None).await
     }
 
-    /// Compacts, for the background task if given; when stopped, ends after the current wave.
     pub(super) async fn defragment_for(
         &self,
         options: DefragOptions,
@@ -451,7 +450,6 @@ impl CompactionPass<'_> {
     fn begin_wave(&mut self, moves: &[Move]) -> Result<Option<Flight>, Failure> {
         let under_way = &self.compactor.copies;
         if let Some(overdue) = under_way.overdue() {
-            // A new copy would get stuck as well.
             return Err(Failure::Overdue(overdue));
         }
         let mut given_up = GivenUp::default();
@@ -510,7 +508,6 @@ impl CompactionPass<'_> {
         mut told: oneshot::Receiver<Copied>,
         deadline: Option<Instant>,
     ) -> Result<Copied, Failure> {
-        // Most copies have ended by now, and need no timer.
         match told.try_recv() {
             Ok(Some(copied)) => return Ok(copied),
             Err(oneshot::Canceled) => return Err(Failure::Dropped),

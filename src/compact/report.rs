@@ -225,7 +225,6 @@ pub struct DefragTotals {
     pub runs_gained: isize,
     /// Time spent in runs.
     pub time: Duration,
-    /// Sums over the `runs`; the methods of these names return the means.
     fragmentation_before_sum: f64,
     fragmentation_after_sum: f64,
     available_fragmentation_before_sum: f64,

@@ -131,7 +131,6 @@ impl FrameState {
         self.0
     }
 
-    /// Returns sequence and place as one number.
     #[inline]
     pub(super) const fn key(self) -> u64 {
         self.0 & !(7 << KIND_SHIFT)

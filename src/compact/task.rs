@@ -207,7 +207,6 @@ async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, total
         }
         idle = None;
         if is_idle {
-            // It is time for a thorough check.
             skipped = patience;
         } else {
             pause = config.interval;

@@ -240,7 +240,6 @@ impl<T> Drop for Share<T> {
         let turn = &self.0;
         if let Some(holder) = turn.turns.lock().held_by(turn.number) {
             holder.copies = holder.copies.saturating_sub(1);
-            // The patience starts here.
             holder.unpolled = holder.unpolled.map(|_| Instant::now());
         }
     }
@@ -279,7 +278,6 @@ mod tests {
         let [a, b, c] = [(); 3].map(|()| turn(&turns, LONG));
         assert!(is_held(&a, &wakes[0]), "the right is free");
         assert!(!is_held(&b, &wakes[1]) && !is_held(&c, &wakes[2]));
-        // Polled again by another task.
         assert!(!is_held(&b, &wakes[0]));
         drop(a);
         assert_eq!(wakes.each_ref().map(|wakes| wakes.0.load(Ordering::Relaxed)), [1, 0, 0]);

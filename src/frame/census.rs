@@ -77,7 +77,6 @@ fn aligned_part(run: Run, log2: u32) -> usize {
     aligned(end).saturating_sub(aligned(start + (1 << log2) - 1)) as usize
 }
 
-/// Returns the number of set bits of a word in aligned runs of 2^`log2` ones.
 fn in_aligned_runs(word: u64, log2: u32) -> u32 {
     if log2 > FAN_LOG2 {
         return 0;

@@ -102,7 +102,6 @@ impl Hints {
         }
     }
 
-    /// Returns the first group, starting at `from`, that may have a word of `class`.
     pub(super) fn next_group(&self, class: usize, from: usize) -> Option<usize> {
         let (mut level, mut index) = (0, from << FAN_LOG2);
         loop {

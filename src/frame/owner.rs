@@ -30,7 +30,6 @@ use smallvec::SmallVec;
 
 use crate::sync::{AtomicBool, Ordering::*, UnsafeCell, heavy_fence, light_fence};
 
-/// Number of cells visited per heavy fence.
 const AT_ONCE: usize = if cfg!(kvpool_loom) { 2 } else { 16 };
 
 /// A cell with one owner, which any other thread may visit while the owner is outside. Entering

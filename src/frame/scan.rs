@@ -116,7 +116,6 @@ impl Map<'_> {
         }
     }
 
-    /// Visits the free runs of each unit, or whole group, as `(start, len)`.
     fn walk_pieces(
         self,
         open: bool,

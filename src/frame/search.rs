@@ -182,7 +182,6 @@ impl<'a> Map<'a> {
             .or_else(|| self.probe(Wanted::all(Level::Leaf, fit.any()), near, claim).map(run))
     }
 
-    /// Claims whole units inside one group, and keeps `len` of their frames.
     fn place_units(self, fit: Fit, len: u32, near: usize) -> Option<Run> {
         if fit.len as usize > self.directory.shape.units_in_group() {
             return None;
@@ -282,7 +281,6 @@ impl<'a> Map<'a> {
         count - left
     }
 
-    /// Claims up to `count` frames of whole units. Splits only the last unit.
     pub(super) fn allocate_fresh(self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let mut left = count;
         self.allocate_units(&mut left, self.directory.unit_near(near.index()), take);

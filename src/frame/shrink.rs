@@ -200,7 +200,6 @@ fn whole_units(region: Run) -> Run {
 }
 
 impl Map<'_> {
-    /// Claims the free frames among `wanted` of a unit, in either level, closed or not.
     fn collect_unit(self, unit: usize, wanted: u64) -> u64 {
         let (group, bit) = self.directory.shape.unit_place(unit);
         let (Some(leaf), Some(group)) = (self.directory.leaf(unit), self.directory.group(group)) else {

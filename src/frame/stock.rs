@@ -47,7 +47,6 @@ impl<T: Clone + Default> Stock<T> {
     /// Creates an empty stock for up to `room` items.
     pub fn new(room: usize) -> Self {
         let slot = |below| Slot { below: AtomicU32::new(below), item: UnsafeCell::new(T::default()) };
-        // Every slot points to the next lower one; the last slot is on top.
         let slots: Box<[Slot<T>]> = (0..room as u32).map(slot).collect();
         Self {
             full: CachePadded::new(AtomicU64::new(0)),

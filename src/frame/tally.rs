@@ -153,7 +153,6 @@ mod tests {
         let (here, there) = (FrameId(0), FrameId(64));
         tally.freed(here, 1 << FRAME_BITS, || ());
         assert_eq!((tally.free(), tally.changes()), (1 << FRAME_BITS, 1));
-        // Claimed from another stripe than freed to.
         tally.took(there, 1 << FRAME_BITS);
         assert_eq!((tally.free(), tally.changes()), (0, 2));
         // As read while another thread is between its two steps.

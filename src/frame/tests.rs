@@ -281,7 +281,6 @@ fn shrink(pool: &mut Checked, to: usize, gives_up: bool) {
     };
     assert_eq!(pool.frames.begin_shrink(1).unwrap_err(), ShrinkError::Busy);
     assert_eq!(pool.frames.grow(1, &mut |_| Ok(())), Err(GrowError::Busy));
-    // Frames outside the region remain allocatable.
     let is_free = |frame: usize| pool.free[frame] && !pool.closed[frame];
     let kept = (0..to).filter(|&frame| is_free(frame)).count();
     let mut got = Vec::new();

@@ -20,7 +20,6 @@
 mod imp {
     pub(crate) struct Call;
 
-    /// Begins a call of the pool: compiles to nothing in this build.
     #[inline(always)]
     pub(crate) fn call() -> Call {
         Call

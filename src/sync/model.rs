@@ -92,7 +92,6 @@ fn execution(model: impl FnOnce()) {
 #[cfg(kvpool_loom_coarse)]
 use super::call::execution;
 
-/// Waits for the outcome. Prints progress to the standard error, bypassing the test's capture.
 fn wait_for<T>(
     outcome: &Receiver<T>,
     model_name: &str,

@@ -56,7 +56,6 @@ impl<'a> Map<'a> {
         vec![0; self.free.len()]
     }
 
-    /// Returns the order to plan at, or `None` if the pool has no region of it.
     pub(super) fn order(&self, order: Order) -> Option<Order> {
         (order.0 < 32 && order.frames() <= self.len()).then_some(order)
     }

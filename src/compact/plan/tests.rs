@@ -114,7 +114,6 @@ fn check(before: &Snapshot, order: Order, plan: &Plan, moves_max: usize) -> Snap
         );
     }
     assert_eq!(plan.steps.last().map_or(0, |step| step.end), plan.moves.len());
-    // `apply` checks sources and destinations itself.
     let mut after = before.clone();
     after.apply(plan);
     // A move into a frame reserved for growth leaves a free one.
@@ -344,7 +343,6 @@ fn a_free_run_is_filled_only_if_there_is_no_other_way() {
     let snapshot = drawn("**** .... **.. ....");
     let region = Run { start: FrameId(0), len: 4 };
     let plan = plan(&snapshot, Goal::Empty { region }, ALL);
-    // One run is gained and one is lost.
     assert_eq!(plan.runs_gained, 0);
     assert_eq!(plan.moves.iter().filter(|one| [10, 11].contains(&one.to.0)).count(), 2);
     assert_eq!(self::plan(&snapshot, Goal::Empty { region }, 2).runs_gained, 0);
@@ -393,7 +391,6 @@ fn a_plan_that_breaks_long_runs_for_little_gain_is_empty() {
     assert_eq!((dear.runs_gained, dear.joins, dear.breaks), (4, 0, 4), "a run for each break");
     assert_eq!(plan(&snapshot, goal, ALL), Plan::default());
 
-    // The same holes, with one stray block in each: nothing breaks.
     let stray = |text: &String| format!("{}*{}", &text[..50], &text[51..]);
     let strays: Vec<String> = text.iter().map(stray).collect();
     let cheap = plan(&drawn(&strays.concat()), goal, ALL);
@@ -421,7 +418,6 @@ fn spared_frames_are_for_their_list() {
     );
     assert_eq!(pairs(&plan(&drawn("a___ *... ***. A***"), FOURS, ALL)), [(4, 11)]);
     assert_eq!(pairs(&plan(&drawn("a__- *... ***_ A**."), FOURS, ALL)), [(4, 15)]);
-    // A request waits for this run.
     let run = plan(&reserved_for_growth, Goal::Run { len: 4 }, ALL);
     assert_eq!((run.window.unwrap().start, run.moves.len()), (FrameId(0), 1));
 }
@@ -447,7 +443,6 @@ fn a_stray_evictable_block_moves_and_a_run_of_them_stays() {
     let run = drawn("+++. AAA. BBB. CCC.");
     assert_eq!(plan(&run, goal, ALL), Plan::default());
     assert_eq!(super::plan(&run, goal, ALL, 0).breaks, 2);
-    // Together they keep their neighbours.
     let together = plan(&drawn("++.. **.. ****"), goal, ALL);
     assert_eq!((pairs(&together), together.breaks), (vec![(0, 6), (1, 7)], 0));
 }
