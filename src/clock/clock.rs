@@ -4,8 +4,6 @@
 //! begins, a *provisional* value: a lower bound of the ticket. No invariant depends on which slot
 //! it is. The slots in use are below the *high-water mark*.
 //!
-//! # Protocol
-//!
 //! ```text
 //! begin:    slot: empty -> newest + 1, provisional;  word += BEGIN (this gives the ticket);
 //!           fence(SeqCst);  slot := ticket;  read tables

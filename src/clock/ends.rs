@@ -6,8 +6,6 @@
 //! | the list, under its lock | entries | each waiting task's waker, and the batches that it waits for |
 //! | [`Ends`] | `pending` | a batch ended, and the list has not been checked since |
 //!
-//! # Protocol
-//!
 //! ```text
 //! wait:   lock;  enter the list;  word |= end awaited;  have they ended? leave the list, go;  unlock;  look;  sleep
 //! end:    slot := 0;  word -= END;  end awaited? pending := 1;  look

@@ -4,8 +4,6 @@
 //! used from the lowest slot known to be empty; each is twice as long as the one before, and is
 //! never removed.
 //!
-//! # Words
-//!
 //! | word | bits | field | meaning |
 //! |---|---|---|---|
 //! | slot | 0..44 | ticket | that of the batch in the slot; 0: the slot is empty, or closed |
@@ -13,8 +11,6 @@
 //! | | 63 | provisional | the batch is beginning, and the ticket is a lower bound of its own |
 //! | mark | 0..21 | slots | the high-water mark: slots from here on are closed, or hold batches without a ticket |
 //! | | 21..64 | version | number of changes |
-//!
-//! # Transitions
 //!
 //! ```text
 //! take:    slot: empty -> bound, provisional

@@ -14,8 +14,8 @@
 //!
 //! # The price of breaks
 //!
-//! A plan for [`Goal::Fragmentation`] has a worth, in runs, each of which is a descriptor in
-//! transfers:
+//! A free run becomes at least one run of a later sequence, and each run of a sequence is a
+//! descriptor in every transfer. A plan for [`Goal::Fragmentation`] thus has a worth, in runs:
 //!
 //! ```text
 //! worth = free_joins + price * (joins + rooms_gained - breaks)

@@ -1,6 +1,4 @@
-//! The planner's view of every frame of a pool at one moment.
-//!
-//! # A frame's state
+//! The planner's view of every frame of a pool at one moment. The bits of a frame's state:
 //!
 //! | bits | field | meaning |
 //! |---|---|---|

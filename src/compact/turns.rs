@@ -4,7 +4,7 @@
 //! poll_held   not the holder: in the queue, in order of numbers
 //!             the holder is absent for too long: its turn ends, and what it left is dropped
 //!             the right is free: given to the first in the queue, which is woken
-//! attend      every poll of a holder's work is noted, so that it is known to be absent between two
+//! attend      records the polls of a holder's work: between two polls, the holder is absent
 //! end         of a turn: the right is given to the first in the queue
 //! ```
 //!
@@ -12,7 +12,7 @@
 //! |---|---|
 //! | `holder` | the turn that has the right, taken or only given |
 //! | `holder.unpolled` | since when the holder has not been polled; `None` while it is |
-//! | `holder.copies` | copies of its moves under way |
+//! | `holder.copies` | copies of its moves in progress |
 //! | `holder.left` | what the holder left while it is not polled: an open shrink |
 //! | `waiting` | the turns in the queue, by number |
 //!

@@ -1,13 +1,9 @@
 //! A cell with one owner that other threads may visit.
 //!
-//! # Word table
-//!
 //! | field | written by | meaning |
 //! |---|---|---|
 //! | `inside` | the owner | the owner is in its section |
 //! | `visited` | any other thread, by compare-exchange | a visitor has the value, or is about to check `inside` |
-//!
-//! # Protocol
 //!
 //! ```text
 //! owner:    inside := 1;  light_fence;  if visited { inside := 0; go without }  ...value...  inside := 0
@@ -30,6 +26,7 @@ use smallvec::SmallVec;
 
 use crate::sync::{AtomicBool, Ordering::*, UnsafeCell, heavy_fence, light_fence};
 
+/// Number of cells visited per heavy fence.
 const AT_ONCE: usize = if cfg!(kvpool_loom) { 2 } else { 16 };
 
 /// A cell with one owner, which any other thread may visit while the owner is outside. Entering

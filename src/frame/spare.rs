@@ -4,8 +4,6 @@
 //! the frame after its last block is still free. The owner of a growing list therefore *reserves*
 //! the unit in which it ends: searches for other owners take the free frames of that leaf last.
 //!
-//! # Word
-//!
 //! `Group::reserved_for_growth` has one bit per unit of the group:
 //!
 //! | bit | transition | by |

@@ -1,7 +1,5 @@
 //! A stock: a bounded lock-free LIFO store, shared by threads.
 //!
-//! # Protocol
-//!
 //! Two stacks of slot numbers: full slots and empty slots. The thread that pops a number owns the
 //! slot:
 //!

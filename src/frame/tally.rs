@@ -11,8 +11,6 @@
 //! Only the sum of all stripes has a meaning: the number of free frames in its lower half, and the
 //! number of operations in its upper half.
 //!
-//! # Protocol
-//!
 //! ```text
 //! free       add to a stripe (Release);  then the bitmap
 //! claim      the bitmap;  then subtract from a stripe (Release)
