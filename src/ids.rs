@@ -56,8 +56,8 @@ id! {
     SequenceId(u64)
 }
 id! {
-    /// Position in the order of batches. A frame retired at a ticket is reusable when all batches
-    /// up to it have ended.
+    /// Position in the order of batches. A frame retired at a ticket waits for all batches up to
+    /// it.
     Ticket(u64)
 }
 id! {

@@ -6,8 +6,7 @@
 //! A **block** holds the K and V of a number of tokens, over all layers. Its id never changes while
 //! it lives. A **frame** is the place in memory that holds a block; compaction moves a block's
 //! bytes to another frame. A **slot** is the place of one token in a frame. A **sequence** is the
-//! list of blocks with the tokens of one request; its **block table** lists their frames for
-//! kernels.
+//! list of blocks with the tokens of one request; its **block table** lists their frames.
 //!
 //! A block is owned by a [`Lease`] or a [`Sequence`]. A [handle](BlockHandle) names a block.
 //! Freeing a block *retires* its frame while a **batch**, one step of the engine, may still read
@@ -57,13 +56,11 @@
 //! - [`testing`]: model checks of your own concurrent code on a pool.
 //! - The crate `kvpool-cuda`: pools in the memory of CUDA devices.
 //!
-//! The repository's `docs/tour.md` has examples of all of these, and `ARCHITECTURE.md` explains how
-//! the pool works.
+//! The repository's `docs/tour.md` has examples, and `ARCHITECTURE.md` explains how the pool works.
 
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
-/// Declares a function for this workspace's tests, models and benches: public with the feature
-/// `internals`.
+/// Declares a function for this workspace's tests and benches: public with the feature `internals`.
 macro_rules! internal {
     ($(#[$attribute:meta])* fn $($function:tt)*) => {
         #[cfg(feature = "internals")]

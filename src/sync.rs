@@ -76,8 +76,7 @@ pub(crate) fn on_threads(threads: usize, work: impl Fn() + Sync) {
 }
 
 /// Acts as `fence(SeqCst)` for a thread that has performed an atomic read-modify-write since its
-/// last store. On x86-64 that operation is a full barrier: only compiler reordering remains to be
-/// prevented.
+/// last store. On x86-64 that is a full barrier: only compiler reordering remains to be prevented.
 #[inline]
 pub(crate) fn fence_after_rmw() {
     #[cfg(all(target_arch = "x86_64", not(kvpool_loom), not(miri)))]

@@ -28,8 +28,7 @@
 //! ```
 //!
 //! The code under test imports its threads, locks and atomics from [`thread`] and [`sync`]: loom's
-//! in a model, otherwise the standard library's. A complete scheduler of two workers over four
-//! blocks:
+//! in a model, otherwise the standard library's. A scheduler of two workers over four blocks:
 //!
 //! ```
 //! use kvpool::{AllocError, AllocRequest, Pool};
@@ -101,8 +100,7 @@
 //! - *Progress.* Every ten seconds a line on the standard error reports the executions so far,
 //!   bypassing the test harness's capture.
 //! - *Stacks.* loom's threads have a small stack. A thread that overflows it, as a compaction does
-//!   in an unoptimized build, must be spawned by `thread::Builder` with a larger one; loom counts
-//!   its size in words.
+//!   in an unoptimized build, must be spawned by `thread::Builder` with a larger one (in words).
 //! - *The end.* With `kvpool_loom`, and for scoped threads, `join` returns before the destructors
 //!   of the thread's locals have run: the blocks in its magazines may not be back in the pool. Call
 //!   [`end_exploring`] and then [`wait_for_threads`] before an audit.
@@ -110,8 +108,7 @@
 //!   failure: `#[should_panic(expected = "...")]` works. The failed execution is abandoned: none of
 //!   its destructors run. Use [`catch`] for a panic that the model expects.
 //! - *What loom does not see*: load buffering, more preemptions than the bound, the difference
-//!   between `SeqCst` and acquire-release accesses (the pool uses explicit fences), and bytes in
-//!   storage.
+//!   between `SeqCst` and acquire-release accesses (the pool uses fences), and bytes in storage.
 
 use std::any::Any;
 use std::time::{Duration, Instant};
@@ -231,8 +228,7 @@ pub fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Box<dyn Any + Send>> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f))
 }
 
-/// Ends the explored part of a model: from here on, each execution continues in one order only. Has
-/// no effect outside of loom.
+/// Ends the explored part of a model: each execution continues in one order. No effect without loom.
 ///
 /// Call it after the last join, before the checks at the end of a model. Exploring each step of the
 /// destructors that run after `join` against each step of the checks multiplies the executions. The
@@ -242,9 +238,8 @@ pub fn end_exploring() {
     testing::skip_branch();
 }
 
-/// Waits until at most `others` threads besides this thread have magazines in the pool. A thread's
-/// destructors, which return them, may run after the end of its scope, and, in a model, after
-/// `join`.
+/// Waits until at most `others` threads besides this one have magazines in the pool. A thread's
+/// destructors, which return them, may run after its scope, and, in a model, after `join`.
 ///
 /// # Panics
 /// After ten seconds, outside of a model, if too many threads still have a cache.

@@ -24,8 +24,7 @@
 //!   below `oldest` is in flight.
 //! - A batch that read a frame from a table before it was unlinked has a ticket of at most the
 //!   frame's tag: by happens-before if the table's owner unlinked it, by the two fences otherwise.
-//! - A slot holds a ticket that is not provisional exactly while that batch is in flight and has
-//!   begun.
+//! - A slot holds a ticket that is not provisional exactly while that batch is in flight.
 //!
 //! Hence no batch can see a frame whose tag is below `oldest`. The scan needs no fence: a batch
 //! that it misses has a ticket above `n`, hence above the tag, and has not read the frame from a
@@ -121,7 +120,7 @@ impl Clock {
             panic!("too many batches in flight: {before:?}");
         }
         // Relaxed: a thread that reads the ticket may conclude that the slot's previous batch has
-        // ended, and must then see its effects: `take` acquired them, and the fence above releases
+        // ended, and must then see its effects: `take` acquired them, the fence above releases
         // them.
         self.slots.slot(slot).store(ticket.0, Relaxed);
         InFlight { batch: BatchRef::new(ticket, slot), clock: self.tag }
@@ -172,8 +171,7 @@ impl Clock {
     /// Returns whether a batch of this clock that has begun is in flight.
     #[inline]
     pub fn is_in_flight(&self, batch: BatchRef) -> bool {
-        // Acquire: pairs with `end`. A later batch's value in the slot has the same effect: see
-        // `begin_from`.
+        // Acquire: pairs with `end`. A later batch's value has the same effect: see `begin_from`.
         let ticket = batch.ticket();
         ticket != Ticket(0) && self.slots.slot(batch.slot()).load(Acquire) == ticket.0
     }
@@ -229,8 +227,7 @@ impl Clock {
 
     /// Clears the awaited bit: no request waits for blocks.
     pub fn clear_awaited(&self) {
-        // Acquire: pairs with `set_awaited`: a search after this finds the reason for setting the
-        // bit.
+        // Acquire: pairs with `set_awaited`: a search after this sees why the bit was set.
         self.word.fetch_and(!ClockWord::AWAITED, AcqRel);
     }
 

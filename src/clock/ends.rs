@@ -129,8 +129,7 @@ impl Ends {
 
     fn look(&self, clock: &impl Awaited) {
         loop {
-            // Orders `pending` before the lock on one side, the unlock before `pending` on the
-            // other: one sees the other.
+            // Orders `pending` and the lock on both sides: one sees the other.
             fence(SeqCst);
             if !self.pending.load(Relaxed) {
                 return;

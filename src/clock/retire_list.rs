@@ -32,8 +32,7 @@ impl RetireList {
     /// Retires a run until every batch with a ticket up to `tag` has ended.
     pub fn retire(&mut self, run: Run, tag: Ticket) {
         self.frames += run.len as usize;
-        // A run with an older tag may join the last entry: it waits longer than needed, never
-        // shorter.
+        // A run with an older tag may join the last entry: it waits longer, never shorter.
         if let Some(last) = self.entries.back_mut()
             && tag <= last.tag
             && let Some(joined) = last.run.join(run)

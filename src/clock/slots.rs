@@ -1,8 +1,8 @@
 //! The slots of the batches in flight, and the high-water mark: all slots in use are below it.
 //!
 //! Threads look for an empty slot in the first chunk, each from its own start. Further chunks are
-//! used from the lowest slot known to be empty; each is twice as long as the one before, and is
-//! never removed.
+//! used from the lowest slot known to be empty; each is twice as long as the last, and is never
+//! removed.
 //!
 //! | word | bits | field | meaning |
 //! |---|---|---|---|
@@ -152,8 +152,7 @@ impl Slots {
         }
     }
 
-    /// Acquire: what the thread that lowered the mark did happens before the caller's next
-    /// operations.
+    /// Acquire: what the thread that lowered the mark did happens before what follows.
     #[inline]
     pub(super) fn mark(&self) -> Mark {
         Mark(self.mark.load(Acquire))

@@ -104,8 +104,7 @@ pub(super) struct Background {
 
 impl Compactor {
     internal! {
-        /// Returns a compactor for the pool of these sequences, which measures free runs at `order`
-        /// by default.
+        /// Returns a compactor that measures free runs at `order` by default.
         ///
         /// # Safety
         /// `bytes` must refer to the pool's frames: the contents of moved blocks depend on it.
@@ -125,8 +124,7 @@ impl Compactor {
         }
     }
 
-    /// Stops the background tasks, which would keep the pool alive. Called when the pool is
-    /// dropped.
+    /// Stops the background tasks, which would keep a dropped pool alive.
     pub fn close(&self) {
         let tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner).take();
         for task in tasks.iter().flatten().filter_map(Weak::upgrade) {
@@ -320,8 +318,7 @@ impl Compactor {
         Arc::new(self.turns.turn(task, self.blocks().turn_patience()))
     }
 
-    /// Waits for the right to move blocks. Passes over an unpolled holder, and one with an overdue
-    /// copy.
+    /// Waits for the right to move blocks. Passes over holders that are unpolled or overdue.
     pub(super) async fn take(&self, turn: &Turn, copy_deadline: Duration) {
         let every = self.blocks().turn_patience().max(Duration::from_millis(1)).min(copy_deadline);
         let mut alarm = None;
@@ -373,8 +370,7 @@ impl Compactor {
         CompactionPass { compactor: self, turn, wave_blocks, depth, copy_deadline, background: None, report }
     }
 
-    /// Returns the fragmentation of free frames, that of available ones, and the latter's aligned
-    /// runs.
+    /// Returns the fragmentation of free frames and of available ones, and the latter's runs.
     fn measure(&self, order: Order) -> (f64, f64, usize) {
         let census = self.blocks().census(order);
         let (available, runs) = self.blocks().available_runs(&census);

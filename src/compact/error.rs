@@ -38,8 +38,8 @@ pub enum DefragError {
         /// Work done before the failure.
         report: Box<DefragReport>,
     },
-    /// A copy of this run, or of an earlier one, has passed its deadline. No further copies begin
-    /// until it ends.
+    /// A copy of this run, or of an earlier one, is past its deadline. No copy begins until it
+    /// ends.
     #[error("{copy}, past its deadline; its blocks stay held until the copier reports its outcome")]
     CopyOverdue {
         /// The overdue copy.
@@ -47,8 +47,7 @@ pub enum DefragError {
         /// Work done before the failure.
         report: Box<DefragReport>,
     },
-    /// The calling thread is not in a tokio runtime, or the crate was built without the feature
-    /// `tokio`.
+    /// The calling thread is not in a tokio runtime, or the feature `tokio` is off.
     #[error("a background task needs a tokio runtime, and the feature `tokio`")]
     NoRuntime,
 }
@@ -78,8 +77,7 @@ pub enum ResizeError {
         asked: usize,
         /// Blocks that cannot move, by id, and the reason for each.
         blocks: Vec<(BlockId, Blocker)>,
-        /// Free frames that wait for the end of a batch in flight, or of a thread's use of its
-        /// magazines.
+        /// Free frames that wait for the end of a batch, or that a thread holds.
         retired: usize,
     },
     /// Another task had the turn to move blocks for the whole patience of the resize.

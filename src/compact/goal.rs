@@ -61,8 +61,7 @@ pub enum Shortfall {
         /// Moves that the whole goal needs.
         needed: usize,
     },
-    /// Too few frames are free: for a run, fewer than its length; for a region, fewer than its
-    /// movable blocks.
+    /// Too few frames are free: fewer than a run's length, or than a region's movable blocks.
     Free {
         /// Free frames; for a region to empty, those outside of it.
         free: usize,

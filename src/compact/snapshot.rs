@@ -184,8 +184,8 @@ impl Snapshot {
     }
 
     /// Excludes a null block and `reserved` blocks of the reserve, whose frames are
-    /// [away](FrameKind::Away), from the measures. Both are at the front of a pool, where they
-    /// leave no room for a run.
+    /// [away](FrameKind::Away), from the measures. Both are in front, where they leave no room for
+    /// a run.
     pub const fn setting_aside(mut self, has_null_block: bool, reserved: usize) -> Self {
         (self.null, self.reserved) = (has_null_block as usize, reserved);
         self
@@ -200,9 +200,9 @@ impl Snapshot {
         self
     }
 
-    /// Returns the snapshot as if the evictable blocks whose frames `can_go` accepts had been
-    /// dropped. Their frames are reserved for growth if their unit is. The others become `staying`,
-    /// if given.
+    /// Returns the snapshot as if the evictable blocks whose frames `can_go` accepts were dropped.
+    /// Frames of reserved units are then reserved for growth. The others become `staying`, if
+    /// given.
     pub(super) fn without_evictable(
         mut self,
         can_go: impl Fn(FrameId) -> bool,
@@ -284,9 +284,8 @@ impl Snapshot {
 
     /// Returns the fragmentation rate at `order`, 0 to 1: one minus the number of free aligned runs
     /// of `2^order` frames, divided by the number that the same free frames would form under the
-    /// best placement of all blocks; 0 if no such run is possible. Frames that are
-    /// [away](FrameKind::Away) count as free, but are in no run; frames of the reserve do not
-    /// count.
+    /// best placement of all blocks; 0 if no such run is possible. [Away](FrameKind::Away) frames
+    /// count as free, but are in no run; frames of the reserve do not count.
     pub fn fragmentation(&self, order: Order) -> f64 {
         self.outside_of_runs(order, FrameKind::is_free)
     }
@@ -340,8 +339,7 @@ impl Snapshot {
         self.apply_moves(&plan.moves);
     }
 
-    /// Changes the snapshot as if these moves had been made in this order; vacated frames become
-    /// free.
+    /// Changes the snapshot as if these moves had been made in order; vacated frames become free.
     ///
     /// # Panics
     /// If the source of a move cannot move, or its destination is not free. No plan for this

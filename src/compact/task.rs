@@ -65,8 +65,7 @@ pub struct DefragConfig {
     /// evictable, it pauses below a rate of a quarter, since evictions provide runs.
     pub threshold: f64,
     /// While no more blocks are free than evictable, the task moves at most this share of the
-    /// allocated blocks, 0 to 1, and once a 64th of the pool; by default 2 %. Otherwise there is no
-    /// limit.
+    /// allocated blocks, 0 to 1, and once a 64th of the pool; by default 2 %.
     pub share: f64,
     /// Time between two checks. Grows to 100 ms, unless larger, while the pool does not change.
     pub interval: Duration,
@@ -218,8 +217,7 @@ async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, total
         skipped = 0;
         let blocks = compactor.blocks();
         if !blocks.clock().ended(left) {
-            // The frames vacated by the last run are not free yet: another run would take more free
-            // frames from allocations.
+            // Frames vacated by the last run are not free yet: allocations would lack more frames.
             compactor.set_state(Some(CompactionState::Batches));
             continue;
         }

@@ -67,8 +67,7 @@ impl<T> Default for Turns<T> {
 }
 
 impl<T> Turns<T> {
-    /// Returns a turn that waits once polled, and passes over holders absent longer than
-    /// `patience`.
+    /// Returns a turn that passes over holders absent longer than `patience` while it waits.
     pub fn turn(self: &Arc<Self>, task: TurnTask, patience: Duration) -> Turn<T> {
         let mut queue = self.lock();
         queue.newest += 1;

@@ -1,6 +1,5 @@
-//! The depot: a bounded lock-free stock of magazines, through which a thread that mostly frees
-//! supplies one that mostly allocates. Frames in it cannot coalesce, so it is small, and flushed
-//! before an allocation fails.
+//! A bounded lock-free stock of magazines, through which a thread that mostly frees supplies one
+//! that mostly allocates. Frames in it cannot coalesce: it is small, and flushed before a failure.
 
 use crate::sync::{AtomicUsize, CachePadded, Ordering::*};
 

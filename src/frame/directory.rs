@@ -8,8 +8,7 @@ use crate::sync::{Arc, AtomicU64, AtomicUsize, Ordering};
 
 pub(super) struct Directory {
     pub(super) shape: Shape,
-    /// Number of frames in use, including the null block's. Segments beyond it remain after a
-    /// shrink.
+    /// Number of frames in use, including the null block's. A shrink leaves segments beyond it.
     pub(super) frames: AtomicUsize,
     segments: Box<[Arc<Segment>]>,
 }

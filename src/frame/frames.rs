@@ -125,8 +125,7 @@ impl Frames {
     pub(super) fn with<R>(&self, f: impl FnOnce(Map<'_>) -> R) -> R {
         let pinned;
         let guard = if self.is_fixed {
-            // SAFETY: it protects a load of a pointer that is not replaced before `self` is
-            // dropped.
+            // SAFETY: it protects a load of a pointer that is not replaced while `self` lives.
             unsafe { epoch::unprotected() }
         } else {
             pinned = epoch::pin();
@@ -278,8 +277,7 @@ impl Frames {
         let has_words = self.with(|map| {
             let has_words = total + frames <= map.directory.capacity();
             if has_words {
-                // Relaxed: this thread holds the lock and no shrink is open, so no other thread
-                // stores.
+                // Relaxed: this thread holds the lock and no shrink is open: no other one stores.
                 map.directory.frames.store(total + frames, Ordering::Relaxed);
             }
             has_words
@@ -343,8 +341,7 @@ impl Frames {
     }
 
     /// Checks the invariants of a quiescent point, and names the first violated one: every frame is
-    /// represented once and merged as far as possible, none is in transit, no hint is missing, and
-    /// the tally is right.
+    /// represented once and merged, none is in transit, no hint is missing, and the tally is right.
     pub fn audit(&self) -> Result<(), &'static str> {
         self.with(|map| {
             let mut end = 0;

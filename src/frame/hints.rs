@@ -11,8 +11,7 @@
 //!   by the one that empties it, which then reads the group again. All changes are
 //!   read-modify-writes, so no fence is needed: if the setter's comes first, the clearer's reads
 //!   from its release sequence and sees the group filled; if it comes second, the bit stays set. A
-//!   setter that finds the group filled leaves the bit to the thread that filled it. Models:
-//!   `hints`.
+//!   setter that finds the group filled leaves the bit to the one that filled it. Models: `hints`.
 
 use std::ops::Range;
 

@@ -77,8 +77,7 @@ impl MagazinePair {
         self.loaded.pop_all(out) || self.pop_across(out)
     }
 
-    /// Pushes frames to the loaded magazine, then to the other one, to pop in order; all or
-    /// nothing.
+    /// Pushes frames to the loaded magazine, then to the other one, in pop order; all or nothing.
     #[inline]
     pub fn push_all(&mut self, frames: &[FrameId]) -> bool {
         self.loaded.push_all(frames, self.capacity) || self.push_across(frames)

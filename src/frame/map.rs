@@ -95,8 +95,8 @@ impl<'a> Map<'a> {
         Some(level.classes_of(self.word(level, index)?.bits.load(Ordering::Relaxed)))
     }
 
-    /// Sets the hints of the classes that a word has gained: the first half of the pair that keeps
-    /// hints complete.
+    /// Sets the hints of classes that a word has gained, the first half of the pair with
+    /// `withdraw`.
     ///
     /// ```text
     /// offer:     word.fetch_or     fence   hint.load  -> set it if it is clear

@@ -11,15 +11,13 @@
 //!
 //! 1. A frame is in exactly one leaf bit or unit bit, or is owned by a caller, or in transit: the
 //!    sum of leaf bits, 64 x unit bits, owned frames and frames in transit is the total.
-//! 2. `unit bit set => leaf == 0`. At every quiescent point `leaf != ALL`: all full leaves are
-//!    merged.
+//! 2. `unit bit set => leaf == 0`. At every quiescent point all full leaves are merged.
 //! 3. At every quiescent point, `word has a free aligned run of 2^k => its hint k is set`.
-//! 4. Frames beyond the total are never free. The last leaf of a pool whose total is not a multiple
-//!    of 64 never merges.
+//! 4. Frames beyond the total are never free. The last leaf never merges unless it is complete.
 //!
 //! The [audit](Frames::audit) checks all four. **One** compare-exchange claims an aligned run of up
-//! to 2^12 frames, or any run inside one word. ABA is harmless: the claimed bits are free when the
-//! exchange succeeds.
+//! to 2^12 frames, or any run inside one word. ABA is harmless: the claimed bits are free at that
+//! moment.
 //!
 //! A set bit is claimed by the thread that clears it with a read-modify-write; no thread stores
 //! into a word. Only the holder of the growth lock, or the open shrink, changes the directory and

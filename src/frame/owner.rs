@@ -10,8 +10,7 @@
 //! visitor:  visited: 0 -> 1;  heavy_fence;  if inside { visited := 0; go away } ...value...  visited := 0
 //! ```
 //!
-//! Dekker's pattern with an asymmetric fence: if an owner and a visitor overlap, one sees the
-//! other.
+//! Dekker's pattern with an asymmetric fence: of two sides that overlap, one sees the other.
 //!
 //! # Invariants
 //!
@@ -66,8 +65,7 @@ impl<T> OwnerCell<T> {
     /// Runs `f` on the value. `None`: a visitor has it, or the owner is already inside.
     ///
     /// # Safety
-    /// Calls on a cell never overlap, and each happens after the previous one: the caller is the
-    /// owner.
+    /// Only the owner calls this. Calls never overlap, and each happens after the previous one.
     #[inline]
     pub unsafe fn enter<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         // Relaxed: only the owner writes this field.
@@ -82,8 +80,7 @@ impl<T> OwnerCell<T> {
         if self.visited.load(Acquire) {
             return None;
         }
-        // SAFETY: `inside` is set and no visitor is active; a later one sees `inside` and backs
-        // out.
+        // SAFETY: `inside` is set and no visitor is active; a later one sees `inside`.
         let result = self.value.with_mut(|value| f(unsafe { &mut *value }));
         drop(leave);
         Some(result)
@@ -97,8 +94,8 @@ impl<T> OwnerCell<T> {
         if heavy_fence() { unsafe { self.open(leave, f) } } else { None }
     }
 
-    /// Visits many cells, with one heavy fence, which interrupts every processor, per group of
-    /// cells.
+    /// Visits many cells. Each group of cells needs a heavy fence, which interrupts every
+    /// processor.
     pub fn visit_all<'a, H: 'a>(
         holders: impl IntoIterator<Item = &'a H>,
         cell: impl Fn(&'a H) -> &'a Self,

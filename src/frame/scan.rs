@@ -1,5 +1,4 @@
-//! The last resort: a walk without hints, which alone can conclude that no suitable frames are
-//! free.
+//! The last resort: a walk without hints, which alone can conclude that no suitable frame is free.
 //!
 //! It is conclusive only if no frame was in transit meanwhile; otherwise it is repeated, a bounded
 //! number of times. It is not a snapshot: it misses a frame freed behind it while another thread
@@ -32,8 +31,7 @@ impl Map<'_> {
             match attempt() {
                 Attempt::Found(found) => return Some(found),
                 Attempt::Missed => {
-                    // Acquire: orders the attempt's loads before the second reading, as in a
-                    // seqlock.
+                    // Acquire: orders the attempt's loads before the second reading (a seqlock).
                     fence(Ordering::Acquire);
                     if before.is_still() && self.traffic() == before.after(own) {
                         return None;

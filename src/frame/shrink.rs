@@ -11,8 +11,8 @@
 //!
 //! 1. The number of frames is lowered only while the shrink owns every frame of the region, so that
 //!    none can be allocated through any directory.
-//! 2. Removed frames stay claimed; their words and hints remain. Growth raises the number again and
-//!    frees the frames.
+//! 2. Removed frames stay claimed, with their words and hints. Growth raises the number and frees
+//!    them.
 //! 3. While a shrink is open the number does not change: growth and other shrinks fail.
 //!
 //! # The cut
@@ -108,8 +108,7 @@ impl Frames {
                     let is_first = shrink.closed.is_empty();
                     // Relaxed: published by closing the units.
                     group.cut.store(if is_first { to } else { NO_CUT }, Ordering::Relaxed);
-                    // Release: pairs with the Acquire of a thread that sees a closed unit and reads
-                    // the cut.
+                    // Release: pairs with the Acquire of a thread that sees a closed unit.
                     let before = group.closed.fetch_or(bits, Ordering::Release);
                     if is_first && before & lowest(bits) != 0 {
                         // The unit of the cut was already closed as a whole, and stays closed.

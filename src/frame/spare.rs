@@ -66,8 +66,7 @@ impl Frames {
     }
 
     /// Claims up to `want` consecutive frames of a leaf from `from`, and then whole units of one
-    /// group if the leaf ends there; in a unit reserved for growth only if the caller `reserves`
-    /// it.
+    /// group if the leaf ends there; in a reserved unit only if the caller `reserves` it.
     pub fn extend(&self, from: FrameId, want: u32, reserves: bool) -> Option<u32> {
         self.with(|map| if reserves { map.with_reserved() } else { map }.extend(from, want))
             .inspect(|&len| self.count_taken(Run { start: from, len }))

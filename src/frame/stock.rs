@@ -1,7 +1,6 @@
 //! A stock: a bounded lock-free LIFO store, shared by threads.
 //!
-//! Two stacks of slot numbers: full slots and empty slots. The thread that pops a number owns the
-//! slot:
+//! Two stacks of slot numbers: full and empty slots. The thread that pops a number owns the slot:
 //!
 //! ```text
 //! push:  slot := pop(empty), or full;     slot.item := item;  push(full, slot)
@@ -84,8 +83,7 @@ impl<T: Clone + Default> Stock<T> {
         let mut word = stack.load(Acquire);
         loop {
             let slot = ((word & TOP) as usize).checked_sub(1)?;
-            // Relaxed: if another thread pops the slot and writes this meanwhile, the pop count
-            // differs.
+            // Relaxed: if another thread pops the slot and writes this, the pop count differs.
             let below = self.slots[slot].below.load(Relaxed);
             let next = (word & !TOP).wrapping_add(ONE_POP) | u64::from(below);
             match stack.compare_exchange_weak(word, next, Acquire, Acquire) {

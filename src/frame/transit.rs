@@ -2,8 +2,7 @@
 //!
 //! A thread that splits a unit, merges one, or rolls a claim back *enters* this word before it
 //! takes frames that no other thread can see, and *leaves* once all are visible again: a *passage*.
-//! A walk that found nothing is conclusive if no passage was open when it began and none has begun
-//! since.
+//! A walk that found nothing is conclusive if no passage was open at its start and none has begun.
 //!
 //! | bits | meaning |
 //! |---|---|
@@ -58,8 +57,7 @@ impl Transit {
         Passage(self)
     }
 
-    /// Acquire: pairs with the Release in [`Passage::drop`]: a walk that sees a passage ended sees
-    /// its frames.
+    /// Acquire: pairs with [`Passage::drop`]: a walk that sees a passage ended sees its frames.
     pub(super) fn read(&self) -> Traffic {
         let word = self.0.load(Ordering::Acquire);
         Traffic { inside: word & (BEGUN - 1), begun: word >> INSIDE_BITS }

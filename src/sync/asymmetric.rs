@@ -40,8 +40,7 @@ mod imp {
     const SYMMETRIC: u8 = 1;
     const ASYMMETRIC: u8 = 2;
 
-    /// Fence mode of this process, set once. Until then it is symmetric, which is correct with
-    /// either heavy side.
+    /// Set once. Until then the mode is symmetric, which is correct with either heavy side.
     static WAY: AtomicU8 = AtomicU8::new(UNKNOWN);
 
     #[inline]

@@ -12,9 +12,8 @@
 //! ```
 //!
 //! The parked thread stays until the process ends. It cannot park in the panic hook, which runs
-//! under a lock of the standard library. On systems other than Linux with glibc, where the unwinder
-//! is not interposed, the execution is unwound, and the leaks of [`locals`](super::locals) avoid
-//! most aborts.
+//! under a lock of the standard library. On other systems than Linux with glibc, the execution is
+//! unwound, and the leaks of [`locals`](super::locals) avoid most aborts.
 
 use std::cell::{Cell, RefCell};
 use std::io::Write;

@@ -28,8 +28,7 @@ impl<'a> Map<'a> {
         let mut last = [FrameState::new(FrameKind::Fixed, None); 64];
         last[..rest.len()].copy_from_slice(rest);
         for chunk in whole.iter().chain((!rest.is_empty()).then_some(&last)) {
-            // Branchless, with the first step vectorized: one byte per frame, then one bit per
-            // byte.
+            // Branchless, and vectorized at first: one byte per frame, then one bit per byte.
             let mut kinds = chunk.map(|state| (state.bits() >> KIND_SHIFT) as u8);
             if reserved_for_growth == ReservedForGrowth::Taken {
                 // Makes frames reserved for growth free: only 0b101 loses its lowest bit.
@@ -234,8 +233,7 @@ pub(super) fn runs(bitmap: &[u64]) -> usize {
     bitmap.iter().map(firsts).sum::<u32>() as usize
 }
 
-/// Calls `found` with the start and the end of each maximal run of ones, ascending. The last bit of
-/// the last word may be set.
+/// Calls `found` with the start and the end of each maximal run of ones, ascending.
 pub(super) fn each_run(bitmap: &[u64], mut found: impl FnMut(u32, u32)) {
     let (mut last, mut start) = (0, None);
     for (word, &bits) in bitmap.iter().enumerate() {

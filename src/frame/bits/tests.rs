@@ -1,5 +1,4 @@
-//! Compares every function with a naive implementation: all 16-bit words, spread over the word, and
-//! random words.
+//! Compares every function with a naive implementation: all 16-bit words, spread, and random words.
 
 use proptest::prelude::*;
 

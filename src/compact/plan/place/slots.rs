@@ -150,8 +150,7 @@ impl Slots {
     /// that follow the same predecessor in memory before and after.
     pub(super) fn write(&self, map: &Map<'_>, leaving: &[u64], moves: &mut [Move], keys: &[u64]) -> usize {
         let mut together = 0;
-        // The previous move: the predecessor's, if it has one, except for the first block of a
-        // region.
+        // The previous move: the predecessor's, if any, except for a region's first block.
         let (mut last, mut last_key) = (Move { from: NOWHERE, to: NOWHERE }, FrameState::FREE.key());
         for (one, &key) in moves.iter_mut().zip(keys) {
             let at = self.at(key);
