@@ -228,7 +228,7 @@ pub fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Box<dyn Any + Send>> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f))
 }
 
-/// Ends the explored part of a model: each execution continues in one order. No effect without loom.
+/// Ends the explored part of a model: each execution continues in one order. Only under loom.
 ///
 /// Call it after the last join, before the checks at the end of a model. Exploring each step of the
 /// destructors that run after `join` against each step of the checks multiplies the executions. The
