@@ -1,5 +1,5 @@
-//! Constants that define the sizes of words and caches. They are smaller under loom, so that a
-//! model with a few frames reaches every boundary case.
+//! Sizes of words and magazines. They are smaller under loom, so that a model with a few frames
+//! reaches every boundary case.
 
 /// Bits of a frame number in a block word: 134 million frames.
 pub const FRAME_BITS: u32 = 27;
@@ -20,7 +20,7 @@ pub const SEGMENT_FRAMES: usize = if cfg!(kvpool_loom) { 16 } else { 4096 };
 pub const FRAGMENTATION_ORDER: u8 = if cfg!(kvpool_loom) { 1 } else { 4 };
 
 /// Returns the number of blocks per magazine for a pool of `frames` frames and `threads` threads.
-/// All magazines together hold at most an eighth of the pool; 0 disables magazines.
+/// All magazines together hold at most an eighth of the pool; 0 disables them.
 pub const fn magazine_blocks(frames: usize, threads: usize) -> usize {
     let share = frames / (16 * if threads == 0 { 1 } else { threads });
     if share < MAGAZINE_BLOCKS_MAX { share } else { MAGAZINE_BLOCKS_MAX }

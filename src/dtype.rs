@@ -18,7 +18,7 @@ pub enum Dtype {
     Fp8E4M3,
     /// OCP E5M2: five exponent bits, largest finite value 57344.
     Fp8E5M2,
-    /// A signed integer, -127 to 127, times a scale.
+    /// Signed integer, -127 to 127, times a scale.
     Int8,
 }
 
@@ -36,13 +36,13 @@ impl Dtype {
         }
     }
 
-    /// Returns whether a store quantises its values, and therefore also accepts f32, f16 and bf16.
+    /// Returns whether stores quantise their values, and so accept f32, f16 and bf16, too.
     #[inline]
     pub const fn is_quantised(self) -> bool {
         matches!(self, Self::Fp8E4M3 | Self::Fp8E5M2 | Self::Int8)
     }
 
-    /// Returns the name, which [`FromStr`](std::str::FromStr) parses.
+    /// Returns the name that [`FromStr`](std::str::FromStr) parses.
     pub const fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",

@@ -2,12 +2,11 @@
 //!
 //! A *block* is the unit that a sequence owns; its id never changes while it lives. A *frame* is a
 //! physical place that holds one block's bytes. Blocks and frames are in bijection over the whole
-//! pool, and a block's id equals its frame's until the first move.
+//! pool: a block's id equals its frame's until the first move.
 
 use std::fmt;
 
-/// Maximum number of frames (and therefore blocks) of a pool: the number of values of a block
-/// word's frame field.
+/// Maximum number of frames, and of blocks, of a pool: the range of a block word's frame field.
 pub const FRAMES_MAX: usize = 1 << crate::config::FRAME_BITS;
 
 macro_rules! id {
@@ -41,11 +40,11 @@ macro_rules! id {
 }
 
 id! {
-    /// Id of a block, which does not change while the block lives.
+    /// Id of a block.
     BlockId(u32)
 }
 id! {
-    /// Number of a frame, a physical place for one block.
+    /// Number of a frame.
     FrameId(u32)
 }
 id! {
@@ -57,18 +56,16 @@ id! {
     SequenceId(u64)
 }
 id! {
-    /// Position in the order of batches. A frame retired at a ticket is reusable when every batch
-    /// up to that ticket has ended.
+    /// Position in the order of batches. A frame retired at a ticket waits for all batches up to
+    /// it.
     Ticket(u64)
 }
 id! {
-    /// Number of times that a block has been freed. A handle whose generation differs from its
-    /// block's is stale.
+    /// Number of times that a block was freed. A handle of another generation is stale.
     Generation(u64)
 }
 id! {
-    /// Tag that distinguishes the pools of a process, so that a pool refuses another pool's
-    /// handles.
+    /// Identifies a pool of this process, so that another pool rejects its handles.
     PoolTag(u32)
 }
 
@@ -118,7 +115,7 @@ impl Run {
         self.start.0 + self.len
     }
 
-    /// Returns both runs as one, if `other` is adjacent to either end of this one.
+    /// Returns both runs as one, if `other` is adjacent to either end.
     #[inline]
     pub const fn join(self, other: Self) -> Option<Self> {
         let start = if self.end() == other.start.0 {
@@ -164,7 +161,7 @@ impl fmt::Display for DeviceId {
     }
 }
 
-/// Names a block in one generation, for inspection and pins. It holds no reference.
+/// Names a block in one generation, for inspection and pins. Holds no reference.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct BlockHandle {
@@ -177,15 +174,13 @@ pub struct BlockHandle {
 }
 
 impl BlockHandle {
-    /// Returns the handle as one number, for tables in other languages. The id is in bits 0..32,
-    /// the pool in 32..64, the generation above.
+    /// Returns the handle as one number: id in bits 0..32, pool in 32..64, generation above.
     #[inline]
     pub const fn to_bits(self) -> u128 {
         self.id.0 as u128 | (self.pool.0 as u128) << 32 | (self.generation.0 as u128) << 64
     }
 
-    /// Inverse of [`to_bits`](Self::to_bits). Accepts any number; the pool checks a handle on each
-    /// use.
+    /// Inverse of [`to_bits`](Self::to_bits). Accepts any number: each use checks the handle.
     #[inline]
     pub const fn from_bits(bits: u128) -> Self {
         Self {
@@ -202,7 +197,7 @@ impl fmt::Display for BlockHandle {
     }
 }
 
-/// Priority of a request in the line.
+/// Priority of a request in the queue.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[repr(u8)]

@@ -1,20 +1,18 @@
-//! A lock-free concurrent pool for the KV-cache blocks of LLM inference engines: the memory under
-//! paged attention, for schedulers with many threads, compacted while in use.
+//! A lock-free concurrent pool of KV-cache blocks for LLM inference engines: the memory under paged
+//! attention, for schedulers with many threads, compacted while in use.
 //!
 //! # Concepts
 //!
 //! A **block** holds the K and V of a number of tokens, over all layers. Its id never changes while
 //! it lives. A **frame** is the place in memory that holds a block; compaction moves a block's
-//! bytes to another frame. A **slot** is the place of one token in a frame. A **sequence** is a
-//! list of blocks with the tokens of one request; its **block table** lists their frames for
-//! kernels.
+//! bytes to another frame. A **slot** is the place of one token in a frame. A **sequence** is the
+//! list of blocks with the tokens of one request; its **block table** lists their frames.
 //!
-//! Blocks are owned by a [`Lease`] or by a [`Sequence`]. A [handle](BlockHandle) names a block.
+//! A block is owned by a [`Lease`] or a [`Sequence`]. A [handle](BlockHandle) names a block.
 //! Freeing a block *retires* its frame while a **batch**, one step of the engine, may still read
-//! it: the frame is reused when every batch that could see it has ended. A block is *sealed* when
-//! its bytes are final; only then can it be moved, shared by its contents, or found in the prefix
-//! cache. A cached block without owners is *evictable*: it keeps its bytes until its frame is
-//! needed.
+//! it: the frame is reused when every such batch has ended. A block is *sealed* when its bytes are
+//! final; only then can it be moved, shared by its contents, or found in the prefix cache. A cached
+//! block without owners is *evictable*: it keeps its bytes until its frame is needed.
 //!
 //! # Example
 //!
@@ -41,9 +39,9 @@
 //!
 //! # Runtimes
 //!
-//! Futures run on any executor, with their deadlines, which are [`std::time::Instant`]s. In a tokio
+//! Futures and their deadlines, which are [`std::time::Instant`]s, work on any executor. In a tokio
 //! runtime (feature `tokio`, on by default) they use its timer and its threads for long copies;
-//! elsewhere a timer thread that the first wait starts, and copies run where the future is polled.
+//! elsewhere, a timer thread that the first wait starts, and copies run where the future is polled.
 //! The [background task](Pool::start_defragmenter) needs tokio. Tests that pause tokio's clock pass
 //! `tokio::time::Instant::into_std` of its time.
 //!
@@ -58,13 +56,11 @@
 //! - [`testing`]: model checks of your own concurrent code on a pool.
 //! - The crate `kvpool-cuda`: pools in the memory of CUDA devices.
 //!
-//! The repository's `docs/tour.md` has examples of all of these, and `ARCHITECTURE.md` explains how
-//! the pool works.
+//! The repository's `docs/tour.md` has examples, and `ARCHITECTURE.md` explains how the pool works.
 
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
-/// Declares a function for this workspace's tests, models and benches, not for users: public with
-/// the feature `internals`.
+/// Declares a function for this workspace's tests and benches: public with the feature `internals`.
 macro_rules! internal {
     ($(#[$attribute:meta])* fn $($function:tt)*) => {
         #[cfg(feature = "internals")]
@@ -146,10 +142,8 @@ mod pool;
 pub mod testing;
 
 /// The halves of a transfer to another pool, for engines and stores that move the bytes themselves,
-/// and the traits by which a pool reaches other nodes.
-///
-/// [`Pool::export`] and [`Pool::import`] begin them; [`Pool::migrate`] and
-/// [`Pool::offload`] do all of it within the process.
+/// and the traits by which a pool reaches other nodes. [`Pool::export`] and [`Pool::import`] begin
+/// them; [`Pool::migrate`] and [`Pool::offload`] do a whole transfer within the process.
 pub mod transfer {
     pub use crate::migrate::{
         Arriving, Export, Finished, HeadRange, Import, ImportError, Imported, Manifest, PackedForm, Piece,
@@ -193,12 +187,10 @@ pub use {
     storage::KvLayout,
 };
 
-/// The examples of the README, compiled and run as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// The examples of the tour, compiled and run as tests.
 #[cfg(all(doctest, feature = "tokio"))]
 #[doc = include_str!("../docs/tour.md")]
 struct Tour;

@@ -1,12 +1,12 @@
-//! Atomics, threads and locks. The only file that names `std::sync::atomic`, `std::thread` or loom;
-//! all others import from here.
+//! Atomics, threads and locks. The only file that names `std::sync::atomic`, `std::thread` or loom.
 //!
-//! A normal build uses the standard library; a build with `--cfg kvpool_loom --cfg crossbeam_loom`
-//! uses loom. A build with `--cfg kvpool_loom_coarse` uses the standard library here, and loom in
-//! the code of the model and around each [call]. Two types have no loom support and are replaced by a loom mutex, which models their
-//! *semantics* (each call is one atomic step) and none of their internals: [`Map`] (dashmap), and
-//! `AtomicWaker` (atomic-waker). loom treats SeqCst *accesses* as AcqRel, so every store-load order
-//! here is an explicit fence.
+//! A normal build uses the standard library; `--cfg kvpool_loom --cfg crossbeam_loom` uses loom;
+//! `--cfg kvpool_loom_coarse` uses the standard library here, and loom in the code of the model and
+//! around each [call]. Two types have no loom support and are replaced by a loom mutex, which
+//! models their *semantics* (each call is one atomic step) but not their internals: [`Map`]
+//! (dashmap) and `AtomicWaker` (atomic-waker). loom treats SeqCst *accesses* as AcqRel, so every
+//! store-load order here is an explicit fence: `fence(SeqCst)`, or a cheap *light* fence paired
+//! with an expensive *heavy* one (`asymmetric`).
 
 mod asymmetric;
 mod call;
@@ -24,15 +24,14 @@ pub(crate) use crossbeam_utils::CachePadded;
 pub(crate) use imp::*;
 
 /// Returns a tag unique among the pools and clocks of this process, until four billion have been
-/// created. The counter is the standard library's also under loom: the tag names a pool and decides
-/// nothing.
+/// created. The counter is the standard library's also under loom, where no decision depends on it.
 pub(crate) fn next_pool_tag() -> crate::ids::PoolTag {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(1);
     crate::ids::PoolTag(NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed))
 }
 
-/// Returns a small number of the calling thread, by which threads spread over shared places. Zero
-/// under loom, where they shall meet, and in a thread that is ending.
+/// Returns a small number of the calling thread, by which threads spread over shared slots. Zero
+/// under loom, where they should collide, and in a thread that is ending.
 #[inline]
 pub(crate) fn thread_number() -> usize {
     #[cfg(not(kvpool_loom))]
@@ -55,11 +54,9 @@ pub(crate) fn thread_number() -> usize {
     0
 }
 
-/// A counter on which no decision depends. The standard library's also under loom, where it costs a
-/// model nothing.
+/// A counter on which no decision depends: the standard library's also under loom.
 pub(crate) type StatisticU64 = std::sync::atomic::AtomicU64;
 
-/// Returns the number of threads that the machine runs in parallel; two under loom.
 pub(crate) fn available_parallelism() -> usize {
     if cfg!(kvpool_loom) {
         2
@@ -68,7 +65,7 @@ pub(crate) fn available_parallelism() -> usize {
     }
 }
 
-/// Runs work on this thread and `threads - 1` others, or as many of them as the system gives.
+/// Runs work on this thread and up to `threads - 1` others, fewer if the system cannot start them.
 pub(crate) fn on_threads(threads: usize, work: impl Fn() + Sync) {
     std::thread::scope(|scope| {
         for _ in 1..threads {
@@ -79,8 +76,7 @@ pub(crate) fn on_threads(threads: usize, work: impl Fn() + Sync) {
 }
 
 /// Acts as `fence(SeqCst)` for a thread that has performed an atomic read-modify-write since its
-/// last store. On x86-64 that operation is already a full barrier, which compilers do not know:
-/// only compiler reordering remains to be prevented.
+/// last store. On x86-64 that is a full barrier: only compiler reordering remains to be prevented.
 #[inline]
 pub(crate) fn fence_after_rmw() {
     #[cfg(all(target_arch = "x86_64", not(kvpool_loom), not(miri)))]
@@ -89,8 +85,7 @@ pub(crate) fn fence_after_rmw() {
     fence(Ordering::SeqCst);
 }
 
-/// The primitives that `kvpool::testing` offers to the code of a model: those that the pool itself
-/// uses.
+/// The primitives that `kvpool::testing` offers to the code of a model: those that the pool uses.
 pub mod testing {
     #[cfg(any(kvpool_loom, kvpool_loom_coarse))]
     pub use loom::{cell, future, skip_branch, sync, thread};
@@ -122,7 +117,7 @@ mod imp {
     pub(crate) use thread_local_const;
 
     /// Plain memory behind a published pointer: written before publication, never after. loom
-    /// checks that every reader obtained the pointer by an Acquire.
+    /// checks that every reader acquired the pointer.
     pub(crate) struct Frozen<T>(T);
 
     impl<T> Frozen<T> {
@@ -141,7 +136,6 @@ mod imp {
         }
     }
 
-    /// A concurrent map from ids to values.
     pub(crate) struct Map<K, V>(dashmap::DashMap<K, V, IdHashes>);
 
     impl<K: Eq + std::hash::Hash, V: Clone> Map<K, V> {
@@ -173,7 +167,7 @@ mod imp {
             self.0.len()
         }
 
-        /// Returns every entry, each as it was at some moment during the call.
+        /// Returns every entry; not a snapshot.
         pub(crate) fn entries(&self) -> Vec<(K, V)>
         where
             K: Copy,
@@ -219,8 +213,7 @@ mod imp {
     use std::hash::Hash;
     use std::task::Waker;
 
-    /// Plain memory behind a published pointer: creating it writes `made`, and each access reads
-    /// it.
+    /// Models `Frozen` above: creating it writes `made`, and each access reads it.
     pub(crate) struct Frozen<T> {
         value: T,
         made: UnsafeCell<()>,
@@ -244,7 +237,6 @@ mod imp {
         }
     }
 
-    /// The waker of one task; every call is one atomic step.
     pub(crate) struct AtomicWaker(loom::sync::Mutex<Option<Waker>>);
 
     impl AtomicWaker {
@@ -253,7 +245,6 @@ mod imp {
         }
 
         pub(crate) fn register(&self, waker: &Waker) {
-            // The old value is dropped after the lock is released.
             let _old = self.0.lock().unwrap().replace(waker.clone());
         }
 
@@ -262,7 +253,6 @@ mod imp {
         }
     }
 
-    /// A map from ids to values; every call is one atomic step.
     pub(crate) struct Map<K, V>(loom::sync::Mutex<HashMap<K, V>>);
 
     impl<K: Eq + Hash, V: Clone> Map<K, V> {
@@ -284,7 +274,7 @@ mod imp {
         }
 
         pub(crate) fn remove(&self, key: &K) {
-            // The old value is dropped after the lock is released.
+            // As in `register`.
             let _gone = self.0.lock().unwrap().remove(key);
         }
 
@@ -301,10 +291,8 @@ mod imp {
     }
 }
 
-/// Calls user code. Returns `None` if it panics, which the panic hook has reported.
-///
-/// The payload of the panic is user code too: a panic of its destructor goes no further either, and
-/// leaks that panic's payload.
+/// Calls user code. Returns `None` if it panics, which the panic hook has reported. The payload is
+/// user code too: a panic of its destructor is caught, and that panic's payload is leaked.
 pub(crate) fn caught<R>(call: impl FnOnce() -> R) -> Option<R> {
     use std::panic::{AssertUnwindSafe, catch_unwind};
     let payload = match catch_unwind(AssertUnwindSafe(call)) {
@@ -318,7 +306,7 @@ pub(crate) fn caught<R>(call: impl FnOnce() -> R) -> Option<R> {
     None
 }
 
-/// Wakes a task. A waker is user code: its panic goes no further, because the calling thread holds
+/// Wakes a task. A waker is user code: its panic is caught, because the calling thread holds
 /// frames, references or a batch.
 pub(crate) fn wake(waker: std::task::Waker) {
     caught(|| waker.wake());
@@ -330,7 +318,7 @@ pub fn prefetch<T>(row: &T) {
     #[cfg(all(target_arch = "x86_64", not(miri), not(kvpool_loom)))]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: every processor of this architecture has it, and it reads no memory.
+        // SAFETY: every processor of this architecture has it, and it accesses no memory.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(row).cast()) };
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri), not(kvpool_loom))))]

@@ -9,11 +9,11 @@
 //! |---|---|---|
 //! | `kvpool_loom_coarse` | a call of the pool, or an operation of the scheduler | 4 executions |
 //! | `kvpool_loom`, `crossbeam_loom` | an atomic operation of either, with every value that a relaxed load may return | 290,920 executions |
-//! | neither | there is no model: the code runs on real threads, a hundred times | |
+//! | neither | no model: the code runs on real threads, a hundred times | |
 //!
-//! Calls of the pool are linearizable, or say where they are not, and the pool's own models show
-//! it. So the first build is the one for a scheduler. The second one is for code that relies on
-//! more than the results of calls, such as an order of memory accesses.
+//! Use the first build for a scheduler: calls of the pool are linearizable unless documented
+//! otherwise, as the pool's own models check. Use the second for code that depends on more than the
+//! results of calls, such as an order of memory accesses.
 //!
 //! # A model in a crate of your own
 //!
@@ -27,9 +27,8 @@
 //! unexpected_cfgs = { level = "warn", check-cfg = ["cfg(kvpool_loom)", "cfg(kvpool_loom_coarse)"] }
 //! ```
 //!
-//! The code under test imports its threads, locks and atomics from [`thread`] and [`sync`]: in a
-//! model these are loom's, otherwise the standard library's. A complete scheduler of two workers
-//! over four blocks:
+//! The code under test imports its threads, locks and atomics from [`thread`] and [`sync`]: loom's
+//! in a model, otherwise the standard library's. A scheduler of two workers over four blocks:
 //!
 //! ```
 //! use kvpool::{AllocError, AllocRequest, Pool};
@@ -80,40 +79,36 @@
 //! # What to know
 //!
 //! - *Bounds.* loom stops after 1,000 branches by default, which one allocation exceeds; [`check`]
-//!   allows 50,000. It bounds the preemptions of an execution to 2: most bugs need no more, and
+//!   allows 50,000. It limits the preemptions of an execution to 2: most bugs need no more, and
 //!   each additional one multiplies the time. [`Check`] changes both; `LOOM_MAX_PREEMPTIONS` and
 //!   `LOOM_MAX_BRANCHES` raise them.
-//! - *Steps.* In a coarse build a synchronous call is one step: everything that precedes it is
-//!   visible to it, and no thread runs beside it. An awaited call is one step in each poll. The
-//!   code that the pool calls (wakers, copiers, policies) is part of the step and must not block.
-//!   loom does not see races that remain if calls are atomic: two threads whose calls overlap, and
-//!   memory that is ordered by nothing but the calls.
-//! - *Sizes.* The pool of a model is small, has no storage, and segments of [`SEGMENT_BLOCKS`]. Built
-//!   with `kvpool_loom`, its words, magazines and logs are shorter than usual, so that four blocks
-//!   reach the boundary cases. A model has at most five threads.
-//! - *Loops.* A thread that polls until another thread has done something must call
-//!   [`thread::yield_now`] in each round: `while pool.free_blocks() == 0 { thread::yield_now() }`.
-//!   loom then runs the others first; without it, it repeats the loop until it stops at the bound
-//!   of branches. It does not tell a loop without end from a long one: prefer to await. To await a
-//!   future, use `loom::future::block_on` or block on loom's condition variable: loom reports a
-//!   future that is never woken as a deadlock.
-//!   [`IntoFuture::into_future`] returns that of a [`Wait`](crate::Wait).
+//! - *Steps.* In a coarse build a synchronous call is one step, and so is each poll of an awaited
+//!   call: everything that precedes it is visible, and no thread runs concurrently. Code that the
+//!   pool calls (wakers, copiers, policies) is part of the step and must not block. loom does not
+//!   see races that remain if calls are atomic: overlapping calls of two threads, and memory that
+//!   only the calls order.
+//! - *Sizes.* The pool of a model is small, without storage, and has segments of
+//!   [`SEGMENT_BLOCKS`]. With `kvpool_loom`, its words, magazines and logs are shorter than usual,
+//!   so that four blocks reach the boundary cases. A model has at most five threads.
+//! - *Loops.* A thread that polls for another thread's progress must call [`thread::yield_now`] in
+//!   each round: `while pool.free_blocks() == 0 { thread::yield_now() }`. loom then runs the others
+//!   first; otherwise it repeats the loop until it reaches the bound of branches. It cannot tell an
+//!   endless loop from a long one: prefer to await, with `loom::future::block_on` or by blocking on
+//!   loom's condition variable: loom reports a future that is never woken as a deadlock.
+//!   [`IntoFuture::into_future`] returns the future of a [`Wait`](crate::Wait).
 //! - *Time* does not pass in a model: do not use deadlines.
-//! - *Progress.* Every ten seconds a line on the standard error reports the executions so far, also
-//!   where the test harness captures output.
-//! - *Stacks.* loom gives the threads of a model a small stack. A thread that overflows it, as a
-//!   compaction does in an unoptimized build, must be spawned by `thread::Builder` with a larger
-//!   stack; loom counts its size in words.
-//! - *The end.* Built with `kvpool_loom`, as with scoped threads, `join` returns before the destructors of the
-//!   thread's locals have run: its cached blocks may not be back in the pool yet.
-//!   [`wait_for_threads`] polls until they are. Call it before an audit, and [`end_exploring`]
-//!   before both: the order of their steps is of no interest.
+//! - *Progress.* Every ten seconds a line on the standard error reports the executions so far,
+//!   bypassing the test harness's capture.
+//! - *Stacks.* loom's threads have a small stack. A thread that overflows it, as a compaction does
+//!   in an unoptimized build, must be spawned by `thread::Builder` with a larger one (in words).
+//! - *The end.* With `kvpool_loom`, and for scoped threads, `join` returns before the destructors
+//!   of the thread's locals have run: the blocks in its magazines may not be back in the pool. Call
+//!   [`end_exploring`] and then [`wait_for_threads`] before an audit.
 //! - *Failures.* A failing model panics in the caller of [`check`], with the message of the first
-//!   failure, so that `#[should_panic(expected = "...")]` works. The failed execution is abandoned:
-//!   none of its destructors run. Use [`catch`] for a panic that the model expects.
+//!   failure: `#[should_panic(expected = "...")]` works. The failed execution is abandoned: none of
+//!   its destructors run. Use [`catch`] for a panic that the model expects.
 //! - *What loom does not see*: load buffering, more preemptions than the bound, the difference
-//!   between `SeqCst` accesses and acquire-release ones (the pool uses explicit fences), and bytes
-//!   in storage.
+//!   between `SeqCst` and acquire-release accesses (the pool uses fences), and bytes in storage.
 
 use std::any::Any;
 use std::time::{Duration, Instant};
@@ -143,7 +138,6 @@ pub const SEGMENT_BLOCKS: usize = crate::config::FAN;
 /// Explores the executions of a model within the default bounds of [`Check`].
 ///
 /// # Panics
-///
 /// With the message of the first failing execution.
 pub fn check(name: &str, model: impl Fn() + Send + Sync + 'static) -> Explored {
     Check::new(name).run(model)
@@ -172,20 +166,18 @@ pub struct Explored {
 }
 
 impl Check {
-    /// Creates a check of at most 2 preemptions and 50,000 branches per execution, or of 100 runs
-    /// without loom.
+    /// Creates a check of at most 2 preemptions and 50,000 branches, or of 100 runs without loom.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), preemptions: 2, branches: 50_000, runs: 100 }
     }
 
-    /// Sets the maximum number of preemptions. `LOOM_MAX_PREEMPTIONS` can raise it, but not lower
-    /// it.
+    /// Sets the maximum number of preemptions. `LOOM_MAX_PREEMPTIONS` can only raise it.
     pub fn preemptions(mut self, preemptions: usize) -> Self {
         self.preemptions = preemptions;
         self
     }
 
-    /// Sets the maximum number of branches. `LOOM_MAX_BRANCHES` can raise it, but not lower it.
+    /// Sets the maximum number of branches. `LOOM_MAX_BRANCHES` can only raise it.
     pub fn branches(mut self, branches: usize) -> Self {
         self.branches = branches;
         self
@@ -200,7 +192,6 @@ impl Check {
     /// Explores the model and prints the number of executions.
     ///
     /// # Panics
-    ///
     /// With the message of the first failing execution.
     pub fn run(self, model: impl Fn() + Send + Sync + 'static) -> Explored {
         let begin = Instant::now();
@@ -229,7 +220,6 @@ impl Check {
 /// that a model expects: any other panic of a model is a failure.
 ///
 /// # Errors
-///
 /// The payload of the panic.
 pub fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Box<dyn Any + Send>> {
     #[cfg(any(kvpool_loom, kvpool_loom_coarse))]
@@ -238,24 +228,20 @@ pub fn catch<R>(f: impl FnOnce() -> R) -> Result<R, Box<dyn Any + Send>> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(f))
 }
 
-/// Ends the explored part of a model: from here on, each execution continues in one order only. Has
-/// no effect outside of loom.
+/// Ends the explored part of a model: each execution continues in one order. Only under loom.
 ///
-/// Call it after the last join, before the checks at the end of a model. A thread's destructors run
-/// after `join` returns, and exploring each of their steps against each step of the checks
-/// multiplies the executions. The destructors are still explored against each other, and against
-/// all that precedes this call.
+/// Call it after the last join, before the checks at the end of a model. Exploring each step of the
+/// destructors that run after `join` against each step of the checks multiplies the executions. The
+/// destructors are still explored against each other, and against all that precedes this call.
 pub fn end_exploring() {
     #[cfg(any(kvpool_loom, kvpool_loom_coarse))]
     testing::skip_branch();
 }
 
-/// Waits until at most `others` threads besides this thread have a cache in the pool. A
-/// thread that ends returns its cache. Call it before an audit, because a thread's destructors may
-/// run after the end of its scope, and, in a model, after `join` returned.
+/// Waits until at most `others` threads besides this one have magazines in the pool. A thread's
+/// destructors, which return them, may run after its scope, and, in a model, after `join`.
 ///
 /// # Panics
-///
 /// After ten seconds, outside of a model, if too many threads still have a cache.
 pub fn wait_for_threads(pool: &Pool, others: usize) {
     let begin = Instant::now();

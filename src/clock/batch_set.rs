@@ -1,10 +1,4 @@
-//! Sets of batches, for example of those that wrote to a sequence.
-//!
-//! A set is exact while at most [`EXACT`] of its batches are in flight at a time. Of more, the
-//! oldest is remembered by its ticket, and stands for all batches up to it: the set may end late,
-//! never early.
-//!
-//! Bookkeeping only: the [clock](super::Clock::state) reads the slots.
+//! Sets of batches. The [clock](super::Clock::state) checks their slots.
 //!
 //! A [`BatchRef`] is one word:
 //!
@@ -13,19 +7,19 @@
 //! | 0..20 | slot | the batch's slot; the clock adds no slots beyond this range |
 //! | 20..64 | ticket | the batch's ticket, as wide as in the clock's word; 0: no batch |
 //!
-//! Tickets are unique, so references of one clock are equal and ordered as their batches.
+//! Tickets are unique: references of one clock are equal and ordered as their batches are.
 
 use crate::ids::Ticket;
 
 use super::word::TICKET_BITS;
 
-/// Batches in flight that a set tells apart.
+/// Number of batches in flight that a set distinguishes.
 pub const EXACT: usize = 3;
 
 const SLOT_BITS: u32 = 20;
 const _: () = assert!(SLOT_BITS + TICKET_BITS == u64::BITS);
 
-/// Identifies a batch of one clock, also after it has ended.
+/// Identifies a batch of one clock, including one that has ended.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct BatchRef(u64);
 
@@ -48,7 +42,7 @@ impl BatchRef {
         self.0
     }
 
-    /// Returns its ticket; 0: no batch.
+    /// Returns the ticket; 0: no batch.
     #[inline]
     pub fn ticket(self) -> Ticket {
         Ticket(self.0 >> SLOT_BITS)
@@ -63,19 +57,19 @@ impl BatchRef {
 /// State of a [`BatchSet`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SetState {
-    /// All its batches have ended, and what they did happens before what the caller does next.
+    /// All its batches have ended, and their effects happen before the caller's next operations.
     Ended,
-    /// This batch, the newest one found, is in flight.
+    /// The newest batch of the set that was found in flight.
     InFlight(Ticket),
-    /// No batch of the set was found in flight, but one is beginning that may belong to it.
+    /// No batch was found in flight, but one that may belong to the set is beginning.
     Beginning,
 }
 
-/// A set of batches of one clock.
+/// A set of batches of one clock, exact while at most [`EXACT`] of them are in flight. Beyond that,
+/// the oldest one's ticket represents all batches up to it: the set may end late, never early.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BatchSet {
     each: [BatchRef; EXACT],
-    /// All batches up to this ticket belong to the set.
     up_to: Ticket,
 }
 
@@ -86,9 +80,8 @@ impl BatchSet {
         self.each[0] == batch
     }
 
-    /// Adds a batch that is in flight, in the place of one that is not. `gone` remembers one that
-    /// was found not to be in flight: sets to which the same batches are added in turn learn of
-    /// each end once.
+    /// Adds a batch in flight, replacing one that is not. `gone` remembers the last batch found to
+    /// have ended, so that sets to which the same batches are added in turn detect each end once.
     #[inline(always)]
     pub(super) fn add(
         &mut self,
@@ -96,7 +89,6 @@ impl BatchSet {
         gone: &mut BatchRef,
         is_in_flight: impl Fn(BatchRef) -> bool,
     ) {
-        // Usually the one batch that was added before.
         if self.each[0] == *gone {
             self.each[0] = batch;
         } else if !self.is_last(batch) {
@@ -117,7 +109,7 @@ impl BatchSet {
     #[cold]
     fn add_beside(&mut self, batch: BatchRef, is_in_flight: impl Fn(BatchRef) -> bool) {
         let known = |place: &usize| self.each[*place] == batch;
-        // A batch that took the place of one that had ended may have another one.
+        // A batch that replaced an ended one may be in the set twice.
         let is_repeated = |place: usize| self.each[..place].contains(&self.each[place]);
         let gone = |&place: &usize| is_repeated(place) || !is_in_flight(self.each[place]);
         let place = (0..EXACT).find(known).or_else(|| (0..EXACT).find(gone));
@@ -127,7 +119,7 @@ impl BatchSet {
             oldest
         });
         self.each[place] = batch;
-        // The last one added is the first to be looked at.
+        // The last one added is checked first.
         self.each.swap(0, place);
     }
 
@@ -190,7 +182,6 @@ mod tests {
         assert_eq!((tickets(&alone), alone.up_to()), (vec![10], Ticket(0)));
     }
 
-    /// A set whose last batch is known to have ended is not looked at again.
     #[test]
     fn the_end_of_a_batch_is_found_once() {
         let (mut sets, mut gone) = ([BatchSet::default(); 3], BatchRef::default());

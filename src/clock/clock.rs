@@ -1,12 +1,11 @@
 //! Tickets, and the oldest batch in flight.
 //!
-//! Each batch in flight has a [slot](super::slots). Its value is the batch's ticket, or, marked as
-//! such, a lower bound of it while the batch begins. Which slot it takes matters to no invariant.
-//!
-//! # Protocol
+//! Each batch in flight has a [slot](super::slots). It holds the batch's ticket or, while the batch
+//! begins, a *provisional* value: a lower bound of the ticket. No invariant depends on which slot
+//! it is. The slots in use are below the *high-water mark*.
 //!
 //! ```text
-//! begin:    slot: empty -> newest + 1, marked;  word += BEGIN (this gives the ticket);
+//! begin:    slot: empty -> newest + 1, provisional;  word += BEGIN (this gives the ticket);
 //!           fence(SeqCst);  slot := ticket;  read tables
 //! end:      slot := empty;  word -= END;  end awaited? look at the tasks that wait (see `ends`)
 //!                                     awaited? announce what the batch held back
@@ -14,7 +13,7 @@
 //! reclaim:  word.in flight = 0?                      oldest := word.newest + 1
 //!           the oldest batch known is in flight?     oldest := its ticket
 //!           else scan:                               n := word.newest;
-//!                                                    oldest := min(slots below the mark), or n + 1
+//!                                                    oldest := min(slots below the high-water mark), or n + 1
 //!           tag < oldest => reusable
 //! ```
 //!
@@ -24,17 +23,13 @@
 //!   was raised, and the scan's load of the word synchronises with that. So no batch with a ticket
 //!   below `oldest` is in flight.
 //! - A batch that read a frame from a table before it was unlinked has a ticket of at most the
-//!   frame's tag: by happens-before if the table's owner unlinked it, by the two fences if another
-//!   thread did.
-//! - A slot holds a ticket without the mark exactly while the batch of that ticket is in flight and
-//!   has begun: tickets are unique, and bounds are marked.
+//!   frame's tag: by happens-before if the table's owner unlinked it, by the two fences otherwise.
+//! - A slot holds a ticket that is not provisional exactly while that batch is in flight.
 //!
 //! Hence no batch can see a frame whose tag is below `oldest`. The scan needs no fence: a batch
 //! that it misses has a ticket above `n`, hence above the tag, and has not read the frame from a
-//! table. A thread stopped in `begin` holds reclaim back, but blocks no allocation while there are
-//! other free frames.
-//!
-//! Model: `loom-tests/tests/retire_reclaim.rs`.
+//! table. A thread stopped in `begin` delays reclaim, but blocks no allocation while other frames
+//! are free. Model: `loom-tests/tests/retire_reclaim.rs`.
 
 use std::task::{Context, Poll};
 
@@ -48,20 +43,17 @@ use super::ends::{Awaited, EndPlace, Ends};
 use super::slots::{BEGINNING, SLOTS, Slots};
 use super::word::ClockWord;
 
-/// Slots of one cache line: threads start to look so far from each other.
 const SLOTS_APART: usize = if cfg!(kvpool_loom) { 1 } else { 8 };
 
-/// Source of tickets, which knows the oldest batch in flight.
+/// Source of tickets, which finds the oldest batch in flight.
 pub struct Clock {
     word: CachePadded<AtomicU64>,
     slots: Slots,
-    /// The oldest batch that was found in flight: all before it have ended. A [`BatchRef`].
+    /// All batches before it have ended. A [`BatchRef`].
     oldest: AtomicU64,
-    /// Of the last scan, newest first: batches in flight, without those at the end that have ended.
+    /// Batches in flight from the last scan, newest first; ended ones are popped from the end.
     rest: Mutex<Vec<BatchRef>>,
-    /// Tasks that wait for the end of batches.
     ends: Ends,
-    /// Distinguishes this clock's batches from those of other clocks.
     tag: PoolTag,
 }
 
@@ -74,13 +66,13 @@ pub struct InFlight {
 }
 
 impl InFlight {
-    /// Returns the batch's position in the order of batches.
+    /// Returns the batch's ticket.
     #[inline]
     pub fn ticket(&self) -> Ticket {
         self.batch.ticket()
     }
 
-    /// Returns a reference to the batch, which stays valid after it has ended.
+    /// Returns a reference to the batch, which stays valid after its end.
     #[inline]
     pub fn batch(&self) -> BatchRef {
         self.batch
@@ -101,27 +93,25 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// Begins a batch. Tables read after this call are safe to use until [`end`](Self::end). Blocks
-    /// held back by this slot's older bound may become reusable only now: `Core::begin_batch`
-    /// announces. Panics if 65,536 batches are in flight.
+    /// Begins a batch. Tables read after this call are safe to use until [`end`](Self::end).
+    /// Replacing the slot's provisional value may make blocks reusable: `Core::begin_batch`
+    /// announces them. Panics if 65,536 batches are in flight.
     pub fn begin(&self) -> InFlight {
         self.begin_from(thread_number().wrapping_mul(SLOTS_APART))
     }
 
-    /// As [`begin`](Self::begin), in the first empty slot from this one on.
+    /// As [`begin`](Self::begin), in the first empty slot starting at `first`.
     #[inline]
     pub fn begin_from(&self, first: usize) -> InFlight {
-        // Relaxed: for a lower bound of the ticket to come. In the word's modification order, our
-        // own addition comes after any value that we read.
+        // Relaxed: a lower bound of the ticket: our own addition comes later in the word's order.
         let now = ClockWord::from_bits(self.word.load(Relaxed));
         let slot = self.slots.take(first % SLOTS, now);
-        // Release: the slot is taken before the word says so; pairs with the Acquire in `oldest`.
-        // The additions of other batches continue the release sequence.
+        // Release: publishes the slot before the ticket; pairs with the Acquire in `oldest`, also
+        // through the release sequence of other batches' additions.
         let before = ClockWord::from_bits(self.word.fetch_add(ClockWord::BEGIN, AcqRel));
         // Pairs with the fence of a thread that unlinks a frame from a table that this batch is
         // about to read (`retire_tag`): the batch sees the new table, or the frame's tag covers its
-        // ticket. Before the store below: until that is seen, the slot has a lower bound, which
-        // only holds back more.
+        // ticket. Until the store below is seen, the slot's lower bound only delays more frames.
         fence_after_rmw();
         let ticket = Ticket(before.newest().0 + 1);
         if before.in_flight() >= ClockWord::IN_FLIGHT_MAX {
@@ -129,9 +119,9 @@ impl Clock {
             let _ = self.end(InFlight { batch: BatchRef::new(ticket, slot), clock: self.tag });
             panic!("too many batches in flight: {before:?}");
         }
-        // Relaxed: a thread that reads the new bound may conclude that the slot's previous batch
-        // has ended, and must then see that it has: `take` has acquired that, and the fence above
-        // releases it.
+        // Relaxed: a thread that reads the ticket may conclude that the slot's previous batch has
+        // ended, and must then see its effects: `take` acquired them, the fence above releases
+        // them.
         self.slots.slot(slot).store(ticket.0, Relaxed);
         InFlight { batch: BatchRef::new(ticket, slot), clock: self.tag }
     }
@@ -142,9 +132,8 @@ impl Clock {
     pub fn end(&self, batch: InFlight) -> bool {
         assert!(batch.clock == self.tag, "{batch:?} belongs to another clock than {:?}", self.tag);
         self.slots.leave(batch.batch.slot());
-        // Release: as in `leave`; pairs with the Acquires in `read`. No fence: if a waiting request
-        // or task set its bit before this, we see it; if it sets it later, its Acquire sees the
-        // end.
+        // Release: as in `leave`; pairs with the Acquires in `read`. No fence: a waiting request or
+        // task sets its bit before this, and we see it, or later, and its Acquire sees the end.
         let word = ClockWord::from_bits(self.word.fetch_sub(ClockWord::END, Release));
         if word.is_end_awaited() {
             self.ends.notify(self);
@@ -152,8 +141,8 @@ impl Clock {
         word.is_awaited()
     }
 
-    /// Polls for the end of these batches, on behalf of the task whose place this is, which must be
-    /// [left](Self::leave_ends) if it is not polled to the end.
+    /// Polls for the end of these batches. A task that stops polling must
+    /// [leave](Self::leave_ends).
     pub fn poll_ended(
         &self,
         batches: &BatchSet,
@@ -163,7 +152,7 @@ impl Clock {
         self.ends.poll(self, batches, place, context)
     }
 
-    /// Forgets the task whose place this is.
+    /// Removes the task of this place from the list.
     pub fn leave_ends(&self, place: &mut EndPlace) {
         self.ends.leave(self, place);
     }
@@ -179,16 +168,15 @@ impl Clock {
         batches.add(batch, gone, |batch| self.is_in_flight(batch));
     }
 
-    /// Returns whether a batch of this clock, which has begun, is in flight.
+    /// Returns whether a batch of this clock that has begun is in flight.
     #[inline]
     pub fn is_in_flight(&self, batch: BatchRef) -> bool {
-        // Acquire: pairs with `end`; what this batch did happens before what the caller does next.
-        // A later batch's value in the slot gives the same: see `begin_from`.
+        // Acquire: pairs with `end`. A later batch's value has the same effect: see `begin_from`.
         let ticket = batch.ticket();
         ticket != Ticket(0) && self.slots.slot(batch.slot()).load(Acquire) == ticket.0
     }
 
-    /// Returns whether all batches of a set but the one that was added last have ended.
+    /// Returns whether all batches of a set except the last one added have ended.
     #[inline]
     pub fn others_ended(&self, batches: &BatchSet) -> bool {
         let mut others = batches.each().skip(1).filter(|&batch| !batches.is_last(batch));
@@ -196,7 +184,7 @@ impl Clock {
         others.all(|batch| !self.is_in_flight(batch)) && (up_to == Ticket(0) || self.ended(up_to))
     }
 
-    /// Returns whether all batches of a set have ended. That they began happens before the call.
+    /// Returns whether all batches of a set have ended. Their beginnings happen before the call.
     pub fn state(&self, batches: &BatchSet) -> SetState {
         let each = batches.each().filter(|&batch| self.is_in_flight(batch)).map(BatchRef::ticket);
         if let Some(newest) = each.max() {
@@ -205,8 +193,7 @@ impl Clock {
         if batches.up_to() == Ticket(0) { SetState::Ended } else { self.state_up_to(batches.up_to()) }
     }
 
-    /// Returns whether all batches up to this ticket, which has begun, have ended. The scan sees
-    /// the slot of every batch up to it.
+    /// Returns whether all batches up to this ticket, which has begun, have ended.
     #[cold]
     fn state_up_to(&self, newest: Ticket) -> SetState {
         let mut state = SetState::Ended;
@@ -230,36 +217,32 @@ impl Clock {
         ClockWord::from_bits(self.word.load(Acquire))
     }
 
-    /// Sets the awaited bit. The request's search, begun after a heavy fence, finds blocks made
-    /// available by threads that do not see the bit yet.
+    /// Sets the awaited bit. The request then issues a heavy fence and searches: it finds blocks
+    /// made available by threads that do not see the bit yet.
     pub fn set_awaited(&self) {
         // Acquire: pairs with the Release of batches that ended without seeing this. Release: the
-        // thread that clears the bit after us, and then looks again, sees our earlier writes.
+        // thread that clears the bit after us, and then searches again, sees our earlier writes.
         self.word.fetch_or(ClockWord::AWAITED, AcqRel);
     }
 
     /// Clears the awaited bit: no request waits for blocks.
     pub fn clear_awaited(&self) {
-        // Acquire: pairs with the Release in `set_awaited`, so that the thread that clears the bit
-        // and then looks finds the reason for setting it.
+        // Acquire: pairs with `set_awaited`: a search after this sees why the bit was set.
         self.word.fetch_and(!ClockWord::AWAITED, AcqRel);
     }
 
-    /// Marks the device as lost. Returns true if requests wait for blocks: the caller must tell
-    /// them.
+    /// Marks the device as lost. Returns true if requests wait for blocks: the caller must notify.
     #[must_use = "waiting requests must be told: call `Core::poison`, which also does that"]
     pub fn lose(&self) -> bool {
         // Relaxed: if a waiting request set its bit earlier in the word's order, we see it;
-        // otherwise, it reads from then on that the device is lost. The queue's lock orders the
-        // rest.
+        // otherwise it reads that the device is lost. The queue's lock orders the rest.
         ClockWord::from_bits(self.word.fetch_or(ClockWord::LOST, Relaxed)).is_awaited()
     }
 
-    /// Returns the newest ticket, used as the tag of frames just unlinked.
+    /// Returns the newest ticket: the tag of frames just unlinked.
     #[inline]
     pub fn newest(&self) -> Ticket {
-        // Relaxed: only a number. A thread that draws a conclusion compares it with `oldest`, which
-        // reads the word again.
+        // Relaxed: only a number. Conclusions are drawn from `oldest`, which reads the word again.
         ClockWord::from_bits(self.word.load(Relaxed)).newest()
     }
 
@@ -279,21 +262,20 @@ impl Clock {
         if word.in_flight() == 0 {
             return Ticket(word.newest().0 + 1);
         }
-        // Acquire: the ends of all batches before it, which the thread that found it saw.
+        // Acquire: the ends of all earlier batches, as seen by the thread that found this one.
         let oldest = BatchRef::from_bits(self.oldest.load(Acquire));
         if self.is_in_flight(oldest) { oldest.ticket() } else { self.find_oldest() }
     }
 
-    /// Looks for the oldest batch in flight: among those of the last scan, or by another one.
     #[inline(never)]
     fn find_oldest(&self) -> Ticket {
-        // Acquire: pairs with the Release in `begin`, so that a scan sees the slot of every ticket
-        // up to this one, and the mark above it.
+        // Acquire: pairs with the Release in `begin`: a scan sees the slot of every ticket up to
+        // this one, and a high-water mark above it.
         let newest = self.read().newest();
         let mark = self.slots.mark();
         let mut end = newest.0 + 1;
         let Ok(mut rest) = self.rest.try_lock() else {
-            // Another thread is looking, and may be stopped.
+            // Another thread is scanning, and may be stopped.
             return self.scan_oldest();
         };
         while rest.pop_if(|batch| !self.is_in_flight(*batch)).is_some() {}
@@ -318,7 +300,7 @@ impl Clock {
         oldest.ticket()
     }
 
-    /// As [`oldest`](Self::oldest), by a look at all slots.
+    /// As [`oldest`](Self::oldest), by a scan of all slots.
     pub fn scan_oldest(&self) -> Ticket {
         // Acquire: as in `find_oldest`.
         let mut oldest = self.read().newest().0 + 1;
@@ -331,12 +313,12 @@ impl Clock {
         if self.in_flight() == 0 {
             return None;
         }
-        // If no batch was in flight, `oldest` is one above the newest ticket of that moment; a
+        // If no batch was in flight, `oldest` is one above the newest ticket at that moment; a
         // batch that has begun since may have that ticket.
         Some(self.oldest()).filter(|&oldest| oldest <= self.newest())
     }
 
-    /// Returns whether the batch with this ticket, and every one before it, has ended.
+    /// Returns whether the batch with this ticket and all earlier ones have ended.
     pub fn ended(&self, ticket: Ticket) -> bool {
         ticket < self.oldest()
     }
@@ -358,7 +340,7 @@ impl Awaited for Clock {
     }
 
     fn clear_end_awaited(&self) {
-        // Relaxed, both: the lock orders the bit, and no other access is ordered by it.
+        // Relaxed, both: the lock orders the bit, and it orders no other access.
         if ClockWord::from_bits(self.word.load(Relaxed)).is_end_awaited() {
             self.word.fetch_and(!ClockWord::END_AWAITED, Relaxed);
         }

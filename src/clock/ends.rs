@@ -2,11 +2,9 @@
 //!
 //! | where | what | meaning |
 //! |---|---|---|
-//! | the clock's word | `end awaited` | the list is not empty: each end looks at it |
-//! | the list, under its lock | entries | for each waiting task the batches that it waits for, and its waker |
-//! | [`Ends`] | `pending` | a batch ended, and the list has not been looked through since |
-//!
-//! # Protocol
+//! | the clock's word | `end awaited` | the list is not empty: each end checks it |
+//! | the list, under its lock | entries | each waiting task's waker, and the batches that it waits for |
+//! | [`Ends`] | `pending` | a batch ended, and the list has not been checked since |
 //!
 //! ```text
 //! wait:   lock;  enter the list;  word |= end awaited;  have they ended? leave the list, go;  unlock;  look;  sleep
@@ -16,21 +14,17 @@
 //! leave:  lock;  leave the list;  list empty => word &= !end awaited;  unlock;  look
 //! ```
 //!
-//! # No task sleeps beside an ended batch
+//! # No task sleeps past the end of its batches
 //!
-//! A task sleeps only after it found a batch in flight when its bit was set. That batch changes the
-//! word when it ends. If the change comes later in the word's order than the bit, the end sees the
-//! bit, and looks; otherwise the task sees the slot empty. The bit is cleared under the lock, while
-//! the list is empty. An end that finds the lock taken leaves `pending`, for which the holder looks
-//! after unlocking: by their fences, one sees the other.
+//! A task sleeps only if it found a batch in flight after its bit was set. That batch changes the
+//! word when it ends. If that change comes after the bit in the word's order, the end sees the bit
+//! and looks; otherwise the task sees the slot empty. The bit is cleared under the lock, while the
+//! list is empty. An end that finds the lock taken leaves `pending` to the holder, which looks
+//! after unlocking: by their fences, one sees the other. A task that waits up to a ticket and sees
+//! a batch beginning wakes itself and looks again.
 //!
-//! A task that waits up to a ticket and meets a batch that is beginning wakes itself and looks
-//! again.
-//!
-//! While tasks wait, each end reads at most three slots for each; all for one that waits up to a
-//! ticket.
-//!
-//! Model: `loom-tests/tests/settled.rs`.
+//! While tasks wait, each end reads at most three slots per task, or all for a task that waits up
+//! to a ticket. Model: `loom-tests/tests/settled.rs`.
 
 use std::sync::{PoisonError, TryLockError};
 use std::task::{Context, Poll, Waker};
@@ -39,34 +33,28 @@ use crate::sync::{AtomicBool, Mutex, Ordering::*, fence};
 
 use super::batch_set::{BatchSet, SetState};
 
-/// The part of a clock that the list reads and changes.
 pub(super) trait Awaited {
-    /// Returns whether all batches of a set have ended.
     fn state(&self, batches: &BatchSet) -> SetState;
 
-    /// Sets the end-awaited bit. Slots read afterwards show every batch that ended without seeing
-    /// it.
+    /// Sets the bit. Slots read afterwards show every batch that ended without seeing it.
     fn set_end_awaited(&self);
 
     fn clear_end_awaited(&self);
 }
 
-/// A task's place in the list; `None` inside: it has none.
+/// A task's place in the list, if it has one.
 #[derive(Debug, Default)]
 pub struct EndPlace(Option<u64>);
 
-/// The list of waiting tasks.
 #[derive(Default)]
 pub(super) struct Ends {
     list: Mutex<List>,
-    /// A batch ended that the list has not been told of yet.
     pending: AtomicBool,
 }
 
 #[derive(Default)]
 struct List {
     entries: Vec<Entry>,
-    /// Number of places created so far.
     created: u64,
 }
 
@@ -96,7 +84,7 @@ impl Ends {
             return Poll::Ready(());
         }
         let waker = context.waker().clone();
-        // Replaced and removed entries are dropped without the lock: wakers are user code.
+        // Dropped after the lock is released: wakers are user code.
         let (state, _gone) = self.with_list(clock, |list| {
             let key = *place.0.get_or_insert_with(|| {
                 list.created += 1;
@@ -125,12 +113,12 @@ impl Ends {
         }
     }
 
-    /// Wakes the tasks whose batches have ended, after the end of one.
+    /// Wakes the tasks whose batches have ended, after the end of a batch.
     #[cold]
     #[inline(never)]
     pub(super) fn notify(&self, clock: &impl Awaited) {
-        // Release: pairs with the Acquire in `look`, so that the slot of this batch is seen empty.
-        // A swap continues the release sequence of other ends.
+        // Release: pairs with the Acquire in `look`, so that this batch's slot is seen empty. A
+        // swap continues the release sequence of other ends.
         self.pending.swap(true, Release);
         self.look(clock);
     }
@@ -141,8 +129,7 @@ impl Ends {
 
     fn look(&self, clock: &impl Awaited) {
         loop {
-            // Between `pending` and the lock on one side, the unlocking and `pending` on the other:
-            // one sees the other.
+            // Orders `pending` and the lock on both sides: one sees the other.
             fence(SeqCst);
             if !self.pending.load(Relaxed) {
                 return;
@@ -155,7 +142,7 @@ impl Ends {
             };
             let mut woken = Vec::new();
             if self.pending.swap(false, Acquire) {
-                // A task that meets a batch which begins looks again itself.
+                // A task that sees a batch beginning looks again itself.
                 let is_due =
                     |entry: &mut Entry| !matches!(clock.state(&entry.batches), SetState::InFlight(_));
                 woken.extend(list.entries.extract_if(.., is_due).map(|entry| entry.waker));
@@ -173,7 +160,7 @@ impl Ends {
     }
 
     fn with_list<R>(&self, clock: &impl Awaited, f: impl FnOnce(&mut List) -> R) -> R {
-        // Nothing panics under the lock: wakers are cloned, called and dropped without it.
+        // Nothing panics under the lock: wakers are cloned, called and dropped outside.
         let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         let result = f(&mut list);
         Self::rest(clock, &list);
@@ -243,7 +230,6 @@ mod tests {
         assert_eq!(count.0.load(Relaxed), 0);
     }
 
-    /// The end of an older batch is waited for only by a task that asked for it.
     #[test]
     fn all_up_to_a_ticket() {
         let (clock, count) = (Clock::default(), Arc::new(Count::default()));

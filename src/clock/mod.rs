@@ -2,12 +2,15 @@
 //!
 //! A batch is one step of the engine. Batches overlap and end out of order. A frame vacated while a
 //! batch is in flight is *retired*: it is reused only when every batch that could have seen its old
-//! owner has ended.
+//! owner has ended. Its *tag* is the newest ticket at that moment.
 //!
-//! - [`Clock`] numbers batches with tickets and knows the oldest one in flight.
+//! - [`Clock`] numbers batches with tickets and finds the oldest one in flight.
 //! - [`RetireList`] is one thread's list of retired frames.
-//! - [`BatchSet`] remembers batches, and [`Clock::poll_ended`] waits for their end.
-//! - [`Watch`] measures for how long the oldest batch has been in flight.
+//! - [`BatchSet`] is a set of batches, and [`Clock::poll_ended`] waits for their end.
+//! - [`Watch`] measures how long the oldest batch has been in flight.
+//!
+//! To *announce* blocks that became available is to check the clock's `awaited` bit and, if it is
+//! set, to *notify*: wake the first request in the queue (`Core::announce`).
 
 mod batch_set;
 #[expect(clippy::module_inception, reason = "the floor is named after its main type")]

@@ -1,7 +1,3 @@
-//! One thread's retired frames, oldest first. Plain memory, in the thread's cell.
-//!
-//! Frames freed in sequence (a sequence's run, forwards or backwards) form one entry.
-
 use std::collections::VecDeque;
 
 use crate::ids::{Run, Ticket};
@@ -12,7 +8,8 @@ struct Entry {
     tag: Ticket,
 }
 
-/// One thread's retired frames, oldest first.
+/// One thread's retired frames, oldest first. Plain memory, in the thread's cell. Frames freed in
+/// sequence (a sequence's run, forwards or backwards) form one entry.
 #[derive(Default)]
 pub struct RetireList {
     entries: VecDeque<Entry>,
@@ -20,13 +17,13 @@ pub struct RetireList {
 }
 
 impl RetireList {
-    /// Returns the number of frames in a retire list.
+    /// Returns the number of frames.
     #[inline]
     pub fn len(&self) -> usize {
         self.frames
     }
 
-    /// Returns whether no frame is in a retire list.
+    /// Returns whether the list is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.frames == 0
@@ -35,8 +32,7 @@ impl RetireList {
     /// Retires a run until every batch with a ticket up to `tag` has ended.
     pub fn retire(&mut self, run: Run, tag: Ticket) {
         self.frames += run.len as usize;
-        // A run with an older tag may join the last entry: it waits longer than needed, never too
-        // short.
+        // A run with an older tag may join the last entry: it waits longer, never shorter.
         if let Some(last) = self.entries.back_mut()
             && tag <= last.tag
             && let Some(joined) = last.run.join(run)
@@ -58,7 +54,7 @@ impl RetireList {
         }
     }
 
-    /// Returns the runs in a retire list.
+    /// Returns the retired runs.
     pub fn runs(&self) -> impl Iterator<Item = Run> + '_ {
         self.entries.iter().map(|entry| entry.run)
     }

@@ -1,24 +1,20 @@
-//! The slots of the batches in flight, and the mark below which they are.
+//! The slots of the batches in flight, and the high-water mark: all slots in use are below it.
 //!
-//! The first chunk is part of the clock: threads look for an empty slot there, each from a place of
-//! its own. Further chunks are used from the lowest empty slot that is known; each is twice as long
-//! as the one before, and none is ever removed.
-//!
-//! # Words
+//! Threads look for an empty slot in the first chunk, each from its own start. Further chunks are
+//! used from the lowest slot known to be empty; each is twice as long as the last, and is never
+//! removed.
 //!
 //! | word | bits | field | meaning |
 //! |---|---|---|---|
 //! | slot | 0..44 | ticket | that of the batch in the slot; 0: the slot is empty, or closed |
-//! | | 62 | closed | no batch is in the slot, and none gets in without raising the mark |
-//! | | 63 | beginning | the batch is beginning, and the ticket is a lower bound of its own |
-//! | mark | 0..21 | slots | all slots from here on are closed, or hold batches without a ticket |
+//! | | 62 | closed | no batch is in the slot, and none takes it without raising the high-water mark |
+//! | | 63 | provisional | the batch is beginning, and the ticket is a lower bound of its own |
+//! | mark | 0..21 | slots | the high-water mark: slots from here on are closed, or hold batches without a ticket |
 //! | | 21..64 | version | number of changes |
 //!
-//! # Transitions
-//!
 //! ```text
-//! take:    slot: empty -> bound, beginning
-//! open:    slot: closed -> bound, beginning;
+//! take:    slot: empty -> bound, provisional
+//! open:    slot: closed -> bound, provisional;
 //!          mark: at least slot + 1, version + 1, even if it is that high
 //! leave:   slot := empty
 //! lower:   m := mark;  each slot from `used` up to m: empty -> closed, or it is closed;
@@ -27,16 +23,16 @@
 //!
 //! # Invariant
 //!
-//! A thread that sees a batch's ticket in the clock's word, and then reads the mark, finds the
-//! batch's slot below it, or closed by a thread that saw the batch end:
+//! A thread that sees a batch's ticket in the clock's word, and then reads the high-water mark,
+//! finds the batch's slot below it, or closed by a thread that saw the batch end:
 //!
 //! - A batch that opens its slot raises the mark before it gets a ticket. A thread that lowers the
 //!   mark later has read it after that, because of the version, and so has seen the slot in use.
-//! - A batch that takes an empty slot gets it from one that ended there, whose changes happen
-//!   before its own. Since that one's predecessor opened the slot, it was not closed.
+//! - A batch that takes an empty slot gets it from a batch that ended there, whose changes happen
+//!   before its own. The slot was opened for one of its predecessors and has not been closed since.
 //!
-//! A thread that is stopped between opening and raising has no ticket yet, and no other batch gets
-//! into its slot. Model: `loom-tests/tests/retire_reclaim.rs`, `beside_a_lowered_mark`.
+//! A thread that is stopped between opening and raising has no ticket yet, and no other batch takes
+//! its slot. Model: `loom-tests/tests/retire_reclaim.rs`, `beside_a_lowered_mark`.
 
 use std::ptr;
 
@@ -45,29 +41,24 @@ use crate::sync::{AtomicPtr, AtomicU64, AtomicUsize, CachePadded, Ordering::*};
 use super::batch_set::BatchRef;
 use super::word::ClockWord;
 
-/// Mark of a lower bound in a slot, above all tickets.
 pub(super) const BEGINNING: u64 = 1 << 63;
 
-/// A closed slot.
 const CLOSED: u64 = 1 << 62;
 
-/// Number of slots in the first chunk.
 pub(super) const SLOTS: usize = if cfg!(kvpool_loom) { 2 } else { 64 };
 
-/// Number of further chunks.
 const CHUNKS: usize = if cfg!(kvpool_loom) { 3 } else { 13 };
 const SLOTS_MAX: usize = (SLOTS << (CHUNKS + 1)) - SLOTS;
 const _: () = assert!(SLOTS_MAX <= BatchRef::SLOTS_MAX && SLOTS_MAX >> MARK_BITS == 0);
 
-/// Number of slots below the mark that a search beyond the first chunk looks at.
+/// Number of slots below the high-water mark that a search beyond the first chunk checks.
 const PROBES: usize = if cfg!(kvpool_loom) { 1 } else { 16 };
 
-/// The mark is lowered if more slots below it are behind the last one in use.
+/// The high-water mark is lowered if it is more than this many slots above the last one in use.
 const SLACK: usize = if cfg!(kvpool_loom) { 0 } else { 64 };
 
 const MARK_BITS: u32 = 21;
 
-/// The mark: see the [module docs](self).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Mark(u64);
 
@@ -82,13 +73,12 @@ impl Mark {
     }
 }
 
-/// The slots of a clock.
 pub(super) struct Slots {
     first: CachePadded<[AtomicU64; SLOTS]>,
     /// Chunk `i` has `SLOTS << (i + 1)` slots; null until one is needed.
     chunks: [AtomicPtr<AtomicU64>; CHUNKS],
     mark: CachePadded<AtomicU64>,
-    /// Beyond the first chunk: about the lowest slot that is empty. A hint.
+    /// Hint: about the lowest empty slot beyond the first chunk.
     vacant: AtomicUsize,
 }
 
@@ -104,14 +94,13 @@ impl Default for Slots {
 }
 
 impl Slots {
-    /// Takes a slot for a batch that begins after `now`, in the first chunk from this one on if
-    /// possible.
+    /// Takes a slot for a batch that begins after `now`, preferably in the first chunk.
     #[inline]
     pub(super) fn take(&self, first: usize, now: ClockWord) -> usize {
         let bound = (now.newest().0 + 1) | BEGINNING;
         if now.in_flight() < SLOTS as u64 {
             let taken = (first..SLOTS).chain(0..first).find(|&at| {
-                // Acquire: the changes of the slot's previous batch, also of the mark, happen
+                // Acquire: the changes of the slot's previous batch, including the mark's, happen
                 // before ours. If another batch wins the slot, that is progress.
                 let slot = &self.first[at];
                 slot.load(Relaxed) == 0 && slot.compare_exchange(0, bound, Acquire, Relaxed).is_ok()
@@ -123,14 +112,14 @@ impl Slots {
         self.take_beyond(bound, now.in_flight() as usize)
     }
 
-    /// Takes a slot beyond the first chunk. Reached by `more_batches_than_a_chunk`.
+    /// Reached by `more_batches_than_a_chunk`.
     #[cold]
     fn take_beyond(&self, bound: u64, in_flight: usize) -> usize {
         let (vacant, mark) = (self.vacant.load(Relaxed), self.mark().slots());
-        // Where most slots below the mark are empty, one of them is found soon, and the mark stays.
+        // If most slots below the mark are empty, a search finds one soon, and the mark stays.
         let (probes, low) =
             if mark > 2 * (in_flight + SLOTS) { (mark, vacant.min(mark)) } else { (PROBES, 0) };
-        // Far fewer batches are in flight than there are slots, so that the last search ends.
+        // Far fewer batches are in flight than there are slots: the last search ends.
         let all = (SLOTS..SLOTS_MAX).cycle();
         for at in (vacant..mark).take(probes).chain(SLOTS..low).chain(mark..SLOTS_MAX).chain(all) {
             let slot = self.slot_or_add(at);
@@ -140,12 +129,12 @@ impl Slots {
                 continue;
             }
             if value == CLOSED {
-                // Also if it is high enough: a thread that has seen the slot closed may be lowering
-                // it. Release: publishes the slot in use to a thread that lowers it later.
+                // Even if it is high enough: a thread that saw the slot closed may be lowering it.
+                // Release: publishes the slot in use to a thread that lowers the mark later.
                 let raised = |mark| Some(Mark(mark).moved(Mark(mark).slots().max(at + 1)).0);
                 let _ = self.mark.fetch_update(Release, Relaxed, raised);
             }
-            // The next search goes on where this one found nothing, or behind its slot.
+            // The next search continues where this one stopped, or after its slot.
             let is_behind = at >= mark && vacant + PROBES < mark;
             self.vacant.store(if is_behind { vacant + PROBES } else { at + 1 }, Relaxed);
             return at;
@@ -163,8 +152,7 @@ impl Slots {
         }
     }
 
-    /// Returns the mark. What the thread did that lowered it happens before what the caller does
-    /// next.
+    /// Acquire: what the thread that lowered the mark did happens before what follows.
     #[inline]
     pub(super) fn mark(&self) -> Mark {
         Mark(self.mark.load(Acquire))
@@ -189,19 +177,18 @@ impl Slots {
         }
     }
 
-    /// Closes the slots from `used` on and lowers the mark, unless one is taken or opened
-    /// meanwhile. New batches take slots from `vacant` on. By one thread at a time.
+    /// Closes the slots from `used` on and lowers the mark, unless a slot is taken or opened
+    /// meanwhile. New batches take slots from `vacant` on. One thread at a time.
     pub(super) fn lower(&self, mark: Mark, used: usize, vacant: usize) {
         self.vacant.store(vacant.max(SLOTS), Relaxed);
         let used = used.max(SLOTS);
         if mark.slots() - used <= SLACK {
             return;
         }
-        // Release: publishes the end of the slot's last batch, which the Acquire sees, with the
-        // slot.
+        // Release: publishes the end of the slot's last batch, which the Acquire sees.
         let close = |at| self.slot(at).compare_exchange(0, CLOSED, AcqRel, Acquire);
         if (used..mark.slots()).all(|at| close(at).map_or_else(|value| value == CLOSED, |_| true)) {
-            // Release: publishes the ends of the batches in these slots; pairs with `mark`. If it
+            // Release: publishes the ends of these slots' batches; pairs with `mark`. If the mark
             // has changed, the next thread that looks for the oldest batch tries again.
             let _ = self.mark.compare_exchange(mark.0, mark.moved(used).0, Release, Relaxed);
         }

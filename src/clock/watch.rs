@@ -1,26 +1,25 @@
-//! Age of the oldest batch in flight, measured by its observers: beginning a batch reads no clock.
-//!
-//! A look that finds another oldest batch than the previous one stores it with the time, so an age
-//! is never too long, and too short by the time until the first look. Looks are made by statistics,
-//! refusals, searches of waiting requests, and the background task.
+//! Age of the oldest batch in flight.
 
 use std::time::{Duration, Instant};
 
 use crate::ids::Ticket;
 use crate::sync::Mutex;
 
-/// Measures the age of the oldest batch in flight.
+/// Measures the age of the oldest batch in flight: beginning a batch reads no clock.
+///
+/// An observer (statistics, failed requests, searches of waiting requests, the background task)
+/// that finds another oldest batch than the previous one stores it with the time. An age is
+/// therefore never too long, and too short by the time until the first observation.
 #[derive(Default)]
 pub struct Watch {
-    /// Only `try_lock` is used: a look that meets another one reports no age.
+    /// Only `try_lock` is used: an observer that finds it taken reports no age.
     seen: Mutex<Option<(Ticket, Instant)>>,
 }
 
 impl Watch {
-    /// Returns for how long, at least, this batch has been the oldest in flight.
+    /// Returns a lower bound of the time for which this batch has been the oldest in flight.
     pub fn age(&self, oldest: Ticket) -> Duration {
         if cfg!(kvpool_loom) {
-            // A model has no time.
             return Duration::ZERO;
         }
         let Ok(mut seen) = self.seen.try_lock() else { return Duration::ZERO };

@@ -1,16 +1,15 @@
-//! The clock's word. One load answers every question of a thread that frees or allocates a block:
-//! which batches could have seen this frame, whether to announce, and whether the pool still
-//! allocates.
+//! The clock's word. One load tells a thread that frees or allocates which batches could have seen
+//! the frame, whether to announce, and whether the pool still allocates.
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
 //! | 0..17 | in flight | batches begun and not ended |
 //! | 17 | awaited | a request waits for blocks: blocks that become available are announced |
 //! | 18 | lost | the device has failed: no blocks are allocated; set once and never cleared |
-//! | 19 | end awaited | a task waits for the end of a batch: each end looks at the [list](super::ends) of these |
+//! | 19 | end awaited | a task waits for the end of a batch: each end checks the [list](super::ends) of tasks |
 //! | 20..64 | ticket | the ticket of the batch that began last; 0 before the first |
 //!
-//! The word is *quiet* if no batch is in flight and no request waits: a free takes the short path.
+//! The word is *quiet* if no batch is in flight and no request waits: a free is then short.
 
 use crate::ids::Ticket;
 
@@ -29,18 +28,18 @@ pub struct ClockWord(u64);
 
 impl ClockWord {
     const IN_FLIGHT_MASK: u64 = (1 << IN_FLIGHT_BITS) - 1;
-    /// Maximum number of batches in flight: half of the field's range, so that concurrent attempts
-    /// do not carry into the ticket before they are refused.
+    /// Maximum number of batches in flight: half of the range, so that concurrent failing attempts
+    /// do not carry into the ticket.
     pub const IN_FLIGHT_MAX: u64 = 1 << (IN_FLIGHT_BITS - 1);
-    /// Added to the word to begin a batch.
+    /// Added to begin a batch.
     pub const BEGIN: u64 = 1 << TICKET_SHIFT | 1;
-    /// Subtracted from the word to end a batch.
+    /// Subtracted to end a batch.
     pub const END: u64 = 1;
-    /// The awaited bit: a request waits for blocks.
+    /// A request waits for blocks.
     pub const AWAITED: u64 = 1 << IN_FLIGHT_BITS;
-    /// The lost bit: the device has failed.
+    /// The device has failed.
     pub const LOST: u64 = 1 << (IN_FLIGHT_BITS + AWAITED_BITS);
-    /// The end-awaited bit: a task waits for the end of a batch.
+    /// A task waits for the end of a batch.
     pub const END_AWAITED: u64 = 1 << (IN_FLIGHT_BITS + AWAITED_BITS + LOST_BITS);
 
     /// Creates the word from its bits.
@@ -79,7 +78,7 @@ impl ClockWord {
         self.0 & Self::LOST != 0
     }
 
-    /// Returns whether no batch is in flight and no request waits for blocks.
+    /// Returns whether the word is quiet.
     #[inline]
     pub const fn is_quiet(self) -> bool {
         self.0 & (Self::IN_FLIGHT_MASK | Self::AWAITED) == 0

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! run     a turn, so that runs exclude each other; one that was passed over takes another
-//!         look (reclaim cached free frames, snapshot) -> plan -> wave, wave, ...
+//!         look (empty magazines, snapshot) -> plan -> wave, wave, ...
 //!         -> look again, until nothing is gained
 //!         as many waves are in flight as the storage prefers: one on the host, more on a device
 //! wave    begin: mark the blocks, hold the destinations     (block floor)
@@ -10,33 +10,30 @@
 //!         publish, retire                                   (where the copy completes)
 //! ```
 //!
-//! Waves in flight are independent: each has its own marked blocks and held destinations, and is
-//! published when its copy is complete, in any order. A wave with a destination that an earlier one
-//! vacates begins when that one has ended.
+//! Waves in flight are independent: each is published when its copy completes, in any order. A wave
+//! with a destination that an earlier one vacates begins after that one has ended.
 //!
 //! # Runs that are dropped, not polled, or stuck
 //!
-//! - A run can be dropped at every await. A wave that is being copied belongs to its copy, which
-//!   publishes it, or undoes it if it failed. Only then does the run's [turn](super::turns) end.
-//! - A run that is not polled is passed over once no copy of it is under way. Each wave asks first
-//!   whether the run still has its turn. If not, an explicit run takes another turn and plans anew;
-//!   a run of the background task or for a waiting request ends.
-//! - A copy past its [deadline](DefragOptions::copy_deadline) gives up its share of the turn, and its
-//!   run ends with [`DefragError::CopyOverdue`]. The wave keeps its frames, which may still be read
-//!   and written, until the copier reports the outcome or drops the callback. Until then no other
-//!   wave begins: a stuck copier gets no further frames.
+//! - A run can be dropped at every await. A wave under copy belongs to its copy, which publishes
+//!   it, or undoes it on failure. Only then does the run's [turn](super::turns) end.
+//! - A run that is not polled is passed over once none of its copies is in progress. Each wave
+//!   first checks that the run still has its turn. If not, an explicit run takes another turn and
+//!   plans anew; a run of the background task or for a waiting request ends.
+//! - A copy past its [deadline](DefragOptions::copy_deadline) gives up its share of the turn, and
+//!   its run ends with [`DefragError::CopyOverdue`]. The wave keeps its frames, which may still be
+//!   read and written, until the copier reports the outcome or drops the callback. Until then no
+//!   other wave begins, so that a stuck copier gets no further frames.
 //!
-//! # Memory used by moves
+//! # Memory and evictable blocks
 //!
-//! A wave under copy holds its destinations, and the frames of those of its blocks that are released
-//! meanwhile; the storage bounds the bytes and the number of waves. Vacated frames stay retired until
-//! the batches in flight have ended. An explicit run does all it can. The background task moves at
-//! most a [share](ROOM) of the available blocks, and continues when those batches have ended.
+//! A wave under copy holds its destinations, and the frames of its blocks that are released
+//! meanwhile; the storage limits the bytes and the number of waves. Vacated frames stay retired
+//! until the batches in flight have ended. An explicit run does all it can; the background task
+//! moves at most a [share](ROOM) of the available blocks until then.
 //!
-//! # Evictable blocks
-//!
-//! An allocation gets free and evictable frames alike, so runs of both are the goal. An evictable
-//! block stays, or is evicted when another block moves to its frame. A shrink moves those of its
+//! An allocation takes free and evictable frames alike, so runs of both are the goal. An evictable
+//! block stays, or is evicted when another block moves to its frame. A shrink moves those in its
 //! region while there is room, and a run for a request those that a batch may see. A block can also
 //! become evictable between its plan and its copy.
 
@@ -66,18 +63,15 @@ use super::stop::Stop;
 use super::turns::{Turn, Turns};
 use super::{DefragError, DefragReport, FrameKind, Goal, Move, OverdueCopy, Plan, Snapshot, plan};
 
-/// Maximum number of blocks per wave: the longer a block stays marked before its copy, the likelier
-/// its move is cancelled.
+/// Maximum number of blocks per wave: a longer mark makes a move likelier to be cancelled.
 const WAVE_BLOCKS: usize = 256;
 
-/// Maximum number of snapshots and plans per run, since some moves are cancelled.
 const LOOKS: usize = 4;
 
-/// The background task moves at most one block per this many free and evictable blocks, and then
-/// waits for the batches in flight.
+/// The background task moves one block per this many available ones, then waits for batches.
 const ROOM: usize = 4;
 
-/// Moves a pool's blocks. Clones move blocks of the same pool, and take turns.
+/// Moves a pool's blocks. Clones belong to the same pool, and take turns.
 #[derive(Clone, Debug)]
 pub struct Compactor {
     sequences: Sequences,
@@ -85,46 +79,35 @@ pub struct Compactor {
     block_bytes: usize,
     order: Order,
     turns: Arc<Turns>,
-    /// Signals that stop the background tasks; `None` once the pool is gone.
+    /// `None` once the pool is gone.
     tasks: Arc<Mutex<Option<Vec<Weak<Stop>>>>>,
     copies: Arc<Copies>,
     counts: Arc<Mutex<MoveCounts>>,
-    /// Of the background task that looked at the pool last.
     state: Arc<Mutex<Option<CompactionState>>>,
 }
 
-/// A run in progress.
 pub(super) struct CompactionPass<'a> {
     compactor: &'a Compactor,
     pub(super) turn: Arc<Turn>,
     wave_blocks: usize,
-    /// Maximum number of waves in flight.
     depth: usize,
     copy_deadline: Duration,
     background: Option<Background>,
     pub(super) report: DefragReport,
 }
 
-/// Settings of a run by the background task.
 pub(super) struct Background {
-    /// Given when no further wave may begin.
     pub(super) stop: Arc<Stop>,
-    /// True if the run may empty threads' magazines.
     pub(super) trims_caches: bool,
-    /// Maximum number of blocks to move.
     pub(super) moves_max: usize,
 }
 
 impl Compactor {
     internal! {
-        /// Returns a compactor for the pool of these sequences.
-        ///
-        /// It measures free runs at `order`, unless a run has another order.
+        /// Returns a compactor that measures free runs at `order` by default.
         ///
         /// # Safety
-        ///
-        /// `bytes` must refer to the bytes of the pool's frames: the contents of moved blocks
-        /// depend on it.
+        /// `bytes` must refer to the pool's frames: the contents of moved blocks depend on it.
         unsafe fn new(sequences: Sequences, bytes: Bytes, layout: &KvLayout, order: Order) -> Self {
             let block_bytes = layout.bytes_per_block().max(1);
             Self {
@@ -141,8 +124,7 @@ impl Compactor {
         }
     }
 
-    /// Stops the background tasks, so that they do not keep the rest of the pool alive. Called when
-    /// the pool is dropped.
+    /// Stops the background tasks, which would keep a dropped pool alive.
     pub fn close(&self) {
         let tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner).take();
         for task in tasks.iter().flatten().filter_map(Weak::upgrade) {
@@ -150,24 +132,22 @@ impl Compactor {
         }
     }
 
-    /// Registers a task that [`close`](Self::close) stops.
     pub(super) fn stop_at_close(&self, task: &Arc<Stop>) {
         match &mut *self.tasks.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(tasks) => {
                 tasks.retain(|task| task.strong_count() > 0);
                 tasks.push(Arc::downgrade(task));
             }
-            // The pool is already gone.
             None => task.give(),
         }
     }
 
-    /// Returns counts of moves since the pool was built.
+    /// Returns the counts of moves since the pool was built.
     pub fn move_counts(&self) -> MoveCounts {
         *self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns what the background task does, or why it rests; `None` without one.
+    /// Returns what the background task does, or why it pauses; `None` without one.
     pub fn state(&self) -> Option<CompactionState> {
         *self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -197,14 +177,12 @@ impl Compactor {
     /// Moves blocks to gain as many free runs as the options allow.
     ///
     /// # Errors
-    ///
     /// [`DefragError`].
     pub async fn defragment(&self, options: DefragOptions) -> Result<DefragReport, DefragError> {
         options.check()?;
         self.defragment_for(options, None).await
     }
 
-    /// Compacts, for the background task if given; when stopped, finishes the current wave only.
     pub(super) async fn defragment_for(
         &self,
         options: DefragOptions,
@@ -233,12 +211,10 @@ impl Compactor {
     }
 
     /// Makes one free run of `len` frames by moving blocks, for an allocation that finds none. It
-    /// becomes available once every batch that was in flight has ended.
-    ///
-    /// Returns `None` if `unless` completed while another run had its turn.
+    /// is available once every batch that was in flight has ended. Returns `None` if `unless`
+    /// completed while another run had its turn.
     ///
     /// # Errors
-    ///
     /// [`DefragError`].
     pub async fn make_run(
         &self,
@@ -250,7 +226,7 @@ impl Compactor {
         }
         let options = DefragOptions::default();
         let run = self.begin_unless(&options, TurnTask::Request, unless).await?;
-        // Frames of the reserve may lie in between, and moves do not take them.
+        // Moves do not take frames of the reserve that may lie in between.
         self.blocks().renew_reserve();
         let turn = run.turn.clone();
         Some(turn.attend(self.compact(Goal::Run { len }, options, run)).await)
@@ -263,8 +239,7 @@ impl Compactor {
         mut run: CompactionPass<'_>,
     ) -> Result<DefragReport, DefragError> {
         if let Some(copy) = self.overdue_copy() {
-            // Report it even if no remaining move would gain a run: the goal may not have been
-            // reached.
+            // Even if no remaining move would gain a run: the goal may not have been reached.
             return Err(DefragError::CopyOverdue { copy, report: Box::default() });
         }
         let order = if let Goal::Fragmentation { order } = goal { order } else { self.order };
@@ -281,7 +256,7 @@ impl Compactor {
         let mut outcome = Ok(());
         for _ in 0..LOOKS {
             if !run.turn.is_held() {
-                // It was not polled, and passed over. Reached by `hostile_waiting`.
+                // It was not polled, and was passed over. Reached by `hostile_waiting`.
                 if run.background.is_some() || matches!(goal, Goal::Run { .. }) {
                     break;
                 }
@@ -328,26 +303,22 @@ impl Compactor {
         self.turns.holder()
     }
 
-    /// Returns whether blocks are being copied for a request that waits for a run, and is not being
-    /// polled.
     pub(crate) fn copies_for_request(&self) -> bool {
         let holder = self.turns.holder();
         holder.is_some_and(|holder| holder.task == TurnTask::Request && holder.unpolled().is_none())
     }
 
-    /// Passes over a run or resize that is not polled, and undoes an open shrink that it left.
+    /// Passes over a run or resize that is not polled, and undoes the open shrink that it left.
     pub(crate) fn look_after_turns(&self) {
         self.copies.expire();
         self.turns.look_after(self.blocks().turn_patience());
     }
 
-    /// Returns a turn, which is in the queue once it is [taken](Self::take).
     pub(super) fn turn(&self, task: TurnTask) -> Arc<Turn> {
         Arc::new(self.turns.turn(task, self.blocks().turn_patience()))
     }
 
-    /// Waits until a turn has the right to move blocks. It passes over a holder that is not polled,
-    /// and one whose copy is overdue.
+    /// Waits for the right to move blocks. Passes over holders that are unpolled or overdue.
     pub(super) async fn take(&self, turn: &Turn, copy_deadline: Duration) {
         let every = self.blocks().turn_patience().max(Duration::from_millis(1)).min(copy_deadline);
         let mut alarm = None;
@@ -371,7 +342,6 @@ impl Compactor {
         .await
     }
 
-    /// Waits for a turn, unless `unless` completes first.
     async fn begin_unless(
         &self,
         options: &DefragOptions,
@@ -400,8 +370,7 @@ impl Compactor {
         CompactionPass { compactor: self, turn, wave_blocks, depth, copy_deadline, background: None, report }
     }
 
-    /// Returns the fragmentation rates of the free and of the free and evictable frames, and the
-    /// number of aligned runs of the latter.
+    /// Returns the fragmentation of free frames and of available ones, and the latter's runs.
     fn measure(&self, order: Order) -> (f64, f64, usize) {
         let census = self.blocks().census(order);
         let (available, runs) = self.blocks().available_runs(&census);
@@ -410,23 +379,20 @@ impl Compactor {
 }
 
 impl CompactionPass<'_> {
-    /// Returns true if no further wave may begin: the task was stopped, or the turn passed on.
     fn is_stopped(&self) -> bool {
         self.background.as_ref().is_some_and(|background| background.stop.is_given()) || !self.turn.is_held()
     }
 
-    /// Returns true if vacated frames stay retired for a while: further moves would take free frames
-    /// from allocations.
+    /// Whether vacated frames stay retired: further moves would take free frames from allocations.
     fn leaves_room(&self) -> bool {
         self.background.is_some() && self.compactor.blocks().clock().in_flight() > 0
     }
 
-    /// Returns free frames from threads' caches to the bitmaps, where plans see them.
     pub(super) fn trim_caches(&self) {
         self.compactor.blocks().trim();
     }
 
-    /// Returns a plan for the current state of the pool. For evictable blocks, see the module docs.
+    /// Plans for the current state of the pool. For evictable blocks, see the module docs.
     pub(super) fn look(&mut self, goal: Goal, moves_max: usize, fragmentation_penalty: u32) -> Plan {
         let (blocks, mut snapshot) = (self.compactor.blocks(), self.compactor.snapshot());
         let null = usize::from(blocks.null_block().is_some());
@@ -435,7 +401,7 @@ impl CompactionPass<'_> {
         let can_go = |frame| blocks.can_evict_at(frame, oldest);
         match goal {
             Goal::Empty { .. } => {}
-            // A block that a batch may see stands in the way of the request: it moves.
+            // A block that a batch may see is in the way of the request: it moves.
             Goal::Run { .. } => snapshot = snapshot.without_evictable(can_go, None),
             Goal::Fragmentation { .. } => {
                 snapshot = snapshot.without_evictable(can_go, Some(FrameState::AWAY));
@@ -444,13 +410,12 @@ impl CompactionPass<'_> {
         plan(&snapshot, goal, moves_max, fragmentation_penalty)
     }
 
-    /// Carries out moves wave by wave.
     pub(super) async fn carry_out(&mut self, moves: &[Move]) -> Result<(), Failure> {
         let mut flights = VecDeque::new();
         let mut outcome = self.begin_waves(moves, &mut flights).await;
         for flight in flights {
             if let Err(Failure::Overdue(_)) = &outcome {
-                // The other copies are likely to be stuck as well; they end without this run.
+                // The other copies are likely stuck as well; they end without this run.
                 break;
             }
             outcome = outcome.and(self.end_wave(flight).await);
@@ -470,8 +435,7 @@ impl CompactionPass<'_> {
             }
             match self.begin_wave(moves)? {
                 Some(flight) => flights.push_back(flight),
-                // Of a long plan whose blocks all have their moves cancelled: other tasks have
-                // their turn.
+                // All moves of this wave were cancelled, as may be those of the whole plan.
                 None => yield_now().await,
             }
         }
@@ -482,7 +446,6 @@ impl CompactionPass<'_> {
     fn begin_wave(&mut self, moves: &[Move]) -> Result<Option<Flight>, Failure> {
         let under_way = &self.compactor.copies;
         if let Some(overdue) = under_way.overdue() {
-            // A new copy would get stuck as well.
             return Err(Failure::Overdue(overdue));
         }
         let mut given_up = GivenUp::default();
@@ -514,8 +477,8 @@ impl CompactionPass<'_> {
             _under_way: under_way,
             tell: Some(tell),
         };
-        // SAFETY: the sources are marked, so that they are not written, and the destinations are
-        // held, until the wave is published or dropped. Both happen after the copy, because the
+        // SAFETY: until the wave is published or dropped, the sources are marked, so that they are
+        // not written, and the destinations are held. Both happen after the copy, because the
         // callback owns the wave.
         unsafe {
             self.compactor.bytes.copy_then(copies, bytes, Box::new(move |outcome| copying.end(outcome)))
@@ -523,7 +486,6 @@ impl CompactionPass<'_> {
         Ok(Some(Flight { told, deadline, sources }))
     }
 
-    /// Waits for the end of a wave, and adds it to the report.
     async fn end_wave(&mut self, flight: Flight) -> Result<(), Failure> {
         let copied = self.end_of_copy(flight.told, flight.deadline).await?;
         self.report.given_up.add(&copied.given_up);
@@ -533,18 +495,15 @@ impl CompactionPass<'_> {
         self.report.moved_blocks += copied.moved;
         self.report.moved_bytes += (copied.moved * self.compactor.block_bytes) as u64;
         self.report.waves += 1;
-        // Let other tasks on this thread run between waves.
         yield_now().await;
         Ok(())
     }
 
-    /// Waits for the outcome of the copy, until its deadline.
     async fn end_of_copy(
         &self,
         mut told: oneshot::Receiver<Copied>,
         deadline: Option<Instant>,
     ) -> Result<Copied, Failure> {
-        // Most copies have ended by now, and need no timer.
         match told.try_recv() {
             Ok(Some(copied)) => return Ok(copied),
             Err(oneshot::Canceled) => return Err(Failure::Dropped),
@@ -557,7 +516,7 @@ impl CompactionPass<'_> {
             if let Some(told) = timeout_at(deadline, &mut told).await {
                 return told.map_err(|_| Failure::Dropped);
             }
-            // Or this thread's clock is behind that of the timer: it is checked again.
+            // This thread's clock may be behind that of the timer: check again.
             if let Some(copy) = self.compactor.copies.overdue() {
                 return Err(Failure::Overdue(copy));
             }

@@ -1,5 +1,3 @@
-//! The copies of waves in progress, and their deadlines.
-
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -8,8 +6,7 @@ use crate::sync::runtime::now;
 use super::report::OverdueCopy;
 use super::turns::Share;
 
-/// The copies of one pool in progress: those of one run, and possibly some that are overdue. See
-/// [`compactor`](super::compactor).
+/// A pool's copies in progress: those of one run, and possibly overdue ones.
 #[derive(Default, Debug)]
 pub(super) struct Copies(Mutex<List>);
 
@@ -25,7 +22,6 @@ struct Copy {
     blocks: usize,
     bytes: u64,
     since: Instant,
-    /// `None` for no deadline.
     deadline: Option<Instant>,
     /// The copy's share of the run's turn; `None` once the copy is overdue.
     share: Option<Share>,
@@ -43,7 +39,6 @@ impl Copies {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a copy, which holds a share of its run's turn.
     pub(super) fn begin(
         self: &Arc<Self>,
         blocks: usize,
@@ -58,10 +53,9 @@ impl Copies {
         UnderWay { copies: self.clone(), number }
     }
 
-    /// Takes their shares of a turn from overdue copies.
     pub(super) fn expire(&self) {
         let now = now();
-        // Dropped after the list's lock: it wakes the next run in turn.
+        // Dropped after the list's lock: it wakes the next run in the queue.
         let _shares: Vec<Share> = {
             let mut list = self.lock();
             list.copies
@@ -72,7 +66,6 @@ impl Copies {
         };
     }
 
-    /// Returns the earliest deadline of the copies that are not overdue yet.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
         self.lock().copies.iter().filter(|copy| copy.share.is_some()).filter_map(|copy| copy.deadline).min()
     }
@@ -88,7 +81,6 @@ impl Copies {
     }
 }
 
-/// A copy in progress; it ends when this is dropped.
 #[derive(Debug)]
 pub(super) struct UnderWay {
     copies: Arc<Copies>,
@@ -99,7 +91,7 @@ impl Drop for UnderWay {
     fn drop(&mut self) {
         let mut list = self.copies.lock();
         let at = list.copies.iter().position(|copy| copy.number == self.number);
-        // Dropped after the list's lock: it may wake the next run in turn.
+        // As in `expire`.
         let over = at.map(|at| list.copies.swap_remove(at));
         drop(list);
         drop(over);

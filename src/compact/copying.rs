@@ -1,5 +1,3 @@
-//! Waves in flight: their blocks, and the report of the end of their copies.
-
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -13,9 +11,7 @@ use super::copies::UnderWay;
 use super::report::{GivenUp, MoveCounts};
 use super::{DefragError, DefragReport, Move, OverdueCopy};
 
-/// A wave whose copy was started, as the run that began it sees it.
 pub(super) struct Flight {
-    /// Receives the outcome of the copy.
     pub(super) told: oneshot::Receiver<Copied>,
     pub(super) deadline: Option<Instant>,
     /// The frames that the wave vacates, sorted.
@@ -23,13 +19,11 @@ pub(super) struct Flight {
 }
 
 impl Flight {
-    /// Returns true if one of these moves goes to a frame that the wave vacates.
     pub(super) fn vacates(&self, moves: &[Move]) -> bool {
         moves.iter().any(|moved| self.sources.binary_search(&moved.to).is_ok())
     }
 }
 
-/// Why a wave was undone, or could not begin.
 pub(super) enum Failure {
     Copy(StorageError),
     Dropped,
@@ -37,7 +31,6 @@ pub(super) enum Failure {
 }
 
 impl Failure {
-    /// Converts the failure to an error that contains the report of the work done before.
     pub(super) fn told(self, report: DefragReport) -> DefragError {
         let report = Box::new(report);
         match self {
@@ -48,7 +41,6 @@ impl Failure {
     }
 }
 
-/// A wave being copied, and the channel that reports the end of its copy.
 pub(super) struct Copying {
     pub(super) blocks: Blocks,
     pub(super) wave: Option<Wave>,
@@ -59,7 +51,6 @@ pub(super) struct Copying {
     pub(super) tell: Option<oneshot::Sender<Copied>>,
 }
 
-/// Outcome of the copy of a wave.
 pub(super) struct Copied {
     pub(super) moved: usize,
     pub(super) given_up: GivenUp,
@@ -67,7 +58,6 @@ pub(super) struct Copied {
 }
 
 impl Copying {
-    /// Publishes the wave, or undoes it if the copy failed.
     pub(super) fn end(mut self, outcome: Result<(), StorageError>) {
         let Some(wave) = self.wave.take() else { return };
         let mut copied = Copied { moved: 0, given_up: GivenUp::default(), failed: None };
@@ -76,7 +66,7 @@ impl Copying {
             Ok(()) => copied.moved = unsafe { wave.publish(&mut |_, why| copied.given_up.count(why)) },
             Err(error) => {
                 copied.given_up.copy_failed = wave.len();
-                // Poison before the destinations are free again, so that no allocation gets one.
+                // Poison before the destinations are freed, so that no allocation gets one.
                 if error.is_lost() {
                     self.blocks.poison();
                 }
@@ -95,7 +85,6 @@ impl Copying {
     }
 }
 
-/// Changes counts of moves.
 pub(super) fn count(counts: &Mutex<MoveCounts>, change: impl FnOnce(&mut MoveCounts)) {
     change(&mut counts.lock().unwrap_or_else(PoisonError::into_inner));
 }

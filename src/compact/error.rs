@@ -1,5 +1,3 @@
-//! Errors of compaction and of resizing.
-
 use std::fmt;
 
 use thiserror::Error;
@@ -40,8 +38,8 @@ pub enum DefragError {
         /// Work done before the failure.
         report: Box<DefragReport>,
     },
-    /// A copy of this run, or of an earlier one, has passed its deadline. No further copies begin
-    /// until it ends.
+    /// A copy of this run, or of an earlier one, is past its deadline. No copy begins until it
+    /// ends.
     #[error("{copy}, past its deadline; its blocks stay held until the copier reports its outcome")]
     CopyOverdue {
         /// The overdue copy.
@@ -49,8 +47,7 @@ pub enum DefragError {
         /// Work done before the failure.
         report: Box<DefragReport>,
     },
-    /// The calling thread is not in a tokio runtime, which the task needs; or the crate was built
-    /// without the feature `tokio`.
+    /// The calling thread is not in a tokio runtime, or the feature `tokio` is off.
     #[error("a background task needs a tokio runtime, and the feature `tokio`")]
     NoRuntime,
 }
@@ -65,7 +62,7 @@ pub enum ResizeError {
     /// The pool cannot shrink to this size.
     #[error(transparent)]
     Shrink(#[from] ShrinkError),
-    /// Too many blocks are in use: those beyond the new end do not fit below it.
+    /// Too many blocks are in use to fit below the new end.
     #[error("{used} blocks are in use; they do not fit into {asked}")]
     NoRoom {
         /// Requested number of blocks.
@@ -80,10 +77,10 @@ pub enum ResizeError {
         asked: usize,
         /// Blocks that cannot move, by id, and the reason for each.
         blocks: Vec<(BlockId, Blocker)>,
-        /// Free frames that wait for a batch in flight to end, or for a thread to leave its cache.
+        /// Free frames that wait for the end of a batch, or that a thread holds.
         retired: usize,
     },
-    /// Another task had the turn to move blocks for as long as the resize's patience.
+    /// Another task had the turn to move blocks for the whole patience of the resize.
     #[error("no turn to move blocks in time for a resize to {asked} blocks{}", Also(holder, ": "))]
     NoTurn {
         /// Requested number of blocks.
@@ -104,7 +101,7 @@ pub enum Blocker {
     Pinned,
     /// It is not sealed: its bytes are not final.
     Open,
-    /// It was movable, but was not moved in time; or the pool has no copier for frames.
+    /// It was movable, but not moved in time; or the pool has no copier for frames.
     Busy,
 }
 

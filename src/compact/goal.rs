@@ -1,5 +1,3 @@
-//! Goals of planning, and plans: moves, steps and shortfalls.
-
 use crate::ids::{FrameId, Order, Run};
 
 /// Goal of a plan.
@@ -23,14 +21,12 @@ pub enum Goal {
     },
 }
 
-/// Default price of a break: a plan for [`Goal::Fragmentation`] joins two maximal free runs or more
-/// for each run of a sequence that it ends and does not join elsewhere.
-///
-/// Every free run becomes at least one run of a later sequence, so joining two of them saves about
-/// one descriptor some time. A break costs one now, which is why it counts twice.
+/// Default price of a break: a plan for [`Goal::Fragmentation`] joins at least two maximal free
+/// runs for each run of a sequence that it ends and does not join elsewhere. Joining two free runs
+/// saves about one descriptor later; a break costs one now, and therefore counts double.
 pub const FRAGMENTATION_PENALTY: u32 = 2;
 
-/// The move of a block from one frame to another.
+/// The move of a block to another frame.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Move {
     /// Source frame; movable in the snapshot.
@@ -39,22 +35,20 @@ pub struct Move {
     pub to: FrameId,
 }
 
-/// Destination of a move that is not placed yet.
 pub(super) const NOWHERE: FrameId = FrameId(u32::MAX);
 
 impl Move {
-    /// Returns a move without a destination yet.
     pub(super) const fn unplaced(from: FrameId) -> Self {
         Self { from, to: NOWHERE }
     }
 }
 
-/// Moves that together empty one region. A part of them gains nothing.
+/// Moves that together empty one region; a part of them gains nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Step {
     /// The emptied region.
     pub region: Run,
-    /// The plan's moves before this index empty this region and those of earlier steps.
+    /// Moves before this index empty this region and those of earlier steps.
     pub end: usize,
 }
 
@@ -67,10 +61,9 @@ pub enum Shortfall {
         /// Moves that the whole goal needs.
         needed: usize,
     },
-    /// Too few frames are free: for a run, its length; for a region, a destination for each of its
-    /// movable blocks.
+    /// Too few frames are free: fewer than a run's length, or than a region's movable blocks.
     Free {
-        /// Free frames; for a region to empty, only those outside of it.
+        /// Free frames; for a region to empty, those outside of it.
         free: usize,
         /// Free frames needed.
         needed: usize,
@@ -84,35 +77,32 @@ pub enum Shortfall {
     },
 }
 
-/// Moves towards a goal, in an order that allows to stop after any [`Step`].
+/// Moves towards a goal; one can stop after any [`Step`].
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Plan {
     /// The moves.
     pub moves: Vec<Move>,
     /// The regions that the moves empty, in order.
     pub steps: Vec<Step>,
-    /// Increase in the number of free aligned runs of the goal's order, or of the snapshot's order
-    /// for goals without one. Negative if a free run had to be filled.
+    /// Increase in the number of free aligned runs of the goal's order, or else of the snapshot's
+    /// order. Negative if a free run had to be filled.
     pub runs_gained: isize,
-    /// Pairs of blocks, neighbours in a sequence, that become neighbours in memory. Evictable
+    /// Pairs of neighbouring blocks of a sequence that become neighbours in memory. Evictable
     /// blocks in adjacent frames count as neighbours in a sequence.
     pub joins: usize,
-    /// Pairs of blocks, neighbours in a sequence, that are neighbours in memory before but not
-    /// after.
+    /// Pairs of neighbouring blocks of a sequence that cease to be neighbours in memory.
     pub breaks: usize,
     /// Decrease in the number of maximal free runs outside of units reserved for growth.
     pub free_joins: isize,
-    /// Increase in the number of growing lists with a free frame behind their last block, where the
+    /// Increase in the number of growing lists with a free frame after their last block, where the
     /// next block continues the run. May be negative.
     pub rooms_gained: isize,
     /// For [`Goal::Run`]: the run that is free after the moves. `None` with a shortfall.
     pub window: Option<Run>,
     /// For [`Goal::Empty`]: frames of the region whose blocks cannot move.
     pub fixed: Vec<FrameId>,
-    /// For [`Goal::Empty`]: frames of the region that are [away](super::FrameKind::Away): free, but
-    /// not in the bitmaps.
+    /// For [`Goal::Empty`]: frames of the region that are [away](super::FrameKind::Away).
     pub away: Vec<FrameId>,
-    /// Why these moves do not reach the goal in full. [`Plan::fixed`] and [`Plan::away`] do not
-    /// count as a shortfall.
+    /// Why the moves do not reach the goal in full, apart from [`Plan::fixed`] and [`Plan::away`].
     pub shortfall: Option<Shortfall>,
 }

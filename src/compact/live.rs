@@ -1,5 +1,3 @@
-//! Snapshots of a pool in use.
-
 use crate::block::{Core, FrameUse};
 use crate::ids::Order;
 use crate::sequence::Sequences;
@@ -7,10 +5,9 @@ use crate::sequence::Sequences;
 use super::{FrameKind, FrameState, Snapshot};
 
 impl Snapshot {
-    /// Returns the state of every frame, as of now or a moment ago.
-    ///
-    /// Scans the bitmaps, the block words and the open sequences, while the pool serves. A block
-    /// shared by several sequences counts for the last of them, by id.
+    /// Returns the current or a very recent state of every frame. Scans the bitmaps, the block
+    /// words and the open sequences while the pool serves. A block shared by several sequences
+    /// counts for the last of them, by id.
     pub fn of(sequences: &Sequences, order: Order) -> Self {
         let blocks: &Core = sequences.blocks();
         let mut frames = frames_of(blocks);
@@ -35,14 +32,12 @@ impl Snapshot {
             .setting_aside(blocks.null_block().is_some(), reserved)
     }
 
-    /// Returns the state of every frame of a pool without sequences.
     pub(crate) fn of_frames(blocks: &Core, order: Order) -> Self {
         Self::new(order, frames_of(blocks), Vec::new())
             .setting_aside(blocks.null_block().is_some(), blocks.counts().reserved)
     }
 }
 
-/// Returns the state of every frame, without the sequences.
 fn frames_of(blocks: &Core) -> Vec<FrameState> {
     let mut frames = vec![FrameState::AWAY; blocks.total_frames()];
     blocks.for_each_free_run(&mut |run| {

@@ -1,34 +1,32 @@
 //! Compaction: blocks move so that scattered frames, free or evictable, form runs.
 //!
-//! [`plan()`] is a pure function of a [`Snapshot`] of every frame at one moment. It returns which
-//! blocks should move where: a hint, since a block may be freed, or a destination taken, before it
-//! is carried out. Such a move is cancelled without affecting the others.
+//! [`plan()`] is a pure function from a [`Snapshot`] of every frame to moves of blocks. It is only
+//! a hint: a move whose block or destination is no longer available is cancelled by itself.
 //!
 //! # Objectives
 //!
 //! - The *fragmentation rate* at order `k` ([`Snapshot::fragmentation`]): one minus the number of
 //!   free aligned runs of `2^k`, divided by the number that the free frames could form. Free frames
 //!   outside of the bitmaps are in no run.
-//! - The *mean run of a sequence* ([`Snapshot::mean_sequence_run`]), which comes second: blocks
-//!   that are neighbours both in a sequence and in memory share one descriptor of a transfer.
+//! - Second, the *mean run of a sequence* ([`Snapshot::mean_sequence_run`]): blocks that are
+//!   neighbours both in a sequence and in memory share one descriptor of a transfer.
 //!
-//! A run of a sequence that is broken costs a descriptor in every later transfer, so breaks have a
-//! [price](FRAGMENTATION_PENALTY), and a plan that does not pay is empty. Three kinds of frames
-//! deserve a rule:
+//! A broken run of a sequence costs a descriptor in every later transfer, so breaks have a
+//! [price](FRAGMENTATION_PENALTY). Three kinds of frames have rules of their own:
 //!
-//! - *Frames reserved for growth* wait behind a list that grows. They are neither destinations nor
-//!   holes to cure, except for a request that waits for a run at a given place.
+//! - *Frames reserved for growth*, after a growing list, are neither destinations nor holes to
+//!   fill, except for a request that waits for a run at a given place.
 //! - *Evictable* blocks are dropped from the frames to which others move, and stay in all others. A
-//!   plan for a [`Snapshot`] as it is, and for a frame pool, moves them instead; so does a shrink,
-//!   while there is room.
-//! - *Fixed* blocks stay: unsealed, pinned or moving ones. A report counts them.
+//!   plan for an unchanged [`Snapshot`], and for a frame pool, moves them instead; so does a
+//!   shrink, while there is room.
+//! - *Fixed* blocks (unsealed, pinned or moving) stay. A report counts them.
 //!
 //! # Files
 //!
-//! `snapshot` the input · `goal` goals and plans · `plan` the planner, and why greedy is enough ·
-//! `plan/map` the snapshot as bitmaps · `plan/choose` which regions are emptied · `plan/donors`
-//! which frames are filled · `plan/steps` which steps do not pay · `plan/place` which block goes to
-//! which frame · `plan/window` the goals that concern a given place · `turns` one run at a time.
+//! `snapshot` the input · `goal` goals and plans · `plan` the planner, and why greedy is optimal ·
+//! `plan/map` the snapshot as bitmaps · `plan/choose` the regions to empty · `plan/donors` the
+//! frames to fill · `plan/steps` the steps that do not pay · `plan/place` which block moves to
+//! which frame · `plan/window` goals at a given place · `turns` one run at a time.
 
 mod bytes;
 mod compactor;

@@ -1,5 +1,3 @@
-//! Options of a compaction.
-
 use std::time::Duration;
 
 use crate::config::FRAME_BITS;
@@ -18,9 +16,9 @@ pub struct DefragOptions {
     pub order: Option<Order>,
     /// Maximum number of bytes to move; by default, all moves that gain a run.
     pub budget_bytes: Option<u64>,
-    /// Bytes copied per wave, but at least one block; by default, the [storage's
-    /// choice](crate::storage::Storage::wave_bytes). While a wave is being copied, as many bytes of
-    /// free blocks are held.
+    /// Bytes copied per wave, at least one block; by default, the [storage's
+    /// choice](crate::storage::Storage::wave_bytes). Free blocks of as many bytes are held
+    /// meanwhile.
     pub wave_bytes: Option<usize>,
     /// Price of a broken run of a sequence, in joined free runs; 0 gains runs at any cost.
     pub fragmentation_penalty: u32,
@@ -42,8 +40,7 @@ impl Default for DefragOptions {
 }
 
 impl DefragOptions {
-    /// Returns the defaults: the pool's order, no budget, waves as the storage
-    /// prefers them.
+    /// Returns the defaults: the pool's order, no budget, the storage's wave size.
     pub fn new() -> Self {
         Self::default()
     }
@@ -60,13 +57,13 @@ impl DefragOptions {
         self
     }
 
-    /// Sets how many bytes to copy per wave.
+    /// Sets the number of bytes per wave.
     pub fn wave_bytes(mut self, bytes: usize) -> Self {
         self.wave_bytes = Some(bytes);
         self
     }
 
-    /// Sets the price of ending a run of a sequence, in maximal free runs joined.
+    /// Sets the price of a broken run of a sequence, in joined free runs.
     pub fn fragmentation_penalty(mut self, frames: u32) -> Self {
         self.fragmentation_penalty = frames;
         self

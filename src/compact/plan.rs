@@ -4,37 +4,35 @@
 //!
 //! A *region* is an aligned run of `R = 2^k` frames. It can be emptied if it holds only free and
 //! movable frames, and at least one movable one. A *hole* is a free frame of a region that is not
-//! entirely free; let there be `H` holes.
+//! entirely free; there are `H` holes.
 //!
-//! Suppose that a plan empties `e` regions that contain `m` blocks. The `eR - m` free frames in
-//! them are holes that cannot be filled, so that `m <= H - (eR - m)`, which is **`eR <= H`: the
-//! number of emptied regions is limited, but not their choice**. Therefore at most
-//! `min(H / R, regions that can be emptied)` runs can be gained, and the cheapest are those with the
-//! fewest blocks. Emptied in ascending order of cost, every prefix is optimal for its cost, which a
-//! budget needs. `tests` compares with an exhaustive search.
+//! A plan that empties `e` regions with `m` blocks cannot fill the `eR - m` holes in them, so that
+//! `m <= H - (eR - m)`, which is **`eR <= H`: the number of emptied regions is limited, but not
+//! their choice**. At most `min(H / R, regions that can be emptied)` runs can be gained, and the
+//! cheapest are those with the fewest blocks. In ascending order of cost, every prefix is optimal
+//! for its cost, as a budget requires. `tests` compares with an exhaustive search.
 //!
 //! # The price of breaks
 //!
-//! Each run of a sequence is a descriptor in every later transfer, and a free run becomes at least
-//! one run of a later sequence. A plan for [`Goal::Fragmentation`] therefore has a worth, in runs:
+//! A free run becomes at least one run of a later sequence, and each run of a sequence is a
+//! descriptor in every transfer. A plan for [`Goal::Fragmentation`] thus has a worth, in runs:
 //!
 //! ```text
 //! worth = free_joins + price * (joins + rooms_gained - breaks)
 //! ```
 //!
-//! where `free_joins` is the decrease in the number of maximal free runs, and a *room* is a free
-//! frame behind the last block of a list that grows. While the worth is less than half of
-//! `free_joins`, the steps whose own worth is negative are dropped; a plan whose worth stays negative
-//! is empty. Repeated planning ends, because each plan gains free runs and lowers no worth. At a
-//! price of 0, the plan is the optimum above. Other goals have no price.
+//! `free_joins` is the decrease in the number of maximal free runs, and a *room* is a free frame
+//! after the last block of a growing list. While the worth is less than half of `free_joins`, the
+//! steps with negative worth are dropped; a plan whose worth stays negative is empty. Repeated
+//! planning ends, because each plan gains free runs and lowers no worth. Other goals have no price.
 //!
 //! The remaining choices favour later plans:
 //!
-//! - among equally sparse regions: first those whose borders no run of a sequence crosses, then
+//! - among equally sparse regions, first those whose borders no run of a sequence crosses, then
 //!   those that complete a free unit;
-//! - destinations: the holes of the fullest regions, so that sparse regions stay cheap;
-//! - the assignment of blocks to holes: as many neighbours in a sequence as possible become or stay
-//!   neighbours in memory (`place`).
+//! - as destinations, the holes of the fullest regions, so that sparse regions stay cheap;
+//! - an assignment of blocks to holes that makes or keeps as many neighbours in a sequence as
+//!   possible neighbours in memory (`place`).
 //!
 //! # Invariants
 //!
@@ -47,8 +45,7 @@
 //! after all moves:  free_runs + runs_gained,  links + joins - breaks
 //! ```
 //!
-//! The time is linear in frames, moves and the extents of sequences. No comparison sort and no
-//! hashing is used.
+//! The time is linear in frames, moves and sequences' extents, without comparison sorts or hashing.
 
 mod choose;
 mod donors;
@@ -64,15 +61,14 @@ use self::steps::Gain;
 use super::goal::{Goal, Move, Plan, Step};
 use super::snapshot::Snapshot;
 
-/// Number of times that steps are dropped before the plan is given up.
 const ROUNDS: usize = 4;
 
 /// Returns the best plan towards `goal` with at most `moves_max` moves, at a price of each break in
 /// maximal free runs ([`FRAGMENTATION_PENALTY`](super::FRAGMENTATION_PENALTY) by default).
 ///
 /// Pure and deterministic; takes some milliseconds per million frames. A plan without gain is
-/// empty. At a price of 0, planning again after all moves of an unlimited plan returns no move. At a
-/// higher one, it may return further moves that pay, a limited number of times.
+/// empty. After all moves of an unlimited plan, planning again returns no move at a price of 0; at
+/// a higher one it may return further moves that pay, a limited number of times.
 pub fn plan(snapshot: &Snapshot, goal: Goal, moves_max: usize, fragmentation_penalty: u32) -> Plan {
     match goal {
         Goal::Fragmentation { order } => {
@@ -87,7 +83,6 @@ pub fn plan(snapshot: &Snapshot, goal: Goal, moves_max: usize, fragmentation_pen
     }
 }
 
-/// Plans, and drops the steps that cost more than they gain, until the plan pays.
 fn worthwhile(map: &Map<'_>, order: Order, moves_max: usize, fragmentation_penalty: u32) -> Plan {
     let mut plan = defragment(map, order, moves_max, fragmentation_penalty > 0);
     let price = i64::from(fragmentation_penalty);
@@ -95,7 +90,7 @@ fn worthwhile(map: &Map<'_>, order: Order, moves_max: usize, fragmentation_penal
     for _ in 0..ROUNDS {
         let links = plan.joins as i64 - plan.breaks as i64 + plan.rooms_gained as i64;
         let free_joins = plan.free_joins as i64;
-        // Steps that gain much do not hide many that lose: half of the gain must be left.
+        // Half of the gain must be left, so that steps that gain much do not hide many that lose.
         if free_joins + 2 * price * links >= 0 && free_joins + price * links >= 0 || price == 0 {
             return plan;
         }
@@ -110,7 +105,6 @@ fn worthwhile(map: &Map<'_>, order: Order, moves_max: usize, fragmentation_penal
     Plan::default()
 }
 
-/// Returns a plan without the steps that lose, and what its steps gain.
 fn without(map: &Map<'_>, plan: &Plan, gains: &[Gain], price: i64) -> (Plan, Vec<Gain>) {
     let mut kept = Plan { shortfall: plan.shortfall, ..Plan::default() };
     let mut start = 0;
@@ -150,8 +144,7 @@ fn defragment(map: &Map<'_>, order: Order, moves_max: usize, spares_runs: bool) 
         emptied.iter().zip(&map.movable).map(|(region, movable)| region & movable).collect();
     let links = place::place(map, order, &emptied, &leaving, &mut moves);
     Plan {
-        // Each step gains a run, and no destination is in a free run, because there are enough
-        // holes.
+        // Each step gains a run. No destination is in a free run, because there are enough holes.
         runs_gained: steps.len() as isize,
         shortfall: chosen.shortfall(),
         joins: links.joins,

@@ -1,5 +1,3 @@
-//! Reports of compactions and resizes.
-
 use std::fmt;
 use std::time::Duration;
 
@@ -81,44 +79,41 @@ pub struct DefragReport {
     pub moved_blocks: usize,
     /// Bytes of the moved blocks.
     pub moved_bytes: u64,
-    /// Evictable blocks that were dropped from the frames to which blocks moved.
+    /// Evictable blocks dropped from the frames to which blocks moved.
     #[cfg_attr(feature = "serde", serde(default))]
     pub dropped_blocks: usize,
     /// Planned moves that did not take place.
     pub given_up: GivenUp,
-    /// Waves, which are the groups of moves that were copied together.
+    /// Waves: groups of moves that were copied together.
     pub waves: usize,
-    /// Time from the first snapshot of the pool to the last publication, without the wait for other
-    /// runs.
+    /// Time from the first snapshot to the last publication, without waits for other runs.
     pub time: Duration,
-    /// Fragmentation rate before the run at the order of its goal, 0 to 1; see
+    /// Fragmentation rate at the order of the goal before the run, 0 to 1; see
     /// [`Fragmentation::rate`](crate::Fragmentation::rate).
     pub fragmentation_before: f64,
-    /// The same after the run. Vacated frames that a batch in flight may still read are not free
-    /// yet.
+    /// The same after the run. Vacated frames that a batch may still read are not free yet.
     pub fragmentation_after: f64,
-    /// The same before the run over free and evictable frames, as if all evictable blocks had been
-    /// evicted; see [`Pool::available_fragmentation`](crate::pool::Pool::available_fragmentation).
+    /// The same before the run, over free and evictable frames; see
+    /// [`Pool::available_fragmentation`](crate::pool::Pool::available_fragmentation).
     pub available_fragmentation_before: f64,
     /// The same after the run over free and evictable frames.
     pub available_fragmentation_after: f64,
-    /// Increase in the number of aligned runs of free and evictable frames of the goal's order. It
-    /// may be negative, because other threads allocate and free meanwhile.
+    /// Increase in the number of aligned runs of free and evictable frames of the goal's order.
+    /// Negative if other threads have undone more.
     pub runs_gained: isize,
-    /// Blocks that could not move at the run's last look at the pool: unsealed, pinned, or moving.
+    /// Blocks that could not move at the run's last snapshot: unsealed, pinned, or moving.
     pub fixed_blocks: usize,
 }
 
 impl DefragReport {
-    /// Returns whether blocks were moved, and the pool is more fragmented than before: other
-    /// threads have undone more than the moves gained.
+    /// Returns whether blocks were moved, and the pool is more fragmented than before.
     pub fn is_worse(&self) -> bool {
         let is_more_fragmented = self.available_fragmentation_after > self.available_fragmentation_before;
         self.moved_blocks > 0 && self.runs_gained < 0 && is_more_fragmented
     }
 }
 
-/// What the background task does, or why it rests.
+/// What the background task does, or why it pauses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
@@ -126,14 +121,14 @@ impl DefragReport {
 pub enum CompactionState {
     /// It moves blocks.
     Moving,
-    /// Free and evictable frames are no more fragmented than the
-    /// [threshold](super::DefragConfig::threshold), or than the growth of sequences explains.
+    /// The fragmentation of free and evictable frames is below the
+    /// [threshold](super::DefragConfig::threshold), or explained by the growth of sequences.
     Contiguous,
-    /// It waits for batches that may read the frames which the last run vacated.
+    /// It waits for batches that may read frames vacated by the last run.
     Batches,
     /// The last run found no move that pays, or most of its moves were cancelled.
     NoGain,
-    /// It has moved its [share](super::DefragConfig::share) of the blocks that were allocated.
+    /// It has moved its [share](super::DefragConfig::share) of the allocated blocks.
     Share,
 }
 
@@ -162,10 +157,8 @@ impl fmt::Display for CompactionState {
     }
 }
 
-/// A copy of a wave that has passed its deadline.
-///
-/// Its blocks stay where they are, and keep their destination frames held, until the copier reports
-/// the outcome or drops the callback.
+/// A copy of a wave that has passed its deadline. Its blocks stay in place, and their destination
+/// frames stay held, until the copier reports the outcome or drops the callback.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -186,12 +179,12 @@ impl fmt::Display for OverdueCopy {
 }
 
 /// Counts of moves since the pool was built, over all compactions, resizes and runs made for
-/// waiting requests. Exact, also if a run was dropped half-way.
+/// waiting requests. Exact even if a run was dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct MoveCounts {
-    /// Turns that compactions and shrinks had, including those that moved nothing.
+    /// Turns of compactions and shrinks, including those that moved nothing.
     pub runs: u64,
     /// Waves that were copied.
     pub waves: u64,
@@ -199,7 +192,7 @@ pub struct MoveCounts {
     pub moved_blocks: u64,
     /// Bytes of the moved blocks.
     pub moved_bytes: u64,
-    /// Evictable blocks that were dropped from the frames to which blocks moved.
+    /// Evictable blocks dropped from the frames to which blocks moved.
     #[cfg_attr(feature = "serde", serde(default))]
     pub dropped_blocks: u64,
     /// Planned moves that did not take place, by reason.
@@ -213,28 +206,25 @@ pub struct MoveCounts {
 pub struct DefragTotals {
     /// Runs that moved at least one block.
     pub runs: usize,
-    /// Runs that ended because a copy failed. Moves completed before the failure are counted below.
+    /// Runs that ended because a copy failed. Earlier moves are counted below.
     pub failed: usize,
-    /// Inspections of the pool, including runs.
+    /// Inspections of the pool, including those of runs.
     pub looks: usize,
     /// Blocks that were moved.
     pub moved_blocks: usize,
     /// Bytes of the moved blocks.
     pub moved_bytes: u64,
-    /// Evictable blocks that were dropped from the frames to which blocks moved.
+    /// Evictable blocks dropped from the frames to which blocks moved.
     #[cfg_attr(feature = "serde", serde(default))]
     pub dropped_blocks: usize,
     /// Planned moves that did not take place.
     pub given_up: GivenUp,
     /// Waves of moves.
     pub waves: usize,
-    /// Increase in the number of aligned runs of free and evictable frames of the task's order,
-    /// summed over the runs.
+    /// Increase in the number of aligned runs of free and evictable frames, over all runs.
     pub runs_gained: isize,
     /// Time spent in runs.
     pub time: Duration,
-    /// Sums of the fragmentation rates, 0 to 1 each, before and after each of the `runs`. The
-    /// methods of these names return the means.
     fragmentation_before_sum: f64,
     fragmentation_after_sum: f64,
     available_fragmentation_before_sum: f64,
@@ -242,26 +232,22 @@ pub struct DefragTotals {
 }
 
 impl DefragTotals {
-    /// Returns the mean of [`DefragReport::fragmentation_before`] over the [`runs`](Self::runs); 0
-    /// if there were none.
+    /// Returns the mean of [`DefragReport::fragmentation_before`]; 0 without runs.
     pub fn fragmentation_before(&self) -> f64 {
         self.fragmentation_before_sum / self.runs.max(1) as f64
     }
 
-    /// Returns the mean of [`DefragReport::fragmentation_after`] over the [`runs`](Self::runs); 0
-    /// if there were none.
+    /// Returns the mean of [`DefragReport::fragmentation_after`]; 0 without runs.
     pub fn fragmentation_after(&self) -> f64 {
         self.fragmentation_after_sum / self.runs.max(1) as f64
     }
 
-    /// Returns the mean of [`DefragReport::available_fragmentation_before`] over the
-    /// [`runs`](Self::runs); 0 if there were none.
+    /// Returns the mean of [`DefragReport::available_fragmentation_before`]; 0 without runs.
     pub fn available_fragmentation_before(&self) -> f64 {
         self.available_fragmentation_before_sum / self.runs.max(1) as f64
     }
 
-    /// Returns the mean of [`DefragReport::available_fragmentation_after`] over the
-    /// [`runs`](Self::runs); 0 if there were none.
+    /// Returns the mean of [`DefragReport::available_fragmentation_after`]; 0 without runs.
     pub fn available_fragmentation_after(&self) -> f64 {
         self.available_fragmentation_after_sum / self.runs.max(1) as f64
     }
@@ -296,7 +282,7 @@ pub struct ResizeReport {
     pub to: usize,
     /// Blocks that were moved out of the way, reported as for a compaction.
     pub moved: DefragReport,
-    /// Total time, including waits for other runs and for batches to end.
+    /// Total time, including waits for other runs and for batches.
     pub time: Duration,
 }
 

@@ -10,8 +10,7 @@
 //!           passes over the turn undoes the shrink; the next poll takes a turn and begins again
 //! ```
 //!
-//! The pool is consistent at every moment, and allocations continue. If the shrink is dropped
-//! half-way, the pool keeps its size.
+//! The pool is always consistent, and keeps its size if the shrink is dropped.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,21 +27,18 @@ use super::options::DefragOptions;
 use super::turns::Turn;
 use super::{Bytes, Goal, ResizeError, ResizeReport};
 
-/// Default of [`ResizeOptions::patience`].
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Shortest and longest pause between two checks for newly freed frames.
 const LOOK_EVERY: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(5));
 
 /// Options of a resize.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ResizeOptions {
-    /// Time without any progress after which a shrink gives up. It waits for batches in flight to
-    /// end and for open blocks to be sealed; and before, as long again at most, for its turn to
-    /// move blocks.
+    /// Time without progress after which a shrink gives up. A shrink waits for its turn, at most
+    /// this long, and then for batches in flight to end and for open blocks to be sealed.
     pub patience: Duration,
-    /// Options of the moves, of which [`wave_bytes`](DefragOptions::wave_bytes) and
+    /// Options of the moves: only [`wave_bytes`](DefragOptions::wave_bytes) and
     /// [`copy_deadline`](DefragOptions::copy_deadline) apply.
     pub moves: DefragOptions,
 }
@@ -54,12 +50,12 @@ impl Default for ResizeOptions {
 }
 
 impl ResizeOptions {
-    /// Returns the defaults: a patience of 200 ms, and waves of the storage's choice.
+    /// Returns the defaults: a patience of 200 ms, and the storage's wave size.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets how long to wait without progress.
+    /// Sets the time without progress after which a shrink gives up.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
@@ -73,13 +69,10 @@ impl ResizeOptions {
 }
 
 impl Compactor {
-    /// Shrinks the pool to `blocks` blocks, which must be fewer than it has.
-    ///
-    /// Blocks in use beyond the new end are moved below it. The memory of the removed frames is
-    /// returned to the system.
+    /// Shrinks the pool to `blocks` blocks, which must be fewer than it has. Moves blocks beyond
+    /// the new end below it, and returns the memory of the removed frames to the system.
     ///
     /// # Errors
-    ///
     /// [`ResizeError`]; the pool keeps its size, though some blocks may be in other frames.
     pub async fn shrink(&self, blocks: usize, options: ResizeOptions) -> Result<ResizeReport, ResizeError> {
         let turn = self.turn(TurnTask::Resize);
@@ -98,8 +91,7 @@ impl Compactor {
         let mut run = self.run(&options.moves, turn);
         let mut progress = Progress::new();
         let shrinking = loop {
-            // Before each await the shrink is left with the turn, and undone if that is passed
-            // over.
+            // Left with the turn before each await, and undone if the turn is passed over.
             let shrinking = match run.turn.resume() {
                 Some(shrinking) => shrinking,
                 None => {
@@ -119,7 +111,7 @@ impl Compactor {
             if shrinking.remaining() == 0 {
                 break shrinking;
             }
-            // Evictable blocks move as far as there is room, and are evicted otherwise.
+            // Evictable blocks move while there is room, and are evicted otherwise.
             let over = (core.recount().used() + core.reserve() + core.evictable()).saturating_sub(blocks);
             core.evict_free(over);
             if !self.bytes().are_known() {
@@ -164,8 +156,8 @@ impl Compactor {
     }
 }
 
-/// Progress of a shrink. If it begins again because its turn was passed over, its patience does
-/// not: a resize that is rarely polled gives up, too.
+/// Progress of a shrink. It outlives a shrink that restarts because its turn was passed over, so
+/// that a rarely polled resize gives up, too.
 struct Progress {
     missing: usize,
     is_made: bool,
@@ -193,13 +185,11 @@ impl Progress {
     }
 }
 
-/// Checks that the blocks in use and the reserve fit into `blocks` blocks.
 fn has_room(core: &Core, blocks: usize) -> Result<(), ResizeError> {
     let used = core.recount().used() + core.reserve();
     if used > blocks { Err(ResizeError::NoRoom { asked: blocks, used }) } else { Ok(()) }
 }
 
-/// Returns the error that names the blocks in the way of a shrink.
 fn blocked(core: &Core, shrinking: &Shrinking, asked: usize) -> ResizeError {
     let region: Frames = shrinking.region();
     let mut blocks: Vec<(BlockId, Blocker)> = Vec::new();

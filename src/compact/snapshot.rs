@@ -1,6 +1,4 @@
-//! The planner's view of every frame of a pool at one moment.
-//!
-//! # A frame's state
+//! The planner's view of every frame of a pool at one moment. The bits of a frame's state:
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
@@ -8,17 +6,16 @@
 //! | 30..61 | sequence | index into the snapshot's sequences; all ones for none |
 //! | 61..64 | kind | [`FrameKind`] |
 //!
-//! The lower 61 bits are the *key*. Two frames `f` and `f + 1` are *linked* if the key of the
-//! second is the key of the first plus one: they are neighbours both in a sequence and in memory.
-//! No link leads into or out of a frame without a sequence, because [`PLACE_MAX`] keeps the last
-//! places unused. Evictable blocks in adjacent frames count as linked, since most come from one
-//! sequence: their key is a number above all sequences, with their frame as the place.
+//! The lower 61 bits are the *key*. Frames `f` and `f + 1` are *linked* if the second key is the
+//! first plus one: they are neighbours both in a sequence and in memory. Frames without a sequence
+//! are not linked, because [`PLACE_MAX`] keeps the last places unused. Evictable blocks in adjacent
+//! frames are, since most come from one sequence: their sequence is a number above all others, and
+//! their place is their frame.
 //!
-//! The *ends* are the frames of the last blocks of lists that grow. The frame behind an end is the
+//! The *ends* are the frames of the last blocks of growing lists. The frame after an end is the
 //! list's *room* if it is free: the next block continues the run there.
 //!
-//! A snapshot of a pool in use is not atomic: a block may appear twice, or not at all. It is only a
-//! hint to the planner.
+//! A snapshot of a pool in use is not atomic: a block may appear twice, or not at all.
 
 use std::fmt;
 
@@ -33,7 +30,7 @@ const SEQUENCE_BITS: u32 = 31;
 pub(super) const KIND_SHIFT: u32 = PLACE_BITS + SEQUENCE_BITS;
 const NO_SEQUENCE: u32 = (1 << SEQUENCE_BITS) - 1;
 
-/// Stands for the sequences of evictable blocks, whose places are their frames.
+/// The sequence of evictable blocks, whose places are their frames.
 pub(super) const CACHED: u32 = NO_SEQUENCE - 1;
 
 const _: () = assert!(KIND_SHIFT + 3 == u64::BITS);
@@ -52,11 +49,10 @@ pub enum FrameKind {
     Away = 1,
     /// Owned, sealed and unpinned: its block can move.
     Movable = 2,
-    /// Owned, and open, pinned or already moving; or the null block's: its block stays.
+    /// Open, pinned or already moving, or the null block's: its block stays.
     Fixed = 3,
-    /// Free in the bitmaps, in a unit that a sequence reserves for its growth: a block moves here
-    /// only for a goal at a given place ([`Goal::Run`](super::Goal::Run) and
-    /// [`Goal::Empty`](super::Goal::Empty)).
+    /// Free in the bitmaps, in a unit reserved for growth: a block moves here only for a goal at a
+    /// given place ([`Goal::Run`](super::Goal::Run) and [`Goal::Empty`](super::Goal::Empty)).
     ReservedForGrowth = 5,
     /// Evictable: its block can move, or be dropped by an allocation.
     Evictable = 6,
@@ -74,17 +70,17 @@ impl FrameKind {
     }
 }
 
-/// The state of a frame: its [`FrameKind`], and the sequence and place of its block, if any.
+/// A frame's [`FrameKind`], and the sequence and place of its block, if any.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct FrameState(u64);
 
 impl FrameState {
-    /// State of a free frame.
+    /// A free frame.
     pub const FREE: Self = Self::new(FrameKind::Free, None);
-    /// State of a frame that is free but cannot be a destination.
+    /// A frame that is free but cannot be a destination.
     pub const AWAY: Self = Self::new(FrameKind::Away, None);
-    /// State of a free frame in a unit reserved for growth.
+    /// A free frame in a unit reserved for growth.
     pub const RESERVED_FOR_GROWTH: Self = Self::new(FrameKind::ReservedForGrowth, None);
 
     /// Returns the state of `frame` that holds an evictable block.
@@ -92,11 +88,10 @@ impl FrameState {
         Self((FrameKind::Evictable as u64) << KIND_SHIFT | Self::key_of(CACHED as usize, frame.0))
     }
 
-    /// Returns the state of a frame of `kind` that holds `block`, if any.
-    ///
-    /// The block is given as the sequence's index in the snapshot, and its place in the sequence.
-    /// For a block of several sequences, any one of them may be named. Free and evictable frames,
-    /// sequences from 2^31 - 2 on, and places beyond [`PLACE_MAX`], count as without a sequence.
+    /// Returns the state of a frame of `kind` that holds `block`, if any: the sequence's index in
+    /// the snapshot, and the place in the sequence. For a shared block, name any of its sequences.
+    /// Free and evictable frames, sequences from 2^31 - 2 on, and places beyond [`PLACE_MAX`] count
+    /// as without a sequence.
     #[inline]
     pub const fn new(kind: FrameKind, block: Option<(u32, u32)>) -> Self {
         let is_owned = matches!(kind, FrameKind::Movable | FrameKind::Fixed);
@@ -109,7 +104,7 @@ impl FrameState {
         Self((kind as u64) << KIND_SHIFT | key)
     }
 
-    /// Returns what the planner may do with the frame.
+    /// Returns the kind.
     #[inline]
     pub const fn kind(self) -> FrameKind {
         match self.0 >> KIND_SHIFT {
@@ -122,26 +117,23 @@ impl FrameState {
         }
     }
 
-    /// Returns the block as the sequence's index in the snapshot and the place in that sequence.
+    /// Returns the block as its sequence's index in the snapshot and its place in that sequence.
     #[inline]
     pub const fn block(self) -> Option<(u32, u32)> {
         let sequence = (self.key() >> PLACE_BITS) as u32;
         if sequence >= CACHED { None } else { Some((sequence, self.0 as u32 & ((1 << PLACE_BITS) - 1))) }
     }
 
-    /// Returns the whole word; see the [module docs](self).
     #[inline]
     pub(super) const fn bits(self) -> u64 {
         self.0
     }
 
-    /// Returns sequence and place as one number.
     #[inline]
     pub(super) const fn key(self) -> u64 {
         self.0 & !(7 << KIND_SHIFT)
     }
 
-    /// Returns the key of a place in a sequence.
     #[inline]
     pub(super) const fn key_of(sequence: usize, place: u32) -> u64 {
         (sequence as u64) << PLACE_BITS | place as u64
@@ -153,7 +145,7 @@ impl FrameState {
         ((key >> PLACE_BITS) as usize, key as u32 & ((1 << PLACE_BITS) - 1))
     }
 
-    /// Returns true if the block in the frame after this one is the next in the same sequence.
+    /// Returns whether the frame after this one holds the next block of the same sequence.
     #[inline]
     pub(super) const fn is_linked_to(self, next: Self) -> bool {
         self.key() + 1 == next.key()
@@ -175,39 +167,31 @@ pub struct Snapshot {
     order: Order,
     frames: Vec<FrameState>,
     sequences: Vec<SequenceId>,
-    /// One bit per frame with the last block of a list that grows; empty if there is none.
+    /// One bit per frame with the last block of a growing list; empty if there is none.
     ends: Vec<u64>,
-    /// See [`dropped`](Self::dropped).
     dropped: Vec<u64>,
-    /// Number of frames of the null block (0 or 1), and of the reserve.
+    /// Number of null blocks (0 or 1), and of frames in the reserve.
     null: usize,
     reserved: usize,
 }
 
 impl Snapshot {
-    /// Returns a snapshot of `frames`, indexed by number.
-    ///
-    /// `order` is that at which the pool measures fragmentation.
-    ///
-    /// The frames' states name sequences by their index in `sequences`. An index past its end
-    /// counts as a sequence in every measure here, but the planner does not look for its
-    /// neighbours.
+    /// Returns a snapshot of `frames`, indexed by number. The pool measures fragmentation at
+    /// `order`. Frames name sequences by their index in `sequences`; an index past its end counts
+    /// as a sequence in every measure here, but the planner ignores its neighbours.
     pub const fn new(order: Order, frames: Vec<FrameState>, sequences: Vec<SequenceId>) -> Self {
         Self { order, frames, sequences, ends: Vec::new(), dropped: Vec::new(), null: 0, reserved: 0 }
     }
 
-    /// Excludes a null block, and `reserved` blocks in the reserve, from the measures.
-    ///
-    /// Frames of the reserve are [away](FrameKind::Away). Both are set aside at the front of a
-    /// pool, where they leave no room for a run.
+    /// Excludes a null block and `reserved` blocks of the reserve, whose frames are
+    /// [away](FrameKind::Away), from the measures. Both are in front, where they leave no room for
+    /// a run.
     pub const fn setting_aside(mut self, has_null_block: bool, reserved: usize) -> Self {
         (self.null, self.reserved) = (has_null_block as usize, reserved);
         self
     }
 
-    /// Notes the frames of the last blocks of lists that grow.
-    ///
-    /// Frames outside of the snapshot are ignored.
+    /// Sets the ends: the last frames of growing lists. Ignores frames outside of the snapshot.
     pub fn with_ends(mut self, ends: impl IntoIterator<Item = FrameId>) -> Self {
         self.ends = vec![0; self.frames.len().div_ceil(64)];
         for end in ends.into_iter().filter(|end| end.index() < self.frames.len()) {
@@ -216,9 +200,9 @@ impl Snapshot {
         self
     }
 
-    /// Returns the snapshot as if those evictable blocks had been dropped that `can_go` by their
-    /// frames. In a reserved for growth unit, their frames are reserved for growth. Those that stay
-    /// become `staying`, if given.
+    /// Returns the snapshot as if the evictable blocks whose frames `can_go` accepts were dropped.
+    /// Frames of reserved units are then reserved for growth. The others become `staying`, if
+    /// given.
     pub(super) fn without_evictable(
         mut self,
         can_go: impl Fn(FrameId) -> bool,
@@ -246,18 +230,18 @@ impl Snapshot {
         self
     }
 
-    /// Returns one bit per frame whose evictable block counts as dropped, or nothing if none does:
-    /// a block can move there, but a list does not grow there.
+    /// Returns one bit per frame whose evictable block counts as dropped, or nothing if none does.
+    /// Blocks can move there, but lists do not grow there.
     pub(super) fn dropped(&self) -> &[u64] {
         &self.dropped
     }
 
-    /// Returns one bit per frame with the last block of a list that grows, or nothing if none does.
+    /// Returns one bit per end, or nothing if there is none.
     pub(super) fn ends(&self) -> &[u64] {
         &self.ends
     }
 
-    /// Returns the number of lists that can grow into the frame behind their last block.
+    /// Returns the number of rooms: lists that can grow into the frame after their last block.
     pub fn rooms(&self) -> usize {
         let is_end =
             |frame: usize| self.ends.get(frame / 64).is_some_and(|word| word >> (frame % 64) & 1 == 1);
@@ -290,7 +274,6 @@ impl Snapshot {
         self.runs_of(order, FrameKind::is_free)
     }
 
-    /// Returns the number of aligned runs of `2^order` frames whose kinds are all of `which`.
     fn runs_of(&self, order: Order, which: impl Fn(FrameKind) -> bool) -> usize {
         if order.0 >= usize::BITS as u8 {
             return 0;
@@ -299,20 +282,16 @@ impl Snapshot {
         self.frames.chunks_exact(order.frames()).filter(is_of).count()
     }
 
-    /// Returns the fragmentation rate at `order`, 0 to 1.
-    ///
-    /// It is one minus the number of free aligned runs of `2^order` frames, divided by the number
-    /// that the same free frames would form under the best placement of all blocks. The rate is 0
-    /// if no such run is possible. Frames that are [away](FrameKind::Away) count as free, but are
-    /// in no run; frames of the reserve do not count as free.
+    /// Returns the fragmentation rate at `order`, 0 to 1: one minus the number of free aligned runs
+    /// of `2^order` frames, divided by the number that the same free frames would form under the
+    /// best placement of all blocks; 0 if no such run is possible. [Away](FrameKind::Away) frames
+    /// count as free, but are in no run; frames of the reserve do not count.
     pub fn fragmentation(&self, order: Order) -> f64 {
         self.outside_of_runs(order, FrameKind::is_free)
     }
 
-    /// Returns the fragmentation rate at `order` over free and evictable frames, 0 to 1.
-    ///
-    /// It is [`fragmentation`](Self::fragmentation) as it would be after all evictable blocks were
-    /// dropped: the share of the runs that no eviction can provide, but moves could.
+    /// Returns [`fragmentation`](Self::fragmentation) as if all evictable blocks had been dropped:
+    /// the share of the runs that no eviction can provide, but moves could.
     pub fn available_fragmentation(&self, order: Order) -> f64 {
         self.outside_of_runs(order, |kind| kind.is_free() || kind == FrameKind::Evictable)
     }
@@ -345,10 +324,8 @@ impl Snapshot {
         self.frames.windows(2).filter(|pair| pair[0].is_linked_to(pair[1])).count()
     }
 
-    /// Returns the mean length of the runs that sequences occupy, in frames.
-    ///
-    /// One descriptor of a transfer moves one such run. Each block counts for the one sequence that
-    /// its frame names. 0 if no frame names a sequence.
+    /// Returns the mean length of the runs that sequences occupy, in frames; 0 if no frame names a
+    /// sequence. One descriptor of a transfer moves one such run. A shared block counts once.
     pub fn mean_sequence_run(&self) -> f64 {
         let frames = self.frames.iter().filter(|state| state.block().is_some()).count();
         let is_link = |pair: &&[FrameState]| pair[0].is_linked_to(pair[1]) && pair[0].block().is_some();
@@ -356,20 +333,15 @@ impl Snapshot {
         if frames == 0 { 0.0 } else { frames as f64 / (frames - links) as f64 }
     }
 
-    /// Changes the snapshot as if the plan had succeeded in full; vacated frames become free.
-    ///
-    /// # Panics
-    ///
-    /// As for [`apply_moves`](Self::apply_moves).
+    /// Changes the snapshot as if all moves of the plan had succeeded, as
+    /// [`apply_moves`](Self::apply_moves) does.
     pub fn apply(&mut self, plan: &Plan) {
         self.apply_moves(&plan.moves);
     }
 
-    /// Changes the snapshot as if these moves had been made in this order; vacated frames become
-    /// free.
+    /// Changes the snapshot as if these moves had been made in order; vacated frames become free.
     ///
     /// # Panics
-    ///
     /// If the source of a move cannot move, or its destination is not free. No plan for this
     /// snapshot contains such a move.
     pub fn apply_moves(&mut self, moves: &[Move]) {
@@ -440,7 +412,7 @@ mod tests {
 
     #[test]
     fn fragmentation_is_the_share_of_runs_that_are_missing() {
-        // One run of 4, and 10 free frames; the run that crosses the border at 8 is not aligned.
+        // One run of 4, and 10 free frames; the run across the border at 8 is not aligned.
         let text = "....mm..m.fa..";
         assert_eq!(snapshot(text).free_runs(Order(2)), 1);
         assert_eq!(snapshot(text).count(FrameKind::Free), 9);

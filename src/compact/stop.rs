@@ -1,15 +1,12 @@
-//! The signal that stops a background task.
-
 use std::future::poll_fn;
 use std::task::Poll;
 
 use crate::sync::{AtomicBool, AtomicWaker, Ordering::*, wake};
 
-/// A signal that is given once, and that one task waits for.
+/// A signal that stops a background task: it is given once, and one task waits for it.
 ///
 /// The task stores its waker and then reads the flag; the giver sets the flag and then takes the
-/// waker. Both steps change the waker's word, so that one of them comes second and sees the other's.
-///
+/// waker. Both change the waker's word, so that the second one sees the first one's flag or waker.
 /// Model: `loom-tests/tests/turns.rs`.
 pub struct Stop {
     is_given: AtomicBool,

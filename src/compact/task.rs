@@ -2,8 +2,8 @@
 //! ahead of need while no batch begins.
 //!
 //! ```text
-//! every `interval`:  no batch has begun since the last check?  slices of reclaim, as long as any
-//!                    are reclaim_debt and none begins; yields between two
+//! every `interval`:  no batch has begun since the last check?  slices of reclaim, while there is
+//!                    reclaim debt and none begins; yields between two
 //!                    no change since the last idle check?  double the pause, up to 100 ms
 //!                    batches in flight that may read frames vacated by the last run?  not now
 //!                    no more blocks are free than evictable, and the task has moved its share of
@@ -16,9 +16,8 @@
 //!                    the pool is dropped
 //! ```
 //!
-//! Changes are detected by a counter that the bitmaps keep, and by the clock's word. Events that
-//! change neither (a lease's seal, the end of a pin, a free into a magazine) are noticed within
-//! [`THOROUGH_EVERY`].
+//! A counter of the bitmaps and the clock's word detect changes. Events that change neither (a
+//! lease's seal, the end of a pin, a free into a magazine) are noticed within [`THOROUGH_EVERY`].
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,31 +31,25 @@ use super::options::DefragOptions;
 use super::stop::Stop;
 use super::{CompactionState, DefragError, DefragReport, DefragTotals};
 
-/// Maximum number of checks skipped while runs gain nothing.
 const PATIENCE_MAX: u32 = 32;
 
-/// Longest pause between two checks while the pool does not change, unless the interval is longer.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
-/// Time between two checks that examine the pool even if no counter has changed.
 const THOROUGH_EVERY: Duration = Duration::from_secs(1);
 
-/// Default of [`DefragConfig::share`]. What a move saves in descriptors is worth a small part of
-/// what writing the block has cost.
+/// Default of [`DefragConfig::share`].
 const SHARE: f64 = 0.02;
 
-/// In a pool with as many evictable blocks as free ones, the task runs above this rate at least.
-/// Below, evictions provide runs, and a block that moves among evictable ones of another age keeps
-/// their unit from being evicted as a whole (in a replay at a rate of 4 %, runs of sequences were
-/// 10 % shorter with the moves).
+/// Minimum threshold in a pool with as many evictable blocks as free ones. Below it, evictions
+/// provide runs, and moves among evictable blocks of another age keep units from being evicted as a
+/// whole (at a rate of 4 %, they shortened the runs of sequences in a replay by 10 %).
 const CACHED_THRESHOLD: f64 = 0.25;
 
-/// The task may move this share of the pool more than its share of what was allocated, as a shift.
+/// The task may exceed its share by the pool's size `>> ADVANCE_SHIFT`.
 const ADVANCE_SHIFT: u32 = 6;
 
-/// Time between two runs that empty threads' magazines. It costs a thread a refill, and gives it
-/// blocks that it has not touched lately; more often, this would show in the p99.9 of its
-/// allocations (`benches`: `interference`).
+/// Time between two runs that empty threads' magazines, which costs a thread a refill and cold
+/// blocks. A shorter one would show in the p99.9 of allocations (`benches`: `interference`).
 const TRIM_EVERY: Duration = Duration::from_millis(20);
 
 /// When a background task compacts, and how much at a time.
@@ -66,18 +59,15 @@ pub struct DefragConfig {
     /// The task runs while the fragmentation rate of free and evictable frames is above this share,
     /// 0 to 1; see [`Pool::available_fragmentation`](crate::pool::Pool::available_fragmentation).
     ///
-    /// The task does not count the frames that sequences reserve for their growth, nor as many others
-    /// outside of runs as the ends of sequences may leave: a 64th of the pool, or with a prefix
-    /// cache an eighth of it up to 1,280 frames, and up to a quarter of the frames in use. While no
-    /// more blocks are free than evictable, it rests below a rate of a quarter: evictions provide
-    /// runs then.
+    /// It ignores the frames reserved for growth, and as many others outside of runs as the ends of
+    /// sequences may leave: a 64th of the pool, or with a prefix cache an eighth of it up to 1,280
+    /// frames, and up to a quarter of the frames in use. While no more blocks are free than
+    /// evictable, it pauses below a rate of a quarter, since evictions provide runs.
     pub threshold: f64,
     /// While no more blocks are free than evictable, the task moves at most this share of the
-    /// blocks that are allocated, 0 to 1, and once a 64th of the pool; by default 2 %. Otherwise it
-    /// moves what it can.
+    /// allocated blocks, 0 to 1, and once a 64th of the pool; by default 2 %.
     pub share: f64,
-    /// Time between two checks. While the pool does not change, it grows to 100 ms, or to this
-    /// value if larger.
+    /// Time between two checks. Grows to 100 ms, unless larger, while the pool does not change.
     pub interval: Duration,
     /// Options of each run: by default, all moves that gain a run of the pool's order.
     pub moves: DefragOptions,
@@ -95,10 +85,9 @@ impl Default for DefragConfig {
 }
 
 impl DefragConfig {
-    /// Returns the defaults: a threshold and a share of 2 %, an interval of 2 ms, short waves.
-    ///
-    /// The number of moved blocks is about the same for any threshold up to 10 %, because moves
-    /// that are not made early are made later (`benches`: `churn`).
+    /// Returns the defaults: a threshold and a share of 2 %, an interval of 2 ms, short waves. Any
+    /// threshold up to 10 % moves about the same number of blocks, because moves that are not made
+    /// early are made later (`benches`: `churn`).
     pub fn new() -> Self {
         Self::default()
     }
@@ -109,8 +98,7 @@ impl DefragConfig {
         self
     }
 
-    /// Sets the share of the allocated blocks that the task may move in a pool full of evictable
-    /// ones.
+    /// Sets the share of the allocated blocks to move in a pool full of evictable ones.
     pub fn share(mut self, share: f64) -> Self {
         self.share = share;
         self
@@ -142,10 +130,8 @@ impl DefragConfig {
     }
 }
 
-/// A background task that compacts a pool.
-///
-/// The task stops when this is dropped, which does not wait for it, and when the last `Pool` is
-/// dropped. It keeps the pool's memory alive until it has stopped.
+/// A background task that compacts a pool. It stops when this is dropped, without waiting, and when
+/// the last `Pool` is dropped. It keeps the pool's memory alive until it has stopped.
 #[derive(Debug)]
 #[must_use = "the task stops when this is dropped"]
 pub struct Defragmenter {
@@ -155,11 +141,8 @@ pub struct Defragmenter {
 }
 
 impl Defragmenter {
-    /// Starts the task on the current tokio runtime, which must have its time driver enabled.
-    ///
-    /// # Errors
-    ///
-    /// [`DefragError::NoRuntime`], [`DefragError::NoBytes`], [`DefragError::Option`].
+    /// Starts the task on the current tokio runtime, which must have its time driver enabled. Fails
+    /// with [`DefragError::NoRuntime`], [`DefragError::NoBytes`] or [`DefragError::Option`].
     pub(crate) fn start(compactor: Compactor, config: DefragConfig) -> Result<Self, DefragError> {
         config.check()?;
         if !compactor.bytes().are_known() {
@@ -181,7 +164,6 @@ impl Defragmenter {
     /// Stops the task, waits for its end, and returns the totals.
     ///
     /// # Panics
-    ///
     /// If the task panicked; a copier may be the engine's own code.
     pub async fn stop(mut self) -> DefragTotals {
         self.stop.give();
@@ -207,11 +189,10 @@ async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, total
     let mut share = MovedShare::new(compactor.blocks(), config.share);
     let _state = StateOf(&compactor);
     while timeout_at(after(pause), stop.given()).await.is_none() {
-        // Even while the pool does not change: a request that does not take its turn delays the
-        // others.
+        // Even while the pool does not change: a request that ignores its turn delays the others.
         compactor.blocks().look_after_queue();
         compactor.look_after_turns();
-        // Makes its age known to errors and statistics.
+        // Updates its age for errors and statistics.
         let _ = compactor.blocks().oldest_batch();
         let before = std::mem::replace(&mut newest, compactor.blocks().clock().newest());
         if before == newest {
@@ -225,7 +206,6 @@ async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, total
         }
         idle = None;
         if is_idle {
-            // It is time for a thorough check.
             skipped = patience;
         } else {
             pause = config.interval;
@@ -237,8 +217,7 @@ async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, total
         skipped = 0;
         let blocks = compactor.blocks();
         if !blocks.clock().ended(left) {
-            // The frames vacated by the last run are not free yet: another run would take more free
-            // frames from allocations.
+            // Frames vacated by the last run are not free yet: allocations would lack more frames.
             compactor.set_state(Some(CompactionState::Batches));
             continue;
         }
@@ -258,8 +237,7 @@ async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, total
         compactor.set_state(Some(state));
         if state != CompactionState::Moving {
             totals.lock().unwrap_or_else(PoisonError::into_inner).looks += 1;
-            // With evictable blocks, the check reads every block's word, so it is not made at every
-            // interval.
+            // With evictable blocks, the check reads every block's word: not at every interval.
             let reads_words = is_cached && state == CompactionState::Contiguous;
             patience = if reads_words { (2 * patience).min(PATIENCE_MAX) } else { 1 };
             idle = Some(before);
@@ -296,10 +274,8 @@ async fn work(compactor: Compactor, config: DefragConfig, stop: Arc<Stop>, total
     }
 }
 
-/// How many blocks the task may move in a pool full of evictable ones.
 struct MovedShare {
     share: f64,
-    /// Blocks that had been allocated when it began.
     before: u64,
     moved: u64,
 }
@@ -315,13 +291,11 @@ impl MovedShare {
         may.saturating_sub(self.moved) as usize
     }
 
-    /// Returns how many blocks the task may move before any are allocated.
     fn advance(&self, blocks: &Blocks) -> usize {
         if self.share > 0.0 { blocks.total() >> ADVANCE_SHIFT } else { 0 }
     }
 }
 
-/// Forgets the state of a task when that ends.
 struct StateOf<'a>(&'a Compactor);
 
 impl Drop for StateOf<'_> {
@@ -334,15 +308,13 @@ fn elapsed(since: Instant) -> Duration {
     now().saturating_duration_since(since)
 }
 
-/// Evicts the reclaim debt to lists, in slices, until a batch begins after `newest`; its end goes
-/// on.
+/// Evicts the reclaim debt in slices until a batch begins, whose end continues.
 async fn reclaim(blocks: &Blocks, newest: Ticket, stop: &Stop) {
     while blocks.clock().newest() == newest && !stop.is_given() && blocks.reclaim_slice() > 0 {
         yield_now().await;
     }
 }
 
-/// State of the pool at a check that found no work.
 struct Idle {
     changes: u32,
     newest: Ticket,
@@ -357,14 +329,12 @@ impl Idle {
         Self { changes: blocks.changes(), newest, in_flight, since: now() }
     }
 
-    /// Returns true if there is still no work, as far as the counters show.
     fn goes_on(&self, compactor: &Compactor) -> bool {
         let now = Self::now(compactor);
         (now.changes, now.newest, now.in_flight) == (self.changes, self.newest, self.in_flight)
     }
 }
 
-/// Returns the work done by a run before it failed.
 fn done_before(error: &DefragError) -> DefragReport {
     match error {
         DefragError::Copy { report, .. }

@@ -1,10 +1,10 @@
-//! The right to move blocks: compactor runs and resizes take it in turns, in order of arrival.
+//! The right to move blocks: compactor runs and resizes take turns, in order of arrival.
 //!
 //! ```text
 //! poll_held   not the holder: in the queue, in order of numbers
 //!             the holder is absent for too long: its turn ends, and what it left is dropped
 //!             the right is free: given to the first in the queue, which is woken
-//! attend      every poll of a holder's work is noted, so that it is known to be absent between two
+//! attend      records the polls of a holder's work: between two polls, the holder is absent
 //! end         of a turn: the right is given to the first in the queue
 //! ```
 //!
@@ -12,24 +12,21 @@
 //! |---|---|
 //! | `holder` | the turn that has the right, taken or only given |
 //! | `holder.unpolled` | since when the holder has not been polled; `None` while it is |
-//! | `holder.copies` | copies of its moves under way |
+//! | `holder.copies` | copies of its moves in progress |
 //! | `holder.left` | what the holder left while it is not polled: an open shrink |
 //! | `waiting` | the turns in the queue, by number |
 //!
 //! Invariants:
 //!
 //! - No turn waits while the right is free.
-//! - A holder is passed over only if it is not being polled, no copy of its moves is under way, and
-//!   both have been so for longer than the patience. So between two awaits it has the right, and
-//!   after each it asks whether it still has it ([`Turn::is_held`], [`Turn::resume`]).
-//! - What it left is returned to it or dropped, once.
+//! - A holder is passed over only if, for longer than the patience, it has not been polled and no
+//!   copy of its moves was in progress. It therefore has the right between two awaits, and checks
+//!   it after each ([`Turn::is_held`], [`Turn::resume`]).
+//! - What it left is returned to it or dropped, once, and before the next turn has the right.
 //!
-//! A turn that was passed over keeps its number: when it is polled, it is first in the queue. What
-//! it left is dropped before the next turn has the right. All fields are behind one lock, held for
-//! a few instructions; wakers are called and dropped, and what was left is dropped, outside of it,
-//! because they may run any code.
-//!
-//! Model: `loom-tests/tests/turns.rs`.
+//! A turn that was passed over keeps its number: when polled, it is first in the queue. One lock
+//! protects all fields, for a few instructions; wakers, and what was left, are dropped outside of
+//! it, because they may run any code. Model: `loom-tests/tests/turns.rs`.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -70,8 +67,7 @@ impl<T> Default for Turns<T> {
 }
 
 impl<T> Turns<T> {
-    /// Returns a turn that waits once it is polled, and passes over holders that are absent for
-    /// longer than `patience`.
+    /// Returns a turn that passes over holders absent longer than `patience` while it waits.
     pub fn turn(self: &Arc<Self>, task: TurnTask, patience: Duration) -> Turn<T> {
         let mut queue = self.lock();
         queue.newest += 1;
@@ -90,7 +86,6 @@ impl<T> Turns<T> {
         self.end(0);
     }
 
-    /// Ends a turn that has the right, and gives it to the first in the queue.
     fn end(&self, number: u64) {
         let mut queue = self.lock();
         queue.holder.take_if(|holder| holder.number == number);
@@ -118,7 +113,6 @@ impl<T> WaitQueue<T> {
         self.holder.as_mut().filter(|holder| holder.number == number)
     }
 
-    /// Gives the right to the first in the queue, if it is free.
     fn give(&mut self) -> Option<Waker> {
         if self.holder.is_some() {
             return None;
@@ -144,8 +138,7 @@ impl<T> Holder<T> {
     }
 }
 
-/// A turn: the right to move blocks, or a place in the queue for it. Dropping it passes the right
-/// on.
+/// The right to move blocks, or a place in the queue for it. Dropping it passes the right on.
 #[derive(Debug)]
 pub struct Turn<T = Shrinking> {
     turns: Arc<Turns<T>>,
@@ -179,7 +172,7 @@ impl<T> Turn<T> {
         self.turns.lock().held_by(self.number).is_some()
     }
 
-    /// Does the work of this turn, and notes when it is polled. What was left is dropped with it.
+    /// Does the work of this turn, and records when it is polled. What was left is dropped with it.
     pub async fn attend<F: Future>(&self, work: F) -> F::Output {
         let _left = Left(self);
         let mut work = pin!(work);
@@ -198,8 +191,7 @@ impl<T> Turn<T> {
         }
     }
 
-    /// Leaves a value with the turn, until it is resumed or passed over. It is dropped if the turn
-    /// was passed over before.
+    /// Leaves a value with the turn until it is resumed or passed over; drops it if it already was.
     pub fn leave(&self, left: T) {
         let mut left = Some(left);
         if let Some(holder) = self.turns.lock().held_by(self.number) {
@@ -212,7 +204,7 @@ impl<T> Turn<T> {
         self.turns.lock().held_by(self.number)?.left.take()
     }
 
-    /// Returns a share for a copy: the turn is not passed over, and does not end, before it drops.
+    /// Returns a share for a copy: while it exists, the turn is not passed over and does not end.
     pub fn share(self: &Arc<Self>) -> Share<T> {
         if let Some(holder) = self.turns.lock().held_by(self.number) {
             holder.copies += 1;
@@ -221,7 +213,7 @@ impl<T> Turn<T> {
     }
 }
 
-/// Drops what a turn's work left, when that ends: a copy may keep the turn for longer.
+/// Drops what a turn's work left, when the work ends: a copy may hold the turn for longer.
 struct Left<'a, T>(&'a Turn<T>);
 
 impl<T> Drop for Left<'_, T> {
@@ -247,7 +239,6 @@ impl<T> Drop for Share<T> {
         let turn = &self.0;
         if let Some(holder) = turn.turns.lock().held_by(turn.number) {
             holder.copies = holder.copies.saturating_sub(1);
-            // From here on its patience counts.
             holder.unpolled = holder.unpolled.map(|_| Instant::now());
         }
     }
@@ -286,7 +277,6 @@ mod tests {
         let [a, b, c] = [(); 3].map(|()| turn(&turns, LONG));
         assert!(is_held(&a, &wakes[0]), "the right is free");
         assert!(!is_held(&b, &wakes[1]) && !is_held(&c, &wakes[2]));
-        // Polled again by another task.
         assert!(!is_held(&b, &wakes[0]));
         drop(a);
         assert_eq!(wakes.each_ref().map(|wakes| wakes.0.load(Ordering::Relaxed)), [1, 0, 0]);
@@ -307,7 +297,7 @@ mod tests {
         let [a, b, c, d] = [(); 4].map(|()| turn(&turns, LONG));
         assert!(is_held(&a, &wakes));
         assert!([&b, &c, &d].into_iter().all(|turn| !is_held(turn, &wakes)));
-        // In line; and with the right that it has not taken.
+        // In the queue; and with a right that it has not taken.
         drop(c);
         drop(a);
         drop(b);
@@ -339,7 +329,7 @@ mod tests {
         assert!(is_held(&b, &wakes));
         a.leave("late");
         assert!(!a.is_held() && a.resume().is_none() && b.resume().is_none());
-        // It is back in front, as soon as it is polled.
+        // When polled, it is first in the queue again.
         let c = turn(&turns, LONG);
         assert!(!is_held(&c, &wakes) && !is_held(&a, &wakes));
         drop(b);

@@ -1,17 +1,12 @@
-//! Pure functions on one bitmap word: positions and lengths of its runs of set bits.
-//!
-//! A set bit is free. Each function is tested against a naive reading of the same word.
+//! Pure functions on one bitmap word: its runs of set bits, which are free.
 
 use crate::config::{FAN, FAN_LOG2};
 
-/// All bits of a word.
 pub(super) const ALL: u64 = ones(0, FAN as u32);
 
-/// Number of orders that an aligned run inside a word can have: `0..=FAN_LOG2`.
 pub(super) const CLASSES: usize = FAN_LOG2 as usize + 1;
 
-/// Number of orders for which leaf words are searched. A wholly free leaf is represented by its
-/// unit bit instead.
+/// Number of orders for which leaf words are searched. The unit bit represents a wholly free leaf.
 pub(super) const LEAF_CLASSES: usize = FAN_LOG2 as usize;
 
 #[inline]
@@ -19,7 +14,7 @@ pub(super) const fn ones(pos: u32, len: u32) -> u64 {
     if len == 0 { 0 } else { (!0 >> (64 - len)) << pos }
 }
 
-/// Returns masks whose element `k` has a bit for every free aligned run of 2^k, at its first bit.
+/// Returns masks: element `k` has a bit at the start of every free aligned run of 2^k.
 #[inline]
 fn ladder(word: u64) -> [u64; 7] {
     let m0 = word;
@@ -32,7 +27,7 @@ fn ladder(word: u64) -> [u64; 7] {
     [m0, m1, m2, m3, m4, m5, m6]
 }
 
-/// Returns the number of orders, from 0 up, with a free aligned run in `word`: its classes.
+/// Returns the *classes* of `word`: the number of orders, from 0 up, with a free aligned run.
 #[inline]
 pub(super) fn classes(word: u64) -> usize {
     let rungs = ladder(word);
@@ -44,8 +39,7 @@ pub(super) fn classes(word: u64) -> usize {
     count
 }
 
-/// Returns the lowest position for an aligned run of 2^`order` whose buddy is taken, else the
-/// lowest.
+/// Returns the lowest position for an aligned run of 2^`order`, preferably with a taken buddy.
 #[inline]
 pub(super) fn best_aligned(word: u64, order: usize) -> Option<u32> {
     let rungs = ladder(word);
@@ -61,8 +55,7 @@ pub(super) fn best_aligned(word: u64, order: usize) -> Option<u32> {
 /// Returns the best position for a run of `len`: in the shortest maximal run that holds it.
 #[inline]
 pub(super) fn best_run(word: u64, len: u32) -> Option<u32> {
-    // Early exit: there is no run of `len`. Each step doubles the length that a surviving bit
-    // stands for.
+    // Exits early if there is no such run. Each step doubles the length that a set bit represents.
     let (mut starts, mut have) = (word, 1);
     while have < len {
         let step = have.min(len - have);
@@ -72,8 +65,7 @@ pub(super) fn best_run(word: u64, len: u32) -> Option<u32> {
     if starts == 0 {
         return None;
     }
-    // `starts` has k - len + 1 consecutive bits for a maximal run of k: the shortest group is the
-    // best fit.
+    // A maximal run of k leaves k - len + 1 consecutive bits: the shortest group is the best fit.
     let (mut best, mut best_slack) = (0, u32::MAX);
     while starts != 0 {
         let pos = starts.trailing_zeros();
@@ -128,7 +120,7 @@ pub(super) fn class_that_holds(len: u32) -> usize {
     len.next_power_of_two().ilog2() as usize
 }
 
-/// Returns the largest class that every word with a run of `len` has, at any alignment of the run.
+/// Returns the largest class of every word that holds a run of `len`, at any alignment of the run.
 #[inline]
 pub(super) fn class_that_may_hold(len: u32) -> usize {
     len.div_ceil(2).ilog2() as usize

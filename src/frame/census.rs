@@ -1,4 +1,4 @@
-//! Counts free frames and measures their contiguity. Exact when there are no concurrent changes.
+//! Counts free frames and measures their contiguity. Exact without concurrent changes.
 
 use std::ops::ControlFlow;
 
@@ -10,19 +10,18 @@ use crate::sync::Ordering;
 /// Number of orders distinguished.
 pub const ORDERS: usize = FRAME_BITS as usize + 1;
 
-/// Numbers of free frames and of free runs.
+/// Free frames and free runs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Census {
     /// Order for which [`free_in_order`](Self::free_in_order) was counted.
     pub order: Order,
     /// Number of free frames.
     pub free: usize,
-    /// Number of frames in free aligned runs of at least [`order`](Self::order). The fragmentation
-    /// rate is the share of [`free`](Self::free) outside of them.
+    /// Number of frames in free aligned runs of at least [`order`](Self::order).
     pub free_in_order: usize,
     /// Number of free frames in units reserved for growth.
     pub reserved_for_growth: usize,
-    /// Number of those in free aligned runs of at least [`order`](Self::order).
+    /// Number of those frames that are in free aligned runs of at least [`order`](Self::order).
     pub spared_in_order: usize,
     /// Number of frames in wholly free units (of 64).
     pub free_in_units: usize,
@@ -30,13 +29,13 @@ pub struct Census {
     pub runs: usize,
     /// Length of the longest maximal free run.
     pub longest_run: usize,
-    /// Number of free aligned runs by order, when every maximal run is cut into as few as possible.
+    /// Number of free aligned runs by order, with every maximal run split into as few as possible.
     pub by_order: [usize; ORDERS],
 }
 
 impl Census {
-    /// Returns the share of the free frames outside free aligned runs of [`order`](Self::order),
-    /// also those that cannot be in one: see [`outside_of_runs`].
+    /// Returns the share of free frames outside free aligned runs of [`order`](Self::order),
+    /// including those that cannot be in one. [`outside_of_runs`] excludes the latter.
     pub fn fragmentation(&self) -> f64 {
         if self.free == 0 { 0.0 } else { 1.0 - self.free_in_order as f64 / self.free as f64 }
     }
@@ -49,8 +48,7 @@ impl Census {
         self.free_in_order += aligned_part(run, u32::from(self.order.0));
         let (mut at, end) = (run.start.0, run.end());
         while at < end {
-            // The largest aligned run that begins here, as limited by the alignment of `at` and by
-            // the end.
+            // The largest aligned run that starts here.
             let log2 = at.trailing_zeros().min((end - at).ilog2());
             self.by_order[log2 as usize] += 1;
             at += 1 << log2;
@@ -58,20 +56,18 @@ impl Census {
     }
 }
 
-/// Returns the fragmentation rate at `order`: of the free aligned runs of `2^order` frames that are
-/// possible, the share that is missing; 0 if none is possible.
+/// Returns the fragmentation rate at `order`: the share of the possible free aligned runs of
+/// `2^order` frames that do not exist; 0 if none is possible.
 ///
-/// `runs` is the number of such runs in a pool of `frames` frames, `free` that of all unowned
-/// frames. The first `set_aside` frames do not move. The possible runs are bounded by the free
-/// frames and by the aligned positions, so that the rate is 0 if and only if no move could gain a
-/// run.
+/// `runs` is the number of such runs in a pool of `frames` frames, `free` the number of unowned
+/// frames. The first `set_aside` frames do not move. The possible runs are limited by the free
+/// frames and by the aligned positions: the rate is 0 if and only if no move can gain a run.
 pub fn outside_of_runs(runs: usize, frames: usize, set_aside: usize, free: usize, order: Order) -> f64 {
     let log2 = u32::from(order.0);
     let whole = |frames: usize| frames.checked_shr(log2).unwrap_or(0);
     let broken = if log2 < usize::BITS { set_aside.div_ceil(1 << log2) } else { 0 };
     let possible = whole(free).min(whole(frames).saturating_sub(broken));
-    // `runs` can exceed `possible`: the reserve is elsewhere, or frames were freed during the
-    // count.
+    // `runs` can exceed `possible`: frames of the reserve are elsewhere, or were freed meanwhile.
     if possible == 0 { 0.0 } else { (1.0 - runs as f64 / possible as f64).max(0.0) }
 }
 
@@ -81,7 +77,6 @@ fn aligned_part(run: Run, log2: u32) -> usize {
     aligned(end).saturating_sub(aligned(start + (1 << log2) - 1)) as usize
 }
 
-/// Returns the number of set bits of a word in aligned runs of 2^`log2` ones.
 fn in_aligned_runs(word: u64, log2: u32) -> u32 {
     if log2 > FAN_LOG2 {
         return 0;
@@ -119,7 +114,7 @@ impl Map<'_> {
     pub(super) fn for_each_growth_unit(self, mut f: impl FnMut(usize)) {
         for index in 0..self.directory.groups() {
             let Some(group) = self.directory.group(index) else { return };
-            // Relaxed: the reservation is advice.
+            // Relaxed: the reservation is advisory.
             let mut reserved_for_growth = group.reserved_for_growth.load(Ordering::Relaxed);
             while reserved_for_growth != 0 {
                 f(self.directory.shape.first_unit(index) + reserved_for_growth.trailing_zeros() as usize);
@@ -128,7 +123,7 @@ impl Map<'_> {
         }
     }
 
-    /// Returns the number of units reserved for growth, also after the end of the pool.
+    /// Returns the number of units reserved for growth, including those beyond the end of the pool.
     pub(super) fn spared_ever(self) -> usize {
         let groups = (0..self.directory.groups_ever()).filter_map(|group| self.directory.group(group));
         groups.map(|group| group.reserved_for_growth.load(Ordering::Relaxed).count_ones() as usize).sum()
@@ -138,7 +133,7 @@ impl Map<'_> {
         let count = |bits: u64| bits.count_ones() as usize;
         let leaves = (0..self.directory.leaves()).filter_map(|leaf| self.directory.leaf(leaf));
         let groups = (0..self.directory.groups()).filter_map(|group| self.directory.group(group));
-        // Relaxed: a concurrent count is an estimate; a quiescent one is ordered by the caller.
+        // Relaxed: an estimate under concurrency; the caller orders a quiescent count.
         leaves.map(|leaf| count(leaf.load(Ordering::Relaxed))).sum::<usize>()
             + FAN * groups.map(|group| count(group.units.load(Ordering::Relaxed))).sum::<usize>()
     }

@@ -1,4 +1,4 @@
-//! Claims frames from the bitmap and frees them: every operation that changes a word.
+//! Every operation that changes a word: claims and frees.
 //!
 //! | operation | on the word | linearises at |
 //! |---|---|---|
@@ -9,9 +9,9 @@
 //! | named claim | word by word, low to high; a conflict rolls it back | its frames are in transit until it is decided |
 //!
 //! Orderings: frees are Release and claims Acquire, so that a new owner sees the old owner's
-//! writes; every change of a word is a read-modify-write, so that a claim reads from all the frees
-//! whose bits it takes, not only from the last one. An operation that puts frames in transit is
-//! also Release, so that a searcher that misses the frames sees the passage.
+//! writes. Every change is a read-modify-write, so that a claim reads from all frees whose bits it
+//! takes, not only from the last. An operation that puts frames in transit is also Release, so that
+//! a searcher that misses the frames sees the passage.
 
 use super::bits::{ALL, ones};
 use super::map::{Level, Map};
@@ -21,24 +21,20 @@ use crate::config::{FAN, FAN_LOG2};
 use crate::ids::{FrameId, Run};
 use crate::sync::Ordering;
 
-/// Number of passages made by a claim by name that fails and has nothing to roll back.
+/// Passages begun by a failing [`Map::claim_run`] that has nothing to roll back.
 pub(super) const CLAIM_PASSAGES: u64 = 1;
 
-/// Bits claimed from a word.
 #[must_use]
 pub(super) struct Claimed<'a> {
     pub(super) index: usize,
     pub(super) mask: u64,
-    /// Passage that is open until the claimer has freed a part again.
+    /// Passage that stays open until the claimer has freed the rest.
     pub(super) passage: Option<Passage<'a>>,
 }
 
-/// The part of a run that lies in one word of either level.
 #[derive(Clone, Copy)]
 enum Piece {
-    /// Frames of a leaf.
     Frames { leaf: usize, mask: u64 },
-    /// Whole units of a group.
     Units { group: usize, mask: u64 },
 }
 
@@ -61,19 +57,17 @@ impl<'a> Map<'a> {
             if gives_back && passage.is_none() {
                 passage = Some(word.transit.enter());
             }
-            // Acquire pairs with the Release of the frees of these bits; Release publishes the
-            // passage.
+            // Acquire: pairs with the frees of these bits. Release: publishes the passage.
             match word.bits.compare_exchange_weak(old, old & !mask, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return Some(Claimed { index, mask, passage }),
-                // Lost to another claim or a free: choose again. Reached by the models in
-                // `claim_free`.
+                // Lost to another claim or a free. Reached by the models in `claim_free`.
                 Err(now) => old = now,
             }
         }
     }
 
-    /// Claims up to `want` of an open leaf's frames in one `fetch_and`. It must not be `swap(0)`: a
-    /// concurrent free would add more frames than requested.
+    /// Claims up to `want` of an open leaf's frames in one `fetch_and`. Not `swap(0)`, which would
+    /// also take frames freed concurrently, beyond `want`.
     #[inline]
     pub(super) fn drain(self, leaf: usize, want: u32) -> Option<u64> {
         let word = self.word(Level::Leaf, leaf)?;
@@ -99,15 +93,14 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// Moves a full leaf up into its unit bit. False: another thread claimed from it, or moved it.
+    /// Merges a full leaf into its unit bit. False: another thread claimed from it or merged it.
     fn merge(self, leaf: usize) -> bool {
         let (group, bit) = self.directory.shape.unit_place(leaf);
         let (Some(word), Some(group)) = (self.directory.leaf(leaf), self.directory.group(group)) else {
             no_such("leaf", leaf, ALL)
         };
         let passage = group.transit.enter();
-        // Exactly one of the threads that saw the leaf full moves it; the others leave the word as
-        // the winner changed it. Reached by the models in `merge`.
+        // One of the threads that saw the leaf full merges it. Reached by the models in `merge`.
         let moved = word.compare_exchange(ALL, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok();
         if moved {
             self.free_units_in(leaf, 1 << bit, passage);
@@ -129,7 +122,6 @@ impl<'a> Map<'a> {
     pub(super) fn free_run(self, run: Run) {
         let pos = run.start.0 & (FAN as u32 - 1);
         if pos + run.len < FAN as u32 {
-            // The common case: inside one leaf, and not all of it.
             return self.free_mask(run.start.index() >> FAN_LOG2, ones(pos, run.len));
         }
         self.for_each_piece(run, |piece| {
@@ -143,8 +135,7 @@ impl<'a> Map<'a> {
         });
     }
 
-    /// Cuts a run into its parts by word, ascending. Returns the first frame of a part that `visit`
-    /// refuses.
+    /// Splits a run by word, ascending. Returns the first frame of a part that `visit` rejects.
     #[inline]
     fn for_each_piece(self, run: Run, mut visit: impl FnMut(Piece) -> bool) -> Option<usize> {
         let shape = self.directory.shape;
@@ -167,11 +158,10 @@ impl<'a> Map<'a> {
         None
     }
 
-    /// Claims exactly this run, closed or not, or nothing. Words are claimed low to high: of
-    /// several threads that claim overlapping runs, the one furthest ahead is not obstructed.
-    ///
-    /// [`Attempt::Missed`], a taken frame, is conclusive only if no frame was in transit meanwhile,
-    /// apart from its own [`CLAIM_PASSAGES`]; not if frames that were rolled back merged.
+    /// Claims exactly this run, closed or not, or nothing. Claims words low to high: of several
+    /// threads that claim overlapping runs, the one furthest ahead is not obstructed.
+    /// [`Attempt::Missed`] is conclusive only if no other frame was in transit, apart from its own
+    /// [`CLAIM_PASSAGES`], and no rolled-back frames merged.
     pub(super) fn claim_run(self, run: Run) -> Attempt<()> {
         let first = self.directory.shape.unit_place(run.start.index() >> FAN_LOG2).0;
         let Some(group) = self.directory.group(first) else { return Attempt::Missed };
@@ -197,7 +187,7 @@ impl<'a> Map<'a> {
         }
         let (index, bit) = self.directory.shape.unit_place(leaf);
         let Some(group) = self.directory.group(index) else { return false };
-        // The load keeps a claim that cannot succeed from writing to the group.
+        // The load keeps a claim that must fail from writing to the group.
         if group.units.load(Ordering::Relaxed) >> bit & 1 == 0
             || group.units.fetch_and(!(1 << bit), Ordering::AcqRel) >> bit & 1 == 0
         {
@@ -218,8 +208,8 @@ impl<'a> Map<'a> {
                 Err(now) => old = now,
             }
         }
-        // Some unit bits are clear. A unit may be full in its leaf, about to be merged: claim them
-        // one by one. Reached by the models in `named_claim`.
+        // A unit may be full in its leaf and not merged yet: claim the units one by one. Reached by
+        // the models in `named_claim`.
         let first = self.directory.shape.first_unit(index);
         for bit in (0..u64::BITS).filter(|bit| mask >> bit & 1 == 1) {
             if !self.claim_frames(first + bit as usize, ALL) {

@@ -1,7 +1,5 @@
-//! The depot: a bounded lock-free stock of magazines. Through it a thread that mostly frees
-//! supplies a thread that mostly allocates, without either touching the bitmaps.
-//!
-//! Frames in the depot cannot coalesce. It is therefore small, and emptied before a refusal.
+//! A bounded lock-free stock of magazines, through which a thread that mostly frees supplies one
+//! that mostly allocates. Frames in it cannot coalesce: it is small, and flushed before a failure.
 
 use crate::sync::{AtomicUsize, CachePadded, Ordering::*};
 
@@ -10,8 +8,7 @@ use super::{Frames, Magazine, Stock};
 /// Stock of full magazines, shared by all threads of a pool.
 pub struct Depot {
     magazines: Stock<Magazine>,
-    /// Number of frames in the stock, never too low: incremented before a push, decremented after a
-    /// pop.
+    /// Never too low: incremented before a push, decremented after a pop.
     frames: CachePadded<AtomicUsize>,
 }
 

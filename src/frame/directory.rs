@@ -1,7 +1,5 @@
-//! The directory: the current segments of the pool.
-//!
-//! The list is immutable once published. It is read under `epoch::pin`, replaced when the pool
-//! grows beyond its segments, and freed by the epoch collector. No segment is ever dropped.
+//! The current segments of the pool: immutable once published, read under `epoch::pin`, replaced
+//! when the pool outgrows them, and freed by the epoch collector. Segments are never dropped.
 
 use super::bits::ALL;
 use super::segment::{Group, Segment, Shape};
@@ -10,14 +8,12 @@ use crate::sync::{Arc, AtomicU64, AtomicUsize, Ordering};
 
 pub(super) struct Directory {
     pub(super) shape: Shape,
-    /// Number of frames in use, including the null block's. After a shrink, segments may lie beyond
-    /// it.
+    /// Number of frames in use, including the null block's. A shrink leaves segments beyond it.
     pub(super) frames: AtomicUsize,
     segments: Box<[Arc<Segment>]>,
 }
 
 impl Directory {
-    /// Creates a directory of `frames` frames that shares the segments of `old`.
     pub(super) fn extend(shape: Shape, old: Option<&Self>, frames: usize) -> Self {
         let kept = old.map_or(&[][..], |old| &old.segments);
         let missing = frames.div_ceil(shape.segment_frames()).saturating_sub(kept.len());
@@ -26,8 +22,7 @@ impl Directory {
         Self { shape, frames, segments: kept.iter().cloned().chain(added).collect() }
     }
 
-    /// Returns the number of frames in use. Relaxed: it bounds walks and searches; frames are
-    /// claimed by their bits alone.
+    /// Relaxed: a bound for walks and searches; claims depend on bits.
     #[inline]
     pub(super) fn frames(&self) -> usize {
         self.frames.load(Ordering::Relaxed)
@@ -61,9 +56,8 @@ impl Directory {
         Some(&self.segments.get(segment)?.groups[place])
     }
 
-    /// Returns the frames of a unit that are free at this moment, in either level; with `open`,
-    /// without the closed ones. Acquire: a thread that sees frames gone also sees the passage
-    /// (`transit`).
+    /// Returns the frames of a unit that are free in either level; with `open`, without closed
+    /// ones. Acquire: a thread that sees frames gone also sees the passage (`transit`).
     #[inline]
     pub(super) fn free_in_unit(&self, unit: usize, open: bool) -> u64 {
         let (group, bit) = self.shape.unit_place(unit);
@@ -74,7 +68,6 @@ impl Directory {
         free & !closed
     }
 
-    /// Returns the unit of a frame, or the last unit for a frame outside of the pool.
     #[inline]
     pub(super) fn unit_near(&self, frame: usize) -> usize {
         frame.min(self.frames() - 1) >> FAN_LOG2

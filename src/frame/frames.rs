@@ -1,4 +1,4 @@
-//! [`Frames`]: the bitmap of a pool, as used by the floors above.
+//! The bitmap of a pool.
 
 use std::ops::{ControlFlow, DerefMut};
 use std::sync::PoisonError;
@@ -23,9 +23,9 @@ use crate::sync::{AtomicUsize, CachePadded, Mutex, Ordering};
 /// Size of the bitmap.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrameConfig {
-    /// Initial number of frames.
+    /// Initial number.
     pub frames: usize,
-    /// Maximum number of frames.
+    /// Maximum number.
     pub frames_max: usize,
     /// Number of frames per segment: a power of two, at least [`FAN`].
     pub segment_frames: usize,
@@ -77,9 +77,9 @@ impl FrameMask {
     }
 }
 
-/// Set of free frames of a pool, without locks. An allocated frame belongs to the caller until it
-/// frees it. Freeing a free frame is a panic where the bitmap can detect it (not for a wholly free
-/// unit: the reference count above guards against that).
+/// The free frames of a pool, without locks. An allocated frame belongs to the caller until it
+/// frees it. Freeing a free frame panics if the bitmap detects it: it does not for a wholly free
+/// unit, which the reference counts of blocks guard.
 pub struct Frames {
     directory: epoch::Atomic<Directory>,
     hints: LevelHints,
@@ -87,22 +87,18 @@ pub struct Frames {
     pub(super) tally: Tally,
     pub(super) growth_units: CachePadded<AtomicUsize>,
     frames_max: usize,
-    /// The pool was built at its maximum size: the directory is never replaced, and no pin is
-    /// needed.
+    /// The pool was built at its maximum size: the directory is never replaced, and needs no pin.
     is_fixed: bool,
     /// Held while the pool grows, and briefly when a shrink begins and ends.
     growth: Mutex<Growth>,
 }
 
-/// State of changes to the number of frames.
 pub(super) struct Growth {
-    /// A shrink is open.
     pub(super) is_shrinking: bool,
 }
 
 impl Frames {
-    /// Creates the bitmap with all frames free. Panics if the configuration is invalid: callers
-    /// check it.
+    /// Creates the bitmap with all frames free. Panics on an invalid configuration.
     pub fn new(config: FrameConfig) -> Self {
         let FrameConfig { frames, frames_max, segment_frames } = config;
         assert!(frames > 0 && frames <= frames_max && frames_max <= FRAMES_MAX, "{config:?}");
@@ -129,8 +125,7 @@ impl Frames {
     pub(super) fn with<R>(&self, f: impl FnOnce(Map<'_>) -> R) -> R {
         let pinned;
         let guard = if self.is_fixed {
-            // SAFETY: it protects a load of a pointer that is not replaced before `self` is
-            // dropped.
+            // SAFETY: it protects a load of a pointer that is not replaced while `self` lives.
             unsafe { epoch::unprotected() }
         } else {
             pinned = epoch::pin();
@@ -160,16 +155,14 @@ impl Frames {
         self.with(|map| map.allocate_aligned(order, near)).inspect(|run| self.count_taken(*run))
     }
 
-    /// Claims a run of exactly `len` frames at any position, across words and segments if
-    /// necessary.
+    /// Claims a run of exactly `len` frames at any position, also across words and segments.
     #[inline]
     pub fn allocate_run(&self, len: u32, near: FrameId) -> Option<Run> {
         self.with(|map| map.allocate_run(len, near)).inspect(|run| self.count_taken(*run))
     }
 
-    /// Claims `count` frames in as few runs as possible, fewer only if no more were free. Passes
-    /// each run to `take`, in the order in which they are best used, and returns the number of
-    /// frames.
+    /// Claims `count` frames in as few runs as possible, fewer only if no more are free. Passes
+    /// each run to `take`, in the order in which to use them, and returns the number of frames.
     pub fn allocate_many(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         if self.is_empty() {
             return 0;
@@ -178,8 +171,7 @@ impl Frames {
         self.count_many(near, taken)
     }
 
-    /// As [`allocate_many`](Self::allocate_many), without a walk: if the hints lead to nothing,
-    /// frames that are being freed may be missed.
+    /// As [`allocate_many`](Self::allocate_many), without a walk: may miss frames being freed.
     pub fn allocate_some(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let taken = self.with(|map| map.allocate_hinted(count, near, take));
         self.count_many(near, taken)
@@ -202,7 +194,7 @@ impl Frames {
     pub fn claim(&self, run: Run) -> bool {
         let is_claimed = self.with(|map| {
             let is_inside = u64::from(run.start.0) + u64::from(run.len) <= map.directory.frames() as u64;
-            // Usually the first attempt succeeds. Only a refusal needs the traffic of all groups.
+            // The first attempt usually succeeds. Only a failure needs the traffic of all groups.
             is_inside
                 && (matches!(map.claim_run(run), Attempt::Found(()))
                     || map.settle(CLAIM_PASSAGES, || map.claim_run(run)).is_some())
@@ -234,7 +226,7 @@ impl Frames {
         self.tally.took(mask.base, mask.len() as usize);
     }
 
-    /// Frees a run. Panics if one of its frames is free, or not of this pool.
+    /// Frees a run. Panics if one of its frames is free, or beyond the pool.
     #[inline]
     pub fn free_run(&self, run: Run) {
         self.tally.freed(run.start, run.len as usize, || self.with(|map| map.free_run(run)));
@@ -250,8 +242,7 @@ impl Frames {
         }
     }
 
-    /// Frees each mask that `f` passes on, none of them empty. Panics as
-    /// [`free_run`](Self::free_run).
+    /// Frees each non-empty mask that `f` passes on. Panics as [`free_run`](Self::free_run).
     pub(super) fn free_masks(&self, f: impl FnOnce(&mut dyn FnMut(FrameMask))) {
         self.with(|map| {
             f(&mut |mask| {
@@ -261,9 +252,9 @@ impl Frames {
         });
     }
 
-    /// Adds `frames` frames after the last one and returns them. Calls `prepare` once, with the new
-    /// frames, before any can be allocated; if it fails, nothing has changed. Growing threads wait
-    /// for each other. [`GrowError::Busy`] while a shrink is open.
+    /// Adds `frames` frames at the end and returns them. Calls `prepare` once with the new frames,
+    /// before any can be allocated; if it fails, nothing changes. Concurrent calls are serialized.
+    /// Returns [`GrowError::Busy`] while a shrink is open.
     pub fn grow(
         &self,
         frames: usize,
@@ -281,13 +272,12 @@ impl Frames {
             return Err(GrowError::TooLarge { asked: frames, total, max: self.frames_max });
         }
         let added = Run { start: FrameId(total as u32), len: frames as u32 };
-        // No pin is held during this call, which may take long.
+        // No pin is held during this call, which may be long.
         prepare(added)?;
         let has_words = self.with(|map| {
             let has_words = total + frames <= map.directory.capacity();
             if has_words {
-                // Relaxed, as its load: no other thread stores, because this one holds the lock and
-                // no shrink is open.
+                // Relaxed: this thread holds the lock and no shrink is open: no other one stores.
                 map.directory.frames.store(total + frames, Ordering::Relaxed);
             }
             has_words
@@ -299,35 +289,33 @@ impl Frames {
         Ok(added)
     }
 
-    /// Publishes a directory with more segments. Called only by the holder of `growth`.
+    /// Called only by the holder of `growth`.
     fn replace_directory(&self, frames: usize) {
         let guard = epoch::pin();
         let larger = self.with(|map| Directory::extend(self.shape, Some(map.directory), frames));
-        // Release: pairs with the Acquire in `with`. Acquire: the old directory is dropped after
-        // all uses of it.
+        // Release: pairs with `with`. Acquire: the old directory is dropped after all its uses.
         let old = self.directory.swap(Owned::new(larger), Ordering::AcqRel, &guard);
         // SAFETY: `old` is no longer reachable, and only the holder of `growth` replaces a
         // directory, so that it is destroyed once.
         unsafe { guard.defer_destroy(old) };
     }
 
-    /// Returns the number of free frames, closed ones included. Exact without concurrent changes; a
-    /// walk, unless there are none.
+    /// Returns the number of free frames, including closed ones; exact without concurrent changes.
     pub fn free_frames(&self) -> usize {
         if self.is_empty() { 0 } else { self.with(|map| map.free_count()) }
     }
 
-    /// Returns true if no frame was free at some moment during the call, in O(1).
+    /// Returns whether no frame was free at some moment during the call, in O(1).
     pub fn is_empty(&self) -> bool {
         self.snapshot().is_some_and(|snapshot| snapshot.free() == 0)
     }
 
-    /// Returns the count of free frames at one moment, in O(1). `None` if it kept changing.
+    /// Returns the number of free frames at one moment, in O(1). `None` if it kept changing.
     pub fn snapshot(&self) -> Option<Snapshot> {
         self.tally.snapshot()
     }
 
-    /// Returns the number of free frames in O(1), with some in the hands of calls in progress.
+    /// Returns the number of free frames in O(1), including those of frees and claims in progress.
     pub fn free_counted(&self) -> usize {
         self.tally.free()
     }
@@ -337,8 +325,7 @@ impl Frames {
         self.tally.changes()
     }
 
-    /// Counts the free frames and their contiguity at `order`. Exact without concurrent changes; a
-    /// walk.
+    /// Counts the free frames and their contiguity at `order`; exact without concurrent changes.
     pub fn census(&self, order: Order) -> Census {
         self.with(|map| map.census(order))
     }
@@ -353,9 +340,8 @@ impl Frames {
         });
     }
 
-    /// Checks the invariants of a quiescent point, and names a broken one. Every frame is
-    /// represented once and merged as far as possible, none is in transit, no run is hidden by a
-    /// missing hint, and the tally is right.
+    /// Checks the invariants of a quiescent point, and names the first violated one: every frame is
+    /// represented once and merged, none is in transit, no hint is missing, and the tally is right.
     pub fn audit(&self) -> Result<(), &'static str> {
         self.with(|map| {
             let mut end = 0;
@@ -415,8 +401,7 @@ impl Map<'_> {
 impl Drop for Frames {
     fn drop(&mut self) {
         let directory = std::mem::replace(&mut self.directory, epoch::Atomic::null());
-        // SAFETY: `&mut self`: no other thread can reach the directory, and it is never null before
-        // this.
+        // SAFETY: `&mut self`: no other thread can reach the directory, which is never null before.
         drop(unsafe { directory.into_owned() });
     }
 }

@@ -1,22 +1,17 @@
-//! Hints: bits that say which words may hold a run of a class, so that searches need not walk the
-//! bitmap.
+//! Hints: which words may hold a run of a class, so that searches need not walk the bitmap.
 //!
-//! There is one bit per word and class, in groups of [`FAN`] words; above it one bit per group, and
-//! so on. The classes of a group share a cache line. The tree is sized for the maximum size of the
-//! pool.
+//! One bit per word and class, in groups of [`FAN`] words; above it one bit per group, and so on.
+//! The classes of a group share a cache line. The tree is sized for the maximum size of the pool.
+//! At every quiescent point (false positives are allowed): `classes(word) > k  =>  bit k of the
+//! word is set  =>  every bit above it is set`.
 //!
-//! False positives are allowed, false negatives are not. At every quiescent point:
-//! `classes(word) > k  =>  bit k of the word is set  =>  every bit above it is set`.
-//!
-//! - A bit of the lowest level is set by the thread that gives a word a class that it lacked, and
-//!   cleared only by a searcher that found that the word lacks the class. Both sides look twice,
-//!   with a fence in between (`Map::offer`, `Map::withdraw`).
-//! - A bit of an upper level is set by the thread that made the group below it non-empty, and
-//!   cleared by the one that emptied it, which then reads the group again. All changes are
+//! - A bit of the lowest level is set by the thread that adds the class to a word, and cleared only
+//!   by a searcher that found none. Both check again after a fence (`Map::offer`, `Map::withdraw`).
+//! - A bit of an upper level is set by the thread that makes the group below non-empty, and cleared
+//!   by the one that empties it, which then reads the group again. All changes are
 //!   read-modify-writes, so no fence is needed: if the setter's comes first, the clearer's reads
 //!   from its release sequence and sees the group filled; if it comes second, the bit stays set. A
-//!   setter that finds the group filled leaves the bit to the thread that filled it. Models:
-//!   `hints`.
+//!   setter that finds the group filled leaves the bit to the one that filled it. Models: `hints`.
 
 use std::ops::Range;
 
@@ -27,7 +22,6 @@ use crate::sync::{AtomicU64, CachePadded, Ordering};
 type Line = CachePadded<[AtomicU64; CLASSES]>;
 
 pub(super) struct Hints {
-    /// Levels, from the one with a bit per word to the one of a single group.
     levels: Box<[Box<[Line]>]>,
 }
 
@@ -51,7 +45,7 @@ impl Hints {
         &self.levels[level][index >> FAN_LOG2][class]
     }
 
-    /// Returns the words of a group that may have `class`. Relaxed: verified on the word itself.
+    /// Relaxed: the search checks the word itself.
     #[inline]
     pub(super) fn group(&self, group: usize, class: usize) -> u64 {
         self.levels[0][group][class].load(Ordering::Relaxed)
@@ -64,8 +58,7 @@ impl Hints {
         })
     }
 
-    /// Sets the clear hints of a word for these classes. The caller has issued the fence that makes
-    /// the load here one half of a Dekker pair.
+    /// Sets the clear hints of a word for these classes, after the caller's fence (`Map::offer`).
     #[inline]
     pub(super) fn set(&self, word: usize, classes: Range<usize>) {
         let bit = 1 << (word & (FAN - 1));
@@ -88,8 +81,7 @@ impl Hints {
         }
     }
 
-    /// Clears a hint, and the bits above it with no other bit below. The caller reads the word
-    /// again.
+    /// Clears a hint, and the bits above it that have no other bit below.
     pub(super) fn clear(&self, word: usize, class: usize) {
         let (mut level, mut index) = (0, word);
         loop {
@@ -109,7 +101,6 @@ impl Hints {
         }
     }
 
-    /// Returns the first group from `from` on that may have a word of `class`.
     pub(super) fn next_group(&self, class: usize, from: usize) -> Option<usize> {
         let (mut level, mut index) = (0, from << FAN_LOG2);
         loop {
@@ -124,8 +115,7 @@ impl Hints {
             } else if level == 0 {
                 return Some(group);
             } else {
-                // Descend. If a group below has been emptied since, the search ascends again, past
-                // this bit.
+                // Descend. If a group below has become empty, the search ascends past this bit.
                 (level, index) =
                     (level - 1, (group << FAN_LOG2 | bits.trailing_zeros() as usize) << FAN_LOG2);
             }

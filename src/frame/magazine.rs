@@ -1,6 +1,4 @@
-//! A magazine: up to [`MAGAZINE_BLOCKS_MAX`] free frames, last in, first out (Bonwick).
-//!
-//! Held by value, 260 bytes: a transfer to the depot copies it and allocates nothing.
+//! A magazine (Bonwick). Stored inline, 260 bytes: a transfer to the depot copies it.
 
 use crate::config::{FAN, FAN_LOG2, MAGAZINE_BLOCKS_MAX};
 use crate::ids::FrameId;
@@ -42,7 +40,7 @@ impl Magazine {
         Some(FrameId(self.frames[self.len as usize & (MAGAZINE_BLOCKS_MAX - 1)]))
     }
 
-    /// Pushes a frame. The caller keeps within the capacity.
+    /// Pushes a frame. The caller respects the capacity.
     #[inline]
     pub fn push(&mut self, frame: FrameId) {
         debug_assert!(self.len() < MAGAZINE_BLOCKS_MAX);
@@ -61,14 +59,12 @@ impl Magazine {
         true
     }
 
-    /// Pushes frames in reverse, so that a run freed in order is handed out in order; or none if
-    /// they exceed `capacity`.
+    /// Pushes frames so that a run freed in order pops in order; none if `capacity` is exceeded.
     #[inline]
     pub fn push_all(&mut self, frames: &[FrameId], capacity: usize) -> bool {
         if self.len() + frames.len() > capacity {
             return false;
         }
-        // One by one, as in `pop_all`.
         frames.iter().rev().for_each(|&frame| self.push(frame));
         true
     }

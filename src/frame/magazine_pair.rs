@@ -1,26 +1,24 @@
-//! A thread's cache of free frames: two magazines, so that a thread that alternates between frees
-//! and allocations at a magazine's boundary does not access the depot each time (Bonwick).
-//!
-//! Plain memory: access is exclusive to the thread inside the surrounding
-//! [`OwnerCell`](super::OwnerCell).
+//! Two magazines per thread (Bonwick), so that a thread that alternates between frees and
+//! allocations at a magazine's boundary does not access the depot each time. Plain memory, inside
+//! an [`OwnerCell`](super::OwnerCell).
 
 use crate::ids::FrameId;
 
 use super::{Depot, Frames, Magazine};
 
-/// A thread's cache of free frames: two magazines.
+/// A thread's stock of free frames.
 pub struct MagazinePair {
-    /// The one in use, apart from the other, so that its address needs no computation.
+    /// The one in use, a separate field so that its address needs no computation.
     loaded: Magazine,
     other: Magazine,
-    /// Capacity of a magazine; 0 bypasses the cache.
+    /// Capacity of a magazine; 0 disables stocking.
     capacity: usize,
-    /// Origin of the last refill: the next one searches there first.
+    /// Start of the last refill: the next one searches there first.
     near: FrameId,
 }
 
 impl MagazinePair {
-    /// Creates an empty cache whose magazines hold `capacity` frames, refilled from around `near`.
+    /// Creates an empty pair whose magazines hold `capacity` frames, refilled from around `near`.
     pub fn new(capacity: usize, near: FrameId) -> Self {
         Self { loaded: Magazine::default(), other: Magazine::default(), capacity, near }
     }
@@ -48,7 +46,7 @@ impl MagazinePair {
         self.near
     }
 
-    /// Takes a free frame from the loaded magazine, the other one, the depot, or hinted bitmaps.
+    /// Takes a free frame from the loaded magazine, the other one, the depot, or hinted words.
     #[inline]
     pub fn allocate(&mut self, frames: &Frames, depot: &Depot) -> Option<FrameId> {
         match self.loaded.pop() {
@@ -73,14 +71,13 @@ impl MagazinePair {
         fits
     }
 
-    /// Fills `out` from the loaded magazine, and then from the other one, or takes none.
+    /// Fills `out` from the loaded magazine, then from the other one, or takes none.
     #[inline]
     pub fn pop_all(&mut self, out: &mut [FrameId]) -> bool {
         self.loaded.pop_all(out) || self.pop_across(out)
     }
 
-    /// Pushes frames to the loaded magazine, and then to the other one, so that they pop in order;
-    /// or none.
+    /// Pushes frames to the loaded magazine, then to the other one, in pop order; all or nothing.
     #[inline]
     pub fn push_all(&mut self, frames: &[FrameId]) -> bool {
         self.loaded.push_all(frames, self.capacity) || self.push_across(frames)
@@ -93,7 +90,7 @@ impl MagazinePair {
             return false;
         }
         let (first, rest) = out.split_at_mut(self.loaded.len());
-        // No swap: the list fits into the loaded magazine when it comes back.
+        // No swap: the list fits into the loaded magazine when it is freed.
         self.loaded.pop_all(first) && self.other.pop_all(rest)
     }
 
@@ -132,7 +129,7 @@ impl MagazinePair {
         }
     }
 
-    /// Frees a frame into the cache.
+    /// Frees a frame into the magazines.
     #[inline]
     pub fn free(&mut self, frame: FrameId, frames: &Frames, depot: &Depot) {
         if self.loaded.len() >= self.capacity {

@@ -1,5 +1,4 @@
-//! The algorithms' view of the bitmap: one directory and the hints, for the duration of one epoch
-//! pin.
+//! The algorithms' view of the bitmap.
 
 use super::bits::{CLASSES, LEAF_CLASSES, classes};
 use super::directory::Directory;
@@ -7,12 +6,9 @@ use super::hints::Hints;
 use super::transit::{Traffic, Transit};
 use crate::sync::{AtomicU64, Ordering, fence};
 
-/// One of the two levels of bitmap words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Level {
-    /// Words of frames.
     Leaf,
-    /// Words of units.
     Unit,
 }
 
@@ -36,11 +32,10 @@ pub(super) struct LevelHints {
     pub(super) unit: Hints,
 }
 
-/// A word, with the fields of its group that concern it.
+/// A bitmap word, with the fields of its group that concern it.
 pub(super) struct Word<'a> {
     pub(super) bits: &'a AtomicU64,
     pub(super) transit: &'a Transit,
-    /// Bits that allocators avoid.
     pub(super) closed: u64,
 }
 
@@ -52,7 +47,7 @@ impl Word<'_> {
     }
 }
 
-/// One directory and the hints. Valid while the pin is held under which the directory was read.
+/// Valid while the directory's pin is held.
 #[derive(Clone, Copy)]
 pub(super) struct Map<'a> {
     pub(super) directory: &'a Directory,
@@ -88,7 +83,7 @@ impl<'a> Map<'a> {
             }
             Level::Unit => {
                 let group = self.directory.group(index)?;
-                // Relaxed: closing is advice, safety rests on the bits.
+                // Relaxed: advisory; safety depends on the bits.
                 let closed = group.closed.load(Ordering::Relaxed);
                 Some(Word { bits: &group.units, transit: &group.transit, closed })
             }
@@ -96,20 +91,20 @@ impl<'a> Map<'a> {
     }
 
     pub(super) fn classes(self, level: Level, index: usize) -> Option<usize> {
-        // Relaxed: it decides only about hints.
+        // Relaxed: only hints depend on it.
         Some(level.classes_of(self.word(level, index)?.bits.load(Ordering::Relaxed)))
     }
 
-    /// Sets the hints of the classes that a word has gained. It is the first half of the pair that
-    /// keeps hints complete.
+    /// Sets the hints of classes that a word has gained, the first half of the pair with
+    /// `withdraw`.
     ///
     /// ```text
     /// offer:     word.fetch_or     fence   hint.load  -> set it if it is clear
     /// withdraw:  hint.fetch_and    fence   word.load  -> set it again if the word has the class
     /// ```
     ///
-    /// At least one side sees the other's change. A free that adds no class owes nothing: the
-    /// thread that added it makes this offer. Models: `hints`.
+    /// At least one side sees the other's change. A free that adds no class sets nothing: the
+    /// thread that added the class does. Models: `hints`.
     #[inline]
     pub(super) fn offer(self, level: Level, index: usize, old: u64, new: u64) {
         let had = level.classes_of(old);
@@ -122,8 +117,7 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// Withdraws a hint that proved false, the second half of the pair. Hints describe free bits,
-    /// closed or not.
+    /// Clears a false hint: the second half of the pair. Hints describe free bits, closed or not.
     #[cold]
     pub(super) fn withdraw(self, level: Level, index: usize, class: usize) {
         let hints = self.hints(level);
@@ -135,8 +129,7 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// Sums the passages of all groups, also without frames in use, so that a concurrent shrink
-    /// does not change the terms.
+    /// Sums the passages of all groups ever created: a concurrent shrink does not change the terms.
     pub(super) fn traffic(self) -> Traffic {
         let mut traffic = Traffic::default();
         for group in (0..self.directory.groups_ever()).filter_map(|group| self.directory.group(group)) {

@@ -1,31 +1,23 @@
-//! A cell with one owner, which enters at the cost of two plain stores. Any other thread may visit
-//! it while the owner is outside.
-//!
-//! # Word table
+//! A cell with one owner that other threads may visit.
 //!
 //! | field | written by | meaning |
 //! |---|---|---|
 //! | `inside` | the owner | the owner is in its section |
-//! | `visited` | any other thread, by compare-exchange | a visitor has the value, or is about to |
-//!
-//! # Protocol
+//! | `visited` | any other thread, by compare-exchange | a visitor has the value, or is about to check `inside` |
 //!
 //! ```text
 //! owner:    inside := 1;  light_fence;  if visited { inside := 0; go without }  ...value...  inside := 0
 //! visitor:  visited: 0 -> 1;  heavy_fence;  if inside { visited := 0; go away } ...value...  visited := 0
 //! ```
 //!
-//! Dekker's pattern with an asymmetric fence: if an owner and a visitor meet, at least one sees the
-//! other.
+//! Dekker's pattern with an asymmetric fence: of two sides that overlap, one sees the other.
 //!
 //! # Invariants
 //!
-//! - At most one thread is between its successful check and its final store: access to the value is
-//!   exclusive.
-//! - No side waits: the one that sees the other turns back, and its caller has an alternative (the
-//!   owner uses the global structure, the visitor tries the next cell). A thread stopped inside
-//!   makes only the contents of its cell unavailable; a stopped visitor, those of the cells of its
-//!   current group.
+//! - Access to the value is exclusive between a thread's successful check and its final store.
+//! - No side waits: the one that sees the other backs out, and its caller has an alternative (the
+//!   owner uses the global structure, the visitor the next cell). A stopped owner makes only its
+//!   cell's contents unavailable; a stopped visitor, those of its current group of cells.
 //!
 //! Model: `loom-tests/tests/owner_cell.rs`.
 
@@ -36,16 +28,15 @@ use crate::sync::{AtomicBool, Ordering::*, UnsafeCell, heavy_fence, light_fence}
 /// Number of cells visited per heavy fence.
 const AT_ONCE: usize = if cfg!(kvpool_loom) { 2 } else { 16 };
 
-/// A cell with one owner, which any other thread may visit while the owner is outside. The owner
-/// enters at the cost of two plain stores and a compiler fence; a visit needs a heavy fence.
+/// A cell with one owner, which any other thread may visit while the owner is outside. Entering
+/// costs the owner two plain stores and a compiler fence; a visit needs a heavy fence.
 pub struct OwnerCell<T> {
     inside: AtomicBool,
     visited: AtomicBool,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the protocol gives the value to one thread at a time, and each hand-over is a
-// Release/Acquire pair.
+// SAFETY: the protocol gives the value to one thread at a time, by a Release/Acquire pair.
 unsafe impl<T: Send> Sync for OwnerCell<T> {}
 // SAFETY: the cell owns its value.
 unsafe impl<T: Send> Send for OwnerCell<T> {}
@@ -55,9 +46,9 @@ unsafe impl<T: Send> Send for OwnerCell<T> {}
 pub enum Visits {
     /// All cells were visited.
     All,
-    /// Some cells were skipped: their owners, or other visitors, were inside.
+    /// Some cells were skipped: their owners or other visitors were inside.
     Some,
-    /// Some cells were skipped: the system refused this thread the fence that a visit needs.
+    /// Some cells were skipped: the kernel denied this thread the fence that a visit needs.
     Refused,
 }
 
@@ -74,9 +65,7 @@ impl<T> OwnerCell<T> {
     /// Runs `f` on the value. `None`: a visitor has it, or the owner is already inside.
     ///
     /// # Safety
-    ///
-    /// Only one thread at a time calls `enter` on a cell, each call happening after the previous
-    /// one: the caller owns the cell.
+    /// Only the owner calls this. Calls never overlap, and each happens after the previous one.
     #[inline]
     pub unsafe fn enter<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         // Relaxed: only the owner writes this field.
@@ -91,8 +80,7 @@ impl<T> OwnerCell<T> {
         if self.visited.load(Acquire) {
             return None;
         }
-        // SAFETY: `inside` is set and no visitor is active; a later one sees `inside` and turns
-        // back.
+        // SAFETY: `inside` is set and no visitor is active; a later one sees `inside`.
         let result = self.value.with_mut(|value| f(unsafe { &mut *value }));
         drop(leave);
         Some(result)
@@ -101,13 +89,13 @@ impl<T> OwnerCell<T> {
     /// Runs `f` on the value from any thread. `None`: the owner or another visitor is inside.
     pub fn visit<R>(&self, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         let leave = self.knock()?;
-        // Pairs with the light fence in `enter`. If the system refuses it, nothing is known about
-        // the owner. SAFETY: the fence follows the knock.
+        // Pairs with the light fence in `enter`. If the kernel denies the fence, the owner's state
+        // is unknown. SAFETY: the fence follows the knock.
         if heavy_fence() { unsafe { self.open(leave, f) } } else { None }
     }
 
-    /// Visits many cells, with one heavy fence per group of cells. The fence interrupts every
-    /// processor that runs a thread of this process.
+    /// Visits many cells. Each group of cells needs a heavy fence, which interrupts every
+    /// processor.
     pub fn visit_all<'a, H: 'a>(
         holders: impl IntoIterator<Item = &'a H>,
         cell: impl Fn(&'a H) -> &'a Self,
@@ -118,11 +106,10 @@ impl<T> OwnerCell<T> {
     {
         let (mut holders, mut visits) = (holders.into_iter().fuse().peekable(), Visits::All);
         while holders.peek().is_some() {
-            // Meanwhile their owners do without the value: limit the number per group.
+            // The owners cannot enter meanwhile: the size of a group is limited.
             let group = holders.by_ref().take(AT_ONCE);
             let knocked: SmallVec<[_; AT_ONCE]> =
                 group.map(|holder| (holder, cell(holder).knock())).collect();
-            // As in `visit`.
             if !heavy_fence() {
                 visits = Visits::Refused;
                 continue;
@@ -140,7 +127,6 @@ impl<T> OwnerCell<T> {
         visits
     }
 
-    /// Announces a visitor, unless there is one already.
     fn knock(&self) -> Option<Leave<'_>> {
         // Acquire: pairs with the Release of the previous visitor.
         self.visited.compare_exchange(false, true, Acquire, Relaxed).ok()?;
@@ -150,7 +136,6 @@ impl<T> OwnerCell<T> {
     /// Runs `f` on the value, unless the owner is inside.
     ///
     /// # Safety
-    ///
     /// `leave` comes from a knock at this cell, followed by a heavy fence.
     unsafe fn open<R>(&self, leave: Leave<'_>, f: impl FnOnce(&mut T) -> R) -> Option<R> {
         // Acquire: pairs with the Release of the leaving owner.
@@ -164,7 +149,6 @@ impl<T> OwnerCell<T> {
     }
 }
 
-/// Clears its flag on drop, also if the section panics.
 struct Leave<'a>(&'a AtomicBool);
 
 impl Drop for Leave<'_> {

@@ -1,13 +1,10 @@
-//! Runs that are built up frame by frame.
-
 use std::ops::Deref;
 
 use smallvec::SmallVec;
 
 use crate::ids::{FrameId, Run};
 
-/// A list of runs in which each frame joins the last run if the two are adjacent. Unsorted; up to
-/// 16 runs need no allocation.
+/// A list of runs in which each added frame joins the last run if adjacent. Unsorted.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct RunList(SmallVec<[Run; 16]>);
 
@@ -18,14 +15,13 @@ impl RunList {
         Self(SmallVec::new())
     }
 
-    /// Adds a frame: joins it to the last run if it is adjacent to either end of that run.
+    /// Adds a frame: joins it to the last run if it is adjacent to either end.
     #[inline]
     pub fn push(&mut self, frame: FrameId) {
         self.join(Run { start: frame, len: 1 });
     }
 
-    /// Adds frames: stretches that ascend or descend one by one, each joined to the last run if
-    /// adjacent.
+    /// Adds frames: each ascending or descending stretch joins the last run if adjacent.
     pub fn push_all(&mut self, frames: &[u32]) {
         let mut rest = frames;
         while let Some(&first) = rest.first() {
@@ -50,7 +46,7 @@ impl RunList {
         }
     }
 
-    /// Adds a run behind all others: joins it to the last run only if it follows that run.
+    /// Adds a run at the end: joins it to the last run only if it follows that run.
     #[inline]
     pub fn append(&mut self, run: Run) {
         match self.0.last_mut() {

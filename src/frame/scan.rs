@@ -1,9 +1,8 @@
-//! The last resort: a walk over the bitmap itself, without hints, which can conclude that no
-//! suitable frames are free.
+//! The last resort: a walk without hints, which alone can conclude that no suitable frame is free.
 //!
 //! It is conclusive only if no frame was in transit meanwhile; otherwise it is repeated, a bounded
-//! number of times. The walk is not a snapshot: it misses a frame freed behind it while another
-//! thread takes the last one ahead of it. A caller refused under such concurrency can only retry.
+//! number of times. It is not a snapshot: it misses a frame freed behind it while another thread
+//! takes the last one ahead of it.
 
 use std::ops::ControlFlow;
 
@@ -13,33 +12,26 @@ use crate::config::{FAN, FAN_LOG2};
 use crate::ids::{FrameId, Run};
 use crate::sync::{Ordering, fence, yield_now};
 
-/// Maximum number of walks while frames are in transit.
 const ROUNDS: usize = if cfg!(kvpool_loom) { 3 } else { 64 };
 
-/// Number of walks after which the thread yields to one that may be stopped in a passage.
+/// Number of walks after which the thread yields, in case another one was descheduled in a passage.
 const ROUNDS_BUSY: usize = if cfg!(kvpool_loom) { 0 } else { 4 };
 
-/// Outcome of one attempt.
 pub(super) enum Attempt<T> {
-    /// The attempt succeeded.
     Found(T),
-    /// Nothing was free.
     Missed,
-    /// Something was free, but other threads took it.
     Lost,
 }
 
 impl Map<'_> {
-    /// Repeats an attempt until it succeeds or its failure is conclusive, apart from `own` passages
-    /// of a failing attempt.
+    /// Repeats an attempt until it succeeds or fails conclusively, with `own` passages of its own.
     pub(super) fn settle<T>(self, own: u64, mut attempt: impl FnMut() -> Attempt<T>) -> Option<T> {
         for round in 0..ROUNDS {
             let before = self.traffic();
             match attempt() {
                 Attempt::Found(found) => return Some(found),
                 Attempt::Missed => {
-                    // Acquire: orders the attempt's loads before the second reading, as in a
-                    // sequence lock.
+                    // Acquire: orders the attempt's loads before the second reading (a seqlock).
                     fence(Ordering::Acquire);
                     if before.is_still() && self.traffic() == before.after(own) {
                         return None;
@@ -71,7 +63,7 @@ impl Map<'_> {
                     outcome = Attempt::Found(run);
                     return ControlFlow::Break(());
                 }
-                // Another thread was faster: continue behind it. Reached by the models in `runs`.
+                // Another thread was faster: continue after it. Reached by the models in `runs`.
                 outcome = Attempt::Lost;
                 ControlFlow::Continue(())
             });
@@ -98,8 +90,7 @@ impl Map<'_> {
                 if let Some(mask) = self.drain(unit, want) {
                     return Attempt::Found((unit, mask));
                 }
-                // The unit that a shrink cuts cannot be split as a whole unit; the part before the
-                // cut is claimed by name.
+                // The unit of a shrink's cut cannot be split: claim a run before the cut by name.
                 if free != ALL
                     && let Some((pos, len)) = runs(free).next()
                 {
@@ -114,8 +105,8 @@ impl Map<'_> {
         })
     }
 
-    /// Visits every maximal free run of at least `len` frames, ascending, and perhaps shorter ones.
-    /// With `open`, it omits the closed units.
+    /// Visits every maximal free run of at least `len` frames, and perhaps shorter ones, ascending.
+    /// With `open`, omits the closed units.
     pub(super) fn walk(self, open: bool, len: u32, visit: impl FnMut(Run) -> ControlFlow<()>) {
         let mut runs = Joined { run: Run { start: FrameId(0), len: 0 }, visit };
         if self.walk_pieces(open, len, |start, len| runs.push(start, len)).is_continue() && runs.run.len > 0 {
@@ -123,7 +114,6 @@ impl Map<'_> {
         }
     }
 
-    /// Visits the free runs of each unit, or whole group, as `(start, len)`.
     fn walk_pieces(
         self,
         open: bool,
@@ -138,12 +128,12 @@ impl Map<'_> {
             // Acquire, as in `free_in_unit`.
             let units = group.units.load(Ordering::Acquire) & !closed;
             if units == shape.group_mask() {
-                // The whole group at once: in a mostly free pool the walk proceeds by groups.
+                // A mostly free pool is walked by whole groups.
                 visit((first << FAN_LOG2) as u32, (shape.units_in_group() << FAN_LOG2) as u32)?;
                 continue;
             }
-            // A long run contains whole units, so only units next to a whole unit need a look; the
-            // first and the last unit may border on another group's.
+            // A long run contains whole units, so only units next to a whole unit are read, and the
+            // first and last unit, which may border on another group's.
             let edges = 1 | 1 << (shape.units_in_group() - 1);
             let is_long = len >= 2 * FAN as u32;
             let mut worth =
@@ -163,7 +153,6 @@ impl Map<'_> {
     }
 }
 
-/// Joins adjacent pieces into maximal runs.
 struct Joined<F> {
     run: Run,
     visit: F,

@@ -1,17 +1,14 @@
-//! Placement: chooses the frames to claim. Holes first, whole units last.
-//!
-//! The purpose of the pool is contiguity, so a search is ordered by the state it leaves behind:
+//! Placement: chooses the frames to claim. Holes first, whole units last, to preserve contiguity:
 //!
 //! 1. the word of `near`, which continues the caller's last allocation;
-//! 2. words of the same group that are too fragmented for larger requests, then less fragmented
-//!    ones;
+//! 2. words of the same group, those too fragmented for larger requests first;
 //! 3. such words in the next few groups;
 //! 4. a whole unit, which is split, from a partly used group before an untouched one;
-//! 5. any word that a hint names;
+//! 5. any hinted word;
 //! 6. a walk over the bitmap (`scan`), which alone can conclude that there is none.
 //!
-//! Each step before the fifth is bounded: an unbounded search for the best hole costs more than the
-//! hole is worth. Threads stay in groups of their own, since `near` is where each last allocated.
+//! Steps 1 to 4 are bounded: an unbounded search for the best hole costs more than the hole saves.
+//! Threads stay in groups of their own, since `near` is where each allocated last.
 
 use super::FrameMask;
 use super::bits::{
@@ -23,26 +20,20 @@ use crate::config::{FAN, FAN_LOG2};
 use crate::ids::{FrameId, Order, Run};
 use crate::sync::Ordering;
 
-/// Maximum number of groups examined for a well-placed hole.
 const GROUPS_MAX: usize = 8;
 
-/// Maximum number of words examined for a well-placed hole.
 const WORDS_MAX: usize = 16;
 
-/// Up to this length, the rest of a prompt goes into several holes rather than split a unit.
+/// Up to this length, the rest of a request is put into several holes instead of splitting a unit.
 const REST_IN_PIECES: u32 = 16;
 
-/// Selection of words by their hints.
 #[derive(Clone, Copy)]
 struct Wanted {
     level: Level,
-    /// Class that a word must have.
     class: usize,
-    /// Class that a word must not have, to spare larger runs.
+    /// Class that a word must not have, to preserve larger runs.
     spare: Option<usize>,
-    /// Maximum number of groups to examine.
     groups: usize,
-    /// Maximum number of words to examine.
     words: usize,
 }
 
@@ -64,22 +55,18 @@ impl Wanted {
     }
 }
 
-/// A run within one word of a level.
 #[derive(Clone, Copy)]
 struct Fit {
-    /// Length in bits.
     len: u32,
     /// Whether the run starts at a multiple of its length, which is then a power of two.
     is_aligned: bool,
 }
 
 impl Fit {
-    /// Returns the class that guarantees a fit.
     fn sure(self) -> usize {
         class_that_holds(self.len)
     }
 
-    /// Returns the class that every word with a fit has.
     fn any(self) -> usize {
         if self.is_aligned { self.sure() } else { class_that_may_hold(self.len) }
     }
@@ -92,8 +79,7 @@ impl Fit {
 }
 
 impl<'a> Map<'a> {
-    /// Tries the hinted words, from the group of `near` onwards around the pool. Withdraws hints
-    /// that prove false.
+    /// Tries the hinted words, from the group of `near` onwards and around. Clears false hints.
     fn probe<T>(self, wanted: Wanted, near: usize, mut attempt: impl FnMut(usize) -> Option<T>) -> Option<T> {
         let Wanted { level, class, spare, .. } = wanted;
         let hints = self.hints(level);
@@ -110,8 +96,7 @@ impl<'a> Map<'a> {
                 if let Some(found) = attempt(word) {
                     return Some(found);
                 }
-                // Words that this directory lacks are skipped: a newer directory may have them.
-                // Reached by the models in `growth`.
+                // Skips words that only a newer directory has. Reached by the models in `growth`.
                 if self.classes(level, word).is_some_and(|has| has <= class) {
                     self.withdraw(level, word, class);
                 }
@@ -135,8 +120,7 @@ impl<'a> Map<'a> {
         None
     }
 
-    /// Returns a mask of the leaves of a group of hints that this search skips because they are
-    /// reserved for growth.
+    /// Returns the leaves of a group of hints that this search skips as reserved for growth.
     #[inline]
     fn reserved_for_growth(self, group: usize) -> u64 {
         // In smaller groups, the claim of a word checks it.
@@ -198,7 +182,6 @@ impl<'a> Map<'a> {
             .or_else(|| self.probe(Wanted::all(Level::Leaf, fit.any()), near, claim).map(run))
     }
 
-    /// Claims whole units inside one group, and keeps `len` frames of them.
     fn place_units(self, fit: Fit, len: u32, near: usize) -> Option<Run> {
         if fit.len as usize > self.directory.shape.units_in_group() {
             return None;
@@ -241,8 +224,7 @@ impl<'a> Map<'a> {
     fn place_refill(self, want: u32, near: usize) -> Option<(usize, u64)> {
         let drain = |leaf| self.drain(leaf, want).map(|bits| (leaf, bits));
         let hole = Wanted::all(Level::Leaf, 0);
-        // Words without a run of 8, then words without a run of 32: the least useful for other
-        // requests.
+        // Words without a run of 8, then without a run of 32: the least useful for other requests.
         let fragments = hole.sparing(LEAF_CLASSES / 2);
         let pieces = hole.sparing(LEAF_CLASSES - 1);
         drain(near)
@@ -258,8 +240,7 @@ impl<'a> Map<'a> {
     }
 
     /// Claims `count` frames in as few runs as possible: whole units in the longest runs, then the
-    /// hole that fits the rest, then the longest holes. Returns the number of frames passed to
-    /// `take`.
+    /// hole that fits the rest, then the longest holes. Returns the number claimed.
     pub(super) fn allocate_many(self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let any = self.with_reserved();
         let mut left = count - self.allocate_hinted(count, near, take);
@@ -283,8 +264,8 @@ impl<'a> Map<'a> {
         left -= whole;
         near = self.allocate_units(&mut whole, near, take);
         left += whole;
-        // The rest goes into a hole that fits. Without one, a small rest goes into several holes,
-        // and for a large rest a unit is split.
+        // Put the rest into a hole that fits. Otherwise spread a small rest over several holes, and
+        // split a unit for a large one.
         while left > 0 {
             let want = left.min(FAN as u32);
             let run = self.place_hole(want, near).or_else(|| {
@@ -300,15 +281,14 @@ impl<'a> Map<'a> {
         count - left
     }
 
-    /// Claims up to `count` frames of whole units. Only the last unit is split.
     pub(super) fn allocate_fresh(self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let mut left = count;
         self.allocate_units(&mut left, self.directory.unit_near(near.index()), take);
         count - left
     }
 
-    /// Claims the `left` frames in whole units of one run, or else of the longest runs, and gives
-    /// back the rest of the last unit. Returns the unit near which to continue. The attempts halve.
+    /// Claims `left` frames in whole units of one run, or of the longest runs, by halving the
+    /// length; frees the rest of the last unit. Returns the unit near which to continue.
     fn allocate_units(self, left: &mut u32, mut near: usize, take: &mut dyn FnMut(Run)) -> usize {
         let mut units = left.div_ceil(FAN as u32);
         while units > 0 && *left > 0 {

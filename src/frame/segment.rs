@@ -1,4 +1,4 @@
-//! A segment: the bitmap of a power-of-two number of frames, the unit by which a pool grows.
+//! A segment: the bitmap of a power-of-two number of frames. A pool grows by segments.
 //!
 //! ```text
 //! groups   [ units: 1 0 0 1 ... | closed | transit ]     one per 64 units: 4096 frames
@@ -6,50 +6,46 @@
 //! leaves   [ 0 ] [ 0110..1 ] ...                        one per unit: 64 frames
 //! ```
 //!
-//! A set bit is free. A unit whose bit is set is wholly free and its leaf is 0.
+//! A set bit is free. A set unit bit means that the unit is wholly free, and its leaf is 0.
 
 use super::bits::{ALL, ones};
 use super::transit::Transit;
 use crate::config::{FAN, FAN_LOG2};
 use crate::sync::{AtomicU64, AtomicUsize, CachePadded, Ordering, fence};
 
-/// The units of one unit word and their state, in a cache line of its own.
+/// The units of one unit word and their state, in one cache line. In each mask, a set bit means:
 pub(super) struct Group {
-    /// A set bit: the unit is wholly free.
+    /// The unit is wholly free.
     pub(super) units: AtomicU64,
-    /// A set bit: allocators avoid the unit, whether its free frames are in `units` or in its leaf.
+    /// Allocators skip the unit, in `units` and in its leaf.
     pub(super) closed: AtomicU64,
-    /// A set bit: the unit is [reserved for growth](super::spare).
+    /// The unit is [reserved for growth](super::spare).
     pub(super) reserved_for_growth: AtomicU64,
-    /// First frame of an open shrink, if its unit is in this group: that unit is closed only from
-    /// this frame on. Otherwise [`NO_CUT`].
+    /// First frame of an open shrink, if its unit is in this group: that unit is closed from this
+    /// frame on. Otherwise [`NO_CUT`].
     pub(super) cut: AtomicUsize,
-    /// Splits, merges and rollbacks of these units in progress.
     pub(super) transit: Transit,
 }
 
-/// No unit is cut.
 pub(super) const NO_CUT: usize = usize::MAX;
 
 impl Group {
-    /// Returns the frames that allocators avoid of the unit at `bit` in the group.
+    /// Returns the frames that allocators skip in the unit at `bit` of the group.
     #[inline]
     pub(super) fn closed_in_unit(&self, bit: u32, unit: usize) -> u64 {
-        // Relaxed: closing is advice, safety rests on the bits.
+        // Relaxed: advisory; safety depends on the bits.
         if self.closed.load(Ordering::Relaxed) >> bit & 1 == 0 { 0 } else { self.cut_of(bit, unit) }
     }
 
     #[inline]
     pub(super) fn is_reserved_for_growth(&self, bit: u32) -> bool {
-        // Relaxed: advice, like `closed`.
+        // Relaxed: advisory, like `closed`.
         self.reserved_for_growth.load(Ordering::Relaxed) >> bit & 1 == 1
     }
 
-    /// Returns the closed frames of a closed unit: all, or those behind the cut.
     #[cold]
     fn cut_of(&self, bit: u32, unit: usize) -> u64 {
-        // Acquire: pairs with the Release that closes a cut unit, so that the cut is visible with
-        // it.
+        // Acquire: pairs with the Release that closes a cut unit: the cut is visible with it.
         fence(Ordering::Acquire);
         // Acquire: pairs with the Release at the end of a shrink, which opens the unit first.
         let cut = self.cut.load(Ordering::Acquire);
@@ -64,26 +60,21 @@ impl Group {
     }
 }
 
-/// The bitmap of one segment, independent of its position in the pool.
 pub(super) struct Segment {
     pub(super) leaves: Box<[AtomicU64]>,
     pub(super) groups: Box<[CachePadded<Group>]>,
 }
 
-/// Shape of every segment of a pool, and the arithmetic from frames to words, which are numbered
-/// through the pool: leaf `frame / FAN`, also the unit's number, and group `unit / units_in_group`.
-/// A group never crosses a segment.
+/// Shape of a pool's segments, and the arithmetic from frames to words. Words are numbered across
+/// the pool: leaf `frame / FAN`, which is also the unit's number, and group `unit /
+/// units_in_group`. A group never crosses a segment.
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
-    /// log2 of the number of leaves (units) per segment.
     leaves_log2: u32,
-    /// log2 of the number of units per group.
     group_log2: u32,
 }
 
 impl Shape {
-    /// # Panics
-    /// If `segment_frames` is not a power of two of at least one unit.
     pub(super) fn new(segment_frames: usize) -> Self {
         assert!(
             segment_frames.is_power_of_two(),

@@ -9,11 +9,11 @@
 //!
 //! # Invariants
 //!
-//! 1. The number of frames is lowered only while the shrinker owns every frame of the region, so
-//!    that none can be allocated, through whichever directory.
-//! 2. Removed frames stay claimed; their words and hints remain. Growth that finds them raises the
-//!    number again and frees the frames.
-//! 3. While a shrink is open the number does not change: growth, and another shrink, are refused.
+//! 1. The number of frames is lowered only while the shrink owns every frame of the region, so that
+//!    none can be allocated through any directory.
+//! 2. Removed frames stay claimed, with their words and hints. Growth raises the number and frees
+//!    them.
+//! 3. While a shrink is open the number does not change: growth and other shrinks fail.
 //!
 //! # The cut
 //!
@@ -36,10 +36,9 @@ use crate::sync::Ordering;
 #[must_use = "an open shrink keeps the pool from growing"]
 pub struct Shrink {
     region: Run,
-    /// Collected frames by unit, from the unit of the cut on.
+    /// Collected frames by unit, starting with the unit of the cut.
     collected: Box<[u64]>,
     missing: usize,
-    /// By group: the units that this shrink closed.
     closed: Vec<(usize, u64)>,
 }
 
@@ -49,7 +48,7 @@ impl Shrink {
         self.region
     }
 
-    /// Returns the number of frames of the region not collected yet.
+    /// Returns the number of frames of the region that are not collected yet.
     pub fn missing(&self) -> usize {
         self.missing
     }
@@ -80,8 +79,7 @@ fn for_each_run(unit: usize, mask: u64, f: &mut impl FnMut(Run)) {
 }
 
 impl Frames {
-    /// Opens a shrink to `to` frames: allocators avoid the frames from there on, and growth and
-    /// other shrinks are refused.
+    /// Opens a shrink to `to` frames: allocators skip the others; growth and other shrinks fail.
     pub fn begin_shrink(&self, to: usize) -> Result<Shrink, ShrinkError> {
         let mut growth = self.growth();
         if growth.is_shrinking {
@@ -110,11 +108,10 @@ impl Frames {
                     let is_first = shrink.closed.is_empty();
                     // Relaxed: published by closing the units.
                     group.cut.store(if is_first { to } else { NO_CUT }, Ordering::Relaxed);
-                    // Release: pairs with the Acquire of a thread that sees a closed unit and reads
-                    // the cut.
+                    // Release: pairs with the Acquire of a thread that sees a closed unit.
                     let before = group.closed.fetch_or(bits, Ordering::Release);
                     if is_first && before & lowest(bits) != 0 {
-                        // The unit of the cut was already closed as a whole, and stays so.
+                        // The unit of the cut was already closed as a whole, and stays closed.
                         group.cut.store(NO_CUT, Ordering::Relaxed);
                     }
                     shrink.closed.push((index, bits & !before));
@@ -124,8 +121,7 @@ impl Frames {
         Ok(shrink)
     }
 
-    /// Claims the free frames of the region, and calls `took` with each run. Returns the number
-    /// missing.
+    /// Claims the region's free frames, and calls `took` with each run. Returns the number missing.
     pub fn collect(&self, shrink: &mut Shrink, mut took: impl FnMut(Run)) -> usize {
         let missing = shrink.missing;
         self.with(|map| {
@@ -150,16 +146,15 @@ impl Frames {
         assert!(shrink.missing == 0, "{} of {} are not the shrinker's", shrink.missing, shrink.region);
         let region = shrink.region;
         self.with(|map| {
-            // Relaxed: it bounds walks and searches. Frames beyond it are not allocated because
-            // none of them is free.
+            // Relaxed: a bound for walks and searches; none of the frames beyond it is free.
             map.directory.frames.store(region.start.index(), Ordering::Relaxed);
             self.open_again(map, shrink);
-            // Units that growth brings back are open.
+            // Units that a later growth adds back are open.
             let gone = region.start.index().div_ceil(FAN)..region.end().div_ceil(FAN as u32) as usize;
             for unit in gone.clone() {
                 let (group, bit) = map.directory.shape.unit_place(unit);
                 if let Some(group) = map.directory.group(group) {
-                    // Relaxed: advice.
+                    // Relaxed: advisory.
                     group.closed.fetch_and(!(1 << bit), Ordering::Relaxed);
                 }
                 map.withdraw_all(Level::Leaf, unit);
@@ -204,7 +199,6 @@ fn whole_units(region: Run) -> Run {
 }
 
 impl Map<'_> {
-    /// Claims the free frames among `wanted` of a unit, in either level, closed or not.
     fn collect_unit(self, unit: usize, wanted: u64) -> u64 {
         let (group, bit) = self.directory.shape.unit_place(unit);
         let (Some(leaf), Some(group)) = (self.directory.leaf(unit), self.directory.group(group)) else {

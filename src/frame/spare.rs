@@ -1,10 +1,8 @@
-//! Units reserved for growth: the room behind sequences that grow.
+//! Units reserved for growth.
 //!
-//! A sequence grows one block at a time, beside hundreds of others. Its blocks stay in one run if
-//! the frame behind its last block is still free. So the owner of a growing list *reserves* the unit
-//! in which it ends: searches for other owners take the free frames of that leaf last.
-//!
-//! # Word
+//! Hundreds of sequences grow concurrently by one block at a time. A sequence stays in one run if
+//! the frame after its last block is still free. The owner of a growing list therefore *reserves*
+//! the unit in which it ends: searches for other owners take the free frames of that leaf last.
 //!
 //! `Group::reserved_for_growth` has one bit per unit of the group:
 //!
@@ -16,16 +14,14 @@
 //! # Theorem
 //!
 //! 1. *A bit has one owner.* Of several threads that reserve a unit, exactly one reads 0.
-//! 2. *A reservation hides no frame.* The frames stay in the leaf, counted and hinted as free. A search
-//!    that would refuse a request repeats itself without regard to the bits, so a request fails
-//!    only if no frame is free, reserved for growth or not.
+//! 2. *A reservation hides no frame.* The frames stay in the leaf, counted and hinted as free. A
+//!    search that would fail is repeated without regard to the bits: a request fails only if no
+//!    frame is free, reserved or not.
 //!
-//! Every access to the bit is Relaxed: it is advice. A search that reads an old value takes a frame
-//! of a unit reserved for growth, or passes over one that is reserved for growth no more.
-//!
-//! Frames reserved for growth cache nothing, so the number of units reserved for growth has a
-//! limit, which concurrent callers may exceed by one each. A wholly free unit is not reserved for
-//! growth: its frames are in the unit word.
+//! Every access to the bit is Relaxed: it is advisory. A search that reads an old value takes a
+//! frame of a reserved unit, or skips a unit that is no longer reserved. Reserved frames hold no
+//! cached blocks, so their number is limited; concurrent callers may exceed the limit by one unit
+//! each. A wholly free unit cannot be reserved: its frames are in the unit word.
 //!
 //! Models: `loom-tests/tests/spare.rs`.
 
@@ -37,13 +33,12 @@ use crate::config::{FAN, FAN_LOG2};
 use crate::ids::{FrameId, Run};
 use crate::sync::Ordering::Relaxed;
 
-/// At most this share of the units is reserved for growth, as a shift.
+/// The limit of reserved units, as a share of all units: `units >> GROWTH_SHIFT`.
 const GROWTH_SHIFT: u32 = if cfg!(kvpool_loom) { 0 } else { 2 };
 
 impl Frames {
-    /// Reserves for growth the unit of a frame for the [extensions](Self::extend) of its caller.
-    /// False: it is reserved for growth already or not of this pool, or a quarter of all units is
-    /// reserved for growth.
+    /// Reserves the unit of a frame for the caller's [extensions](Self::extend). Returns false if
+    /// the unit is already reserved or beyond the pool, or a quarter of all units is reserved.
     pub fn begin_growth_unit(&self, frame: FrameId) -> bool {
         self.with(|map| {
             let (group, bit) = map.directory.shape.unit_place(frame.index() >> FAN_LOG2);
@@ -59,7 +54,7 @@ impl Frames {
         })
     }
 
-    /// Ends the reservation of a unit by its caller.
+    /// Ends the caller's reservation of a unit.
     pub fn end_growth_unit(&self, frame: FrameId) {
         self.with(|map| {
             let (group, bit) = map.directory.shape.unit_place(frame.index() >> FAN_LOG2);
@@ -70,21 +65,20 @@ impl Frames {
         });
     }
 
-    /// Claims up to `want` consecutive frames from `from` on, of its leaf and, if that ends there,
-    /// whole units of one group; of a unit reserved for growth only if the caller `reserves` it.
+    /// Claims up to `want` consecutive frames of a leaf from `from`, and then whole units of one
+    /// group if the leaf ends there; in a reserved unit only if the caller `reserves` it.
     pub fn extend(&self, from: FrameId, want: u32, reserves: bool) -> Option<u32> {
         self.with(|map| if reserves { map.with_reserved() } else { map }.extend(from, want))
             .inspect(|&len| self.count_taken(Run { start: from, len }))
     }
 
-    /// Claims up to `count` frames of whole units in as few runs as possible, and passes each run
-    /// to `take`. Returns the number of frames claimed.
+    /// Claims up to `count` frames of whole units in as few runs as possible. Returns the number.
     pub fn allocate_fresh(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let taken = self.with(|map| map.allocate_fresh(count, near, take));
         self.count_many(near, taken)
     }
 
-    /// As [`allocate_some`](Self::allocate_some), and then those of units reserved for growth.
+    /// As [`allocate_some`](Self::allocate_some), then from units reserved for growth.
     pub fn allocate_with_reserved(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let taken = self.with(|map| {
             let taken = map.allocate_hinted(count, near, take);
@@ -93,15 +87,14 @@ impl Frames {
         self.count_many(near, taken)
     }
 
-    /// Returns about how many frames are free in units reserved for growth, in O(1): half of each
-    /// unit.
+    /// Estimates the free frames in units reserved for growth, in O(1): half of each unit.
     pub fn spared_about(&self) -> usize {
         self.growth_units.load(Relaxed) * FAN / 2
     }
 
-    /// Returns the number of wholly free units that allocators may take, by the hinted groups.
+    /// Returns the number of wholly free units that allocators may take, from the hinted groups.
     pub fn free_units(&self) -> usize {
-        // Most groups are whole, or have few units: counting bits takes longer than this look.
+        // Most groups are whole or have few units: this check is faster than counting bits.
         let free = |group: &Group| match group.units.load(Relaxed) & !group.closed.load(Relaxed) {
             u64::MAX => u64::BITS,
             units => units.count_ones(),
@@ -143,7 +136,7 @@ impl Frames {
         });
     }
 
-    /// Returns whether a frame's unit is free as a whole, and open to allocation.
+    /// Returns whether a frame's unit is wholly free and open.
     pub fn is_unit_free(&self, frame: FrameId) -> bool {
         self.with(|map| map.directory.free_in_unit(frame.index() >> FAN_LOG2, true)) == ALL
     }
@@ -156,7 +149,7 @@ impl Frames {
         FrameMask { base, bits }
     }
 
-    /// Returns all free frames of a frame's unit, in either level, also closed ones.
+    /// Returns all free frames of a frame's unit, in either level, including closed ones.
     pub fn all_free_in_unit(&self, frame: FrameId) -> FrameMask {
         let bits = self.with(|map| map.directory.free_in_unit(frame.index() >> FAN_LOG2, false));
         FrameMask { base: FrameMask::of(frame).base, bits }

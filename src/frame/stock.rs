@@ -1,12 +1,9 @@
-//! A stock: a bounded lock-free store of items, shared by threads, last in, first out.
+//! A stock: a bounded lock-free LIFO store, shared by threads.
 //!
-//! # Protocol
-//!
-//! Two stacks of slot numbers, one of full slots and one of empty slots. The thread that took a
-//! number off a stack owns the slot exclusively:
+//! Two stacks of slot numbers: full and empty slots. The thread that pops a number owns the slot:
 //!
 //! ```text
-//! push:  slot := pop(empty), or refused;  slot.item := item;  push(full, slot)
+//! push:  slot := pop(empty), or full;     slot.item := item;  push(full, slot)
 //! pop:   slot := pop(full), or none;      item := slot.item;  push(empty, slot)
 //! ```
 //!
@@ -37,17 +34,16 @@ struct Slot<T> {
     item: UnsafeCell<T>,
 }
 
-// SAFETY: an item is accessed only by the thread that took its slot's number off a stack, and each
-// hand-over is a Release/Acquire pair.
+// SAFETY: only the thread that popped a slot's number accesses its item, and each transfer of a
+// slot is a Release/Acquire pair.
 unsafe impl<T: Send> Sync for Stock<T> {}
 // SAFETY: the stock owns its items.
 unsafe impl<T: Send> Send for Stock<T> {}
 
 impl<T: Clone + Default> Stock<T> {
-    /// Creates an empty stock with room for `room` items.
+    /// Creates an empty stock for up to `room` items.
     pub fn new(room: usize) -> Self {
         let slot = |below| Slot { below: AtomicU32::new(below), item: UnsafeCell::new(T::default()) };
-        // Every slot lies on the next lower one, the last slot on top.
         let slots: Box<[Slot<T>]> = (0..room as u32).map(slot).collect();
         Self {
             full: CachePadded::new(AtomicU64::new(0)),
@@ -74,23 +70,20 @@ impl<T: Clone + Default> Stock<T> {
         Some(item)
     }
 
-    /// Returns whether a push would currently find room.
+    /// Returns whether a push would currently succeed.
     #[inline]
     pub fn has_room(&self) -> bool {
-        // Acquire: pairs with the Release in `put`, so that a thread that sees the room sees what
-        // freed it.
+        // Acquire: pairs with the Release in `put`: a thread that sees the room sees what freed it.
         self.empty.load(Acquire) & TOP != 0
     }
 
     fn take(&self, stack: &AtomicU64) -> Option<usize> {
-        // Acquire, both: pairs with the Release in `put`. A stack is changed by read-modify-writes
-        // only, so that every number on it was put there in a release sequence that this reads
-        // from.
+        // Acquire, both: pairs with the Release in `put`. Only read-modify-writes change a stack,
+        // so that every number on it was pushed in a release sequence that this reads from.
         let mut word = stack.load(Acquire);
         loop {
             let slot = ((word & TOP) as usize).checked_sub(1)?;
-            // Relaxed: if another thread takes the slot and writes this meanwhile, the count of
-            // pops has changed.
+            // Relaxed: if another thread pops the slot and writes this, the pop count differs.
             let below = self.slots[slot].below.load(Relaxed);
             let next = (word & !TOP).wrapping_add(ONE_POP) | u64::from(below);
             match stack.compare_exchange_weak(word, next, Acquire, Acquire) {
@@ -104,8 +97,7 @@ impl<T: Clone + Default> Stock<T> {
         let mut word = stack.load(Relaxed);
         loop {
             self.slots[slot].below.store((word & TOP) as u32, Relaxed);
-            // Release: pairs with the Acquire in `take`: our accesses to the slot happen before the
-            // next owner's.
+            // Release: pairs with `take`: our accesses to the slot precede the next owner's.
             match stack.compare_exchange_weak(word, word & !TOP | (slot as u64 + 1), Release, Relaxed) {
                 Ok(_) => return,
                 Err(now) => word = now,

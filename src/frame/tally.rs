@@ -1,17 +1,15 @@
 //! Number of free frames, counted beside the bitmaps, so that reading it needs no walk.
 //!
-//! Every operation of [`Frames`](super::Frames) adds the frames it freed or claimed to one of a few
-//! stripes, which neighbouring frames share, in one read-modify-write.
+//! Every operation of [`Frames`](super::Frames) adds the frames that it freed or claimed to one of
+//! a few stripes, in one read-modify-write. Neighbouring frames share a stripe.
 //!
 //! | bits of a stripe | meaning |
 //! |---|---|
 //! | 0..32 | frames freed less frames claimed, of this stripe; a negative number borrows from the upper half |
 //! | 32..64 | operations |
 //!
-//! Only the sum of all stripes means something: the number of free frames in its lower half, and of
-//! operations in the upper half.
-//!
-//! # Protocol
+//! Only the sum of all stripes has a meaning: the number of free frames in its lower half, and the
+//! number of operations in its upper half.
 //!
 //! ```text
 //! free       add to a stripe (Release);  then the bitmap
@@ -21,33 +19,30 @@
 //!
 //! # Theorem
 //!
-//! *A snapshot counts every free frame*: if it says 0, no frame was free in the bitmaps. A frame
-//! that was free adds 1; whoever claimed it acquired it from the thread that had counted and freed
-//! it. A snapshot that read the claim's subtraction, and not the addition before it in another
-//! stripe, reads the addition the second time, and begins again. A number above 0 decides nothing:
-//! callers walk.
-//!
+//! *A snapshot counts every free frame*: if it is 0, no frame was free in the bitmaps. A free frame
+//! adds 1, and whoever claimed it acquired it from the thread that had counted and freed it. A
+//! snapshot that read the claim's subtraction, but not the preceding addition to another stripe,
+//! reads the addition the second time, and restarts. A number above 0 proves nothing: callers walk.
 //! Model: `loom-tests/tests/tally.rs`.
 
 use crate::config::{FAN_LOG2, FRAME_BITS};
 use crate::ids::FrameId;
 use crate::sync::{CachePadded, Ordering::*, StatisticU64};
 
-/// A power of two: enough that threads rarely collide on refills, few enough to read often.
+/// A power of two: large enough that threads rarely collide on refills, small enough to read often.
 const STRIPES: usize = if cfg!(kvpool_loom) { 2 } else { 16 };
 
-/// Number of times that a snapshot reads the stripes.
 const READS: usize = 3;
 
 const ONE_CHANGE: u64 = 1 << 32;
 const _: () = assert!(FRAME_BITS < u32::BITS, "a sum read concurrently may be negative: it needs a sign bit");
 
-/// A stripe: models of the pool do not check its accesses, the model of the tally does.
+/// A stripe. Models of the pool do not check its accesses; the model of the tally does.
 pub trait Stripe: Default {
-    /// Adds `change`, modulo 2^64: a Release.
+    /// Release, modulo 2^64.
     fn add(&self, change: u64);
 
-    /// Reads it: an Acquire.
+    /// Acquire.
     fn get(&self) -> u64;
 }
 
@@ -86,7 +81,7 @@ impl<S: Stripe> Tally<S> {
         &self.0[(unit ^ unit >> FAN_LOG2) & (STRIPES - 1)]
     }
 
-    /// Counts frames, and then frees them by `free`.
+    /// Counts frames, then frees them by `free`.
     #[inline]
     pub fn freed<R>(&self, near: FrameId, frames: usize, free: impl FnOnce() -> R) -> R {
         self.stripe(near).add(ONE_CHANGE + frames as u64);
@@ -112,12 +107,12 @@ impl<S: Stripe> Tally<S> {
         free_of(self.sum())
     }
 
-    /// Returns the number of operations, modulo 2^32: if it changed, some operation ran in between.
+    /// Returns the number of operations, modulo 2^32.
     pub fn changes(&self) -> u32 {
         (self.sum() >> 32) as u32
     }
 
-    /// Returns the state of the count at one moment during the call. `None` if it kept changing.
+    /// Returns the count at one moment during the call. `None` if it kept changing.
     pub fn snapshot(&self) -> Option<Snapshot> {
         let mut before = self.read();
         for _ in 1..READS {
@@ -131,13 +126,12 @@ impl<S: Stripe> Tally<S> {
     }
 }
 
-/// The count at one moment. Two of equal value, less than 2^32 operations apart, mean that no
-/// operation was counted in between.
+/// The count at one moment. Equal ones fewer than 2^32 operations apart have none in between.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Snapshot(u64);
 
 impl Snapshot {
-    /// Returns the number of free frames, at least.
+    /// Returns an upper bound of the number of free frames.
     pub fn free(self) -> usize {
         free_of(self.0)
     }
@@ -157,7 +151,6 @@ mod tests {
         let (here, there) = (FrameId(0), FrameId(64));
         tally.freed(here, 1 << FRAME_BITS, || ());
         assert_eq!((tally.free(), tally.changes()), (1 << FRAME_BITS, 1));
-        // Claimed from another stripe than freed to.
         tally.took(there, 1 << FRAME_BITS);
         assert_eq!((tally.free(), tally.changes()), (0, 2));
         // As read while another thread is between its two steps.

@@ -159,7 +159,7 @@ fn apply(pool: &mut Checked, owned: &mut Vec<Run>, op: Op) {
             got.iter().for_each(|run| pool.take(*run));
             owned.extend(got);
         }
-        // Hints may pass over frames reserved for growth, and over those of an open shrink.
+        // Hints may skip frames reserved for growth, and those of an open shrink.
         Op::Some { count, near } => {
             let mut got = Vec::new();
             let taken = pool.frames.allocate_some(count, FrameId(near), &mut |run| got.push(run));
@@ -281,7 +281,6 @@ fn shrink(pool: &mut Checked, to: usize, gives_up: bool) {
     };
     assert_eq!(pool.frames.begin_shrink(1).unwrap_err(), ShrinkError::Busy);
     assert_eq!(pool.frames.grow(1, &mut |_| Ok(())), Err(GrowError::Busy));
-    // Frames outside the region remain allocatable.
     let is_free = |frame: usize| pool.free[frame] && !pool.closed[frame];
     let kept = (0..to).filter(|&frame| is_free(frame)).count();
     let mut got = Vec::new();
@@ -341,7 +340,7 @@ proptest! {
 fn a_run_crosses_words_groups_and_segments() {
     for segment_frames in [FAN, 4 * FAN, FAN * FAN, 4 * FAN * FAN] {
         let pool = frames(9000, 9000, segment_frames);
-        // Leave only a stretch that begins and ends inside words.
+        // Leave only a run that begins and ends inside words.
         assert!(pool.claim(run(0, 37)));
         assert!(pool.claim(run(8937, 63)));
         assert_eq!(pool.allocate_run(8901, FrameId(0)), None);
@@ -481,7 +480,7 @@ fn a_unit_that_is_cut_serves_up_to_the_cut() {
     pool.end_shrink(shrink);
     pool.audit().unwrap();
     assert_eq!((pool.total(), pool.free_frames()), (100, 36));
-    // Removed frames cannot be claimed by name, and growth brings them back in place.
+    // Removed frames cannot be claimed by name, and growth adds them back in place.
     assert!(!pool.claim(run(100, 1)));
     assert_eq!(pool.grow(28, &mut |_| Ok(())), Ok(run(100, 28)));
     assert_eq!(pool.allocate_aligned(Order(6), FrameId(0)), Some(run(64, 64)), "merged");
@@ -516,8 +515,7 @@ fn removed_words_have_no_hints() {
     pool.audit().unwrap();
 }
 
-/// A failed claim makes one attempt before it reads the traffic, and one that is conclusive
-/// although it made a passage itself: it does not yield.
+/// One attempt before it reads the traffic, and one that is conclusive although it began a passage.
 #[test]
 fn a_failed_claim_tries_twice() {
     let pool = frames(128, 128, 64);
@@ -531,7 +529,7 @@ fn a_failed_claim_tries_twice() {
     assert!(pool.with(|map| map.traffic()) != before);
 }
 
-/// The model's audits compare the tally with the bitmaps: one that is wrong is found.
+/// The models' audits compare the tally with the bitmaps and detect a wrong one.
 #[test]
 fn an_audit_finds_a_wrong_tally() {
     let pool = frames(5_000, 9_000, 1024);

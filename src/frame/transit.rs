@@ -1,15 +1,13 @@
-//! Frames in transit: the word that lets a searcher distinguish "none is free" from "some were
-//! moving while I looked".
+//! Frames in transit: distinguishes "none is free" from "some were moving during the walk".
 //!
 //! A thread that splits a unit, merges one, or rolls a claim back *enters* this word before it
-//! takes frames that no other thread can see, and *leaves* once all are visible again. A walk that
-//! found nothing is conclusive if no thread was inside at its beginning, and none has entered
-//! since.
+//! takes frames that no other thread can see, and *leaves* once all are visible again: a *passage*.
+//! A walk that found nothing is conclusive if no passage was open at its start and none has begun.
 //!
 //! | bits | meaning |
 //! |---|---|
 //! | 0..16 | threads inside now |
-//! | 16..64 | number of passages begun, so that one that began and ended during a walk is detected |
+//! | 16..64 | number of passages begun, to detect one that began and ended during a walk |
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -18,10 +16,9 @@ const BEGUN: u64 = 1 << INSIDE_BITS;
 const _: () =
     assert!(INSIDE_BITS < u64::BITS - 40, "at a billion passages per second, 40 bits last 18 minutes");
 
-/// Counts the passages through one group of units.
 pub(super) struct Transit(AtomicU64);
 
-/// Value that a walk reads before and after: the sum over all groups.
+/// Sum over all groups.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Traffic {
     inside: u64,
@@ -33,7 +30,7 @@ impl Traffic {
         self.inside == 0
     }
 
-    /// Returns the value expected after `passages` passages of the reader and no others.
+    /// Returns the expected value after `passages` passages of the reader and no others.
     pub(super) fn after(mut self, passages: u64) -> Self {
         self.begun = self.begun.wrapping_add(passages);
         self
@@ -43,7 +40,7 @@ impl Traffic {
 impl std::ops::AddAssign for Traffic {
     fn add_assign(&mut self, other: Self) {
         self.inside += other.inside;
-        // Wrapping: only equality is tested, and each term only grows.
+        // Wrapping: values are only tested for equality.
         self.begun = self.begun.wrapping_add(other.begun);
     }
 }
@@ -53,17 +50,14 @@ impl Transit {
         Self(AtomicU64::new(0))
     }
 
-    /// Begins a passage, which ends when the result is dropped.
     #[inline]
     pub(super) fn enter(&self) -> Passage<'_> {
-        // Relaxed: the AcqRel operation that takes the frames comes later, and a thread that
-        // sees that one with an Acquire load sees this too.
+        // Relaxed: the AcqRel operation that takes the frames publishes this to an Acquire load.
         self.0.fetch_add(BEGUN + 1, Ordering::Relaxed);
         Passage(self)
     }
 
-    /// Reads the word. Acquire: pairs with the Release in [`Passage::drop`]. A walk that sees a
-    /// passage ended sees its frames.
+    /// Acquire: pairs with [`Passage::drop`]: a walk that sees a passage ended sees its frames.
     pub(super) fn read(&self) -> Traffic {
         let word = self.0.load(Ordering::Acquire);
         Traffic { inside: word & (BEGUN - 1), begun: word >> INSIDE_BITS }

@@ -1,9 +1,7 @@
-//! The cheapest place for a run of frames that are not free yet.
-
-/// Returns the start and the cost of the cheapest window of `len` frames out of `frames`.
+/// Returns the start and the cost of the cheapest window of `len` out of `frames` frames.
 ///
-/// `cost` says what a frame costs, or `None` if no window may contain it. Of equally cheap windows,
-/// the one with the smaller `tie` wins, then the first. One pass over all frames.
+/// `cost` returns the cost of a frame, or `None` if no window may contain it. Of equally cheap
+/// windows, the one with the smaller `tie` wins, then the first. One pass over all frames.
 pub fn cheapest_window(
     frames: usize,
     len: usize,
@@ -11,7 +9,7 @@ pub fn cheapest_window(
     tie: impl Fn(usize) -> u32,
 ) -> Option<(usize, u32)> {
     let mut best: Option<(u32, u32, usize)> = None;
-    // Of the frames since the last one that no window may contain, at most `len`.
+    // Over at most the last `len` frames since the last one that no window may contain.
     let (mut sum, mut clear) = (0, 0);
     for last in 0..frames {
         let Some(one) = cost(last) else {

@@ -1,42 +1,32 @@
-//! An asymmetric store-load fence: free for the frequent side, an interprocessor interrupt for the
-//! other.
+//! An asymmetric store-load fence: free on one side, an interprocessor interrupt on the other.
 //!
-//! The pair orders like two `fence(SeqCst)`: if one thread does `store x; light_fence(); load y`
-//! and another does `store y; heavy_fence(); load x`, at least one sees the other's store.
+//! A pair orders like two `fence(SeqCst)`: if one thread does `store x; light_fence(); load y` and
+//! another does `store y; heavy_fence(); load x`, at least one sees the other's store.
 //! [`heavy_fence`] makes every running thread of the process execute a full barrier (Linux
-//! `membarrier`, private expedited), so that the light side only needs to prevent *compiler*
-//! reordering. On systems without this call, and under Miri, both sides are real fences.
+//! `membarrier`, private expedited), so that the light side only prevents *compiler* reordering. On
+//! systems without this call, and under Miri, both sides are real fences.
 //!
-//! The system can refuse a heavy fence to a single thread, by a system call filter (seccomp)
-//! installed on that thread after the process chose its mode. The call then returns false, and its
-//! caller turns back: after a refused fence no allocation claims to have searched everywhere, and
-//! no request sleeps. No alternative exists for such a thread:
-//!
-//! - making all light sides use real fences from then on needs one more heavy fence, to know when
-//!   they have begun to;
-//! - changing a page's protection interrupts other processors on x86-64 only, and only those with
-//!   the page in their TLB;
-//! - another thread that fences on its behalf would have to be started before the filter, in every
-//!   process.
-//!
-//! The light side works on such a thread, and a heavy fence of another thread reaches it.
+//! The kernel can deny `membarrier` to a single thread, by a system call filter (seccomp) installed
+//! after the process chose its mode. [`heavy_fence`] then returns false, and its caller backs out:
+//! no allocation claims to have searched everywhere, and no request sleeps. Light fences of such a
+//! thread work, and other threads' heavy fences reach it. There is no alternative: switching all
+//! light sides to real fences needs one more heavy fence; changing a page's protection interrupts
+//! only processors with the page in their TLB, on x86-64 only; and a helper thread would have to be
+//! started before the filter, in every process.
 //!
 //! # Under loom
 //!
-//! A light fence is a compiler fence in production. If it were a `fence(SeqCst)` in the models, it
-//! would hide any missing real fence on its path. loom cannot run a barrier in another thread. But
-//! loom's fences are no steps of their own: each is one point in the order of all steps. So it
-//! suffices to define which fences synchronise:
+//! A light fence is a compiler fence in production. A `fence(SeqCst)` in the models would hide a
+//! missing real fence on its path. loom cannot run a barrier in another thread, but its fences are
+//! points in the order of all steps, so it suffices to define which of them synchronise:
 //!
-//! - a heavy fence comes after each earlier light fence: later operations of its thread see what
-//!   preceded those fences;
-//! - a light fence comes after each earlier heavy fence, likewise;
+//! - a heavy fence synchronises with all earlier light fences, and a light fence with all earlier
+//!   heavy ones: later operations of its thread see what preceded those fences;
 //! - two light fences do not synchronise, nor do a light fence and a `fence(SeqCst)`.
 //!
-//! Of a light and a heavy fence, one comes before the other: this is exactly what the pair
-//! promises. As with loom's `fence(SeqCst)`, the model is stronger than the real pair in one point:
-//! operations after the second fence *happen after* those before the first, where in reality they
-//! need only see the stores.
+//! Of a light and a heavy fence, one comes first: exactly what the pair guarantees. As with loom's
+//! `fence(SeqCst)`, the model is stronger in one point: operations after the second fence *happen
+//! after* those before the first, where in reality they need only see the stores.
 
 #[cfg(kvpool_loom)]
 pub(crate) use imp::Execution;
@@ -50,15 +40,12 @@ mod imp {
     const SYMMETRIC: u8 = 1;
     const ASYMMETRIC: u8 = 2;
 
-    /// Fence mode of this process. It is set once, before the first light fence has any effect: a
-    /// process that has not set it uses the symmetric mode, which is correct with either heavy
-    /// side.
+    /// Set once. Until then the mode is symmetric, which is correct with either heavy side.
     static WAY: AtomicU8 = AtomicU8::new(UNKNOWN);
 
     #[inline]
     pub(crate) fn light_fence() {
-        // Relaxed: the value changes once, from UNKNOWN to its final one; a late reader fences too
-        // much, never too little.
+        // Relaxed: changes once, from UNKNOWN; a late reader fences too much, never too little.
         if WAY.load(Ordering::Relaxed) == ASYMMETRIC {
             compiler_fence(Ordering::SeqCst);
         } else {
@@ -79,8 +66,7 @@ mod imp {
             return true;
         }
         // SAFETY: membarrier takes only integers and accesses no memory of ours. It can fail after
-        // a successful registration if a system call filter has been installed on this thread
-        // since.
+        // a successful registration if a system call filter was installed on this thread since.
         let rc = unsafe { libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) };
         rc == 0
     }
@@ -90,14 +76,13 @@ mod imp {
         if way != UNKNOWN {
             return way;
         }
-        // SAFETY: as above. Registration is idempotent, so two threads may both do it.
+        // SAFETY: as above. Registration is idempotent: two threads may both do it.
         let rc = unsafe {
             libc::syscall(libc::SYS_membarrier, libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0)
         };
         let settled = if rc == 0 { ASYMMETRIC } else { SYMMETRIC };
-        // The first thread decides, because registration may fail for one thread and succeed for
-        // another (a system call filter belongs to a thread): a heavy side that does not interrupt
-        // must never meet a light one that relies on it.
+        // The first thread decides, because registration may fail for one thread only: a heavy side
+        // that does not interrupt must never be paired with a light one that relies on it.
         match WAY.compare_exchange(UNKNOWN, settled, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => settled,
             Err(first) => first,
@@ -131,18 +116,15 @@ mod imp {
     use super::super::{Ordering::SeqCst, fence};
 
     /// A fence that later fences can synchronise with. The first [`get`](Lazy::get) of a lazy value
-    /// is a Release and the following ones are Acquires, as required here, and none is a step of
-    /// its own. No atomic has both properties.
+    /// is a Release and later ones are Acquires, as required here, and none is a step of its own.
+    /// No atomic has both properties.
     type Passed = &'static Lazy<()>;
 
-    /// The fences of one execution; see the [module](super).
     #[derive(Default)]
     struct Fences {
-        /// Lazy values created before, possibly by earlier executions, for reuse: loom's lazy
-        /// values belong to an execution.
+        /// Lazy values to reuse: loom's lazy values belong to an execution.
         spare: Vec<Passed>,
         used: usize,
-        /// Light fences since the last heavy one, which a later heavy fence synchronises with.
         light: Vec<Passed>,
         heavy: Option<Passed>,
         /// False between two executions, and while loom drops the rest of one.
@@ -150,7 +132,6 @@ mod imp {
     }
 
     impl Fences {
-        /// Records the current point of the thread.
         fn pass(&mut self) -> Passed {
             if self.used == self.spare.len() {
                 self.spare.push(Box::leak(Box::new(Lazy { init: || (), _p: PhantomData })));
@@ -163,7 +144,6 @@ mod imp {
     }
 
     std::thread_local! {
-        /// All threads of a model are loom's, on one thread of the system.
         static FENCES: RefCell<Fences> = RefCell::default();
     }
 

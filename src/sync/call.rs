@@ -1,8 +1,8 @@
 //! Calls of the pool as single steps of a model, in a build with `--cfg kvpool_loom_coarse`.
 //!
-//! In such a build the pool is the one that users build: it runs on the standard library's atomics,
-//! which loom neither sees nor interrupts, and loom runs all threads of a model on one thread of
-//! the system. Each call is therefore atomic, provided that loom does not switch threads inside:
+//! The pool then runs on the standard library's atomics, as for users. loom neither sees nor
+//! interrupts these, and runs all threads of a model on one system thread. Each call is therefore
+//! atomic, provided that loom does not switch threads inside:
 //!
 //! ```text
 //! call    change one counter, a step of its own;  stop exploring
@@ -11,25 +11,20 @@
 //! ```
 //!
 //! loom switches threads at its own operations only. Between the two lines it explores no
-//! alternative to the running thread, and it moves each alternative that a conflict inside asks for
-//! to the step before. The counter makes any two calls conflict: every order of calls is explored,
-//! and a call sees all that precedes it.
-//!
-//! A thread that blocks inside would let others in: no operation of the pool does, and neither may
-//! user code that it calls. A future of the pool is one call in each poll.
+//! alternative to the running thread, and moves each alternative that a conflict inside requires to
+//! the step before. The counter makes any two calls conflict: every order of calls is explored, and
+//! a call sees all that precedes it. A call must not block, nor must user code that it calls. Each
+//! poll of a future is one call.
 
 #[cfg(not(kvpool_loom_coarse))]
 mod imp {
-    /// Ends the call when dropped.
     pub(crate) struct Call;
 
-    /// Begins a call of the pool: no code outside of this build.
     #[inline(always)]
     pub(crate) fn call() -> Call {
         Call
     }
 
-    /// Makes each poll of a future a call.
     #[inline(always)]
     pub(crate) fn calls<F: Future>(future: F) -> F {
         future
@@ -47,14 +42,13 @@ mod imp {
     }
 
     thread_local! {
-        /// Number of calls inside of which the execution is; `None` outside of an execution.
+        /// Number of nested calls; `None` outside of an execution.
         static DEPTH: Cell<Option<usize>> = const { Cell::new(None) };
     }
 
-    /// Ends the call when dropped.
     pub(crate) struct Call(());
 
-    /// Begins a call of the pool, or an inner one, which is part of the outer one's step.
+    /// Begins a call of the pool; an inner call is part of the outer one's step.
     pub(crate) fn call() -> Call {
         if DEPTH.get() == Some(0) {
             CALLS.fetch_add(1, AcqRel);
@@ -73,7 +67,6 @@ mod imp {
         }
     }
 
-    /// Makes each poll of a future a call.
     pub(crate) fn calls<F: Future>(future: F) -> impl Future<Output = F::Output> {
         let mut future = Box::pin(future);
         std::future::poll_fn(move |context| {
@@ -82,7 +75,6 @@ mod imp {
         })
     }
 
-    /// Runs one execution of a model.
     pub(crate) fn execution(model: impl FnOnce()) {
         DEPTH.set(Some(0));
         model();

@@ -1,28 +1,25 @@
-//! A cheap keyed hash of ids, for maps whose keys a user of the library chooses.
+//! A cheap keyed hash of ids, for maps whose keys users choose.
 //!
 //! ```text
 //! fold(x, k) = low half ^ high half of x * k,  128 bits wide
 //! hash(id)   = fold(fold(id ^ key.0, MULTIPLIER), key.1)
 //! ```
 //!
-//! Both keys are random in each map and not revealed, so ids that collide cannot be prepared. All
-//! bits of the hash depend on all bits of the id: a sharded map takes the shard from high bits, the
-//! tag from the highest, and the bucket from low ones. It is no cryptographic hash: a caller that
-//! can measure the time of single operations could learn about the keys.
+//! Both keys are random for each map and secret, so that colliding ids cannot be prepared. All bits
+//! of the hash depend on all bits of the id, because a sharded map uses high and low ones. It is
+//! not cryptographic: a caller that measures single operations could learn about the keys.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// An odd number without a pattern: the fraction of the golden ratio.
+/// The fraction of the golden ratio, an odd number.
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The keys of one map.
 #[derive(Clone)]
 pub(super) struct IdHashes {
     key: [u64; 2],
 }
 
 impl IdHashes {
-    /// Chooses new keys.
     pub(super) fn random() -> Self {
         let random = || RandomState::new().build_hasher().finish();
         // An odd factor loses no bit of the other.
@@ -39,7 +36,6 @@ impl BuildHasher for IdHashes {
     }
 }
 
-/// The state of one hash.
 pub(super) struct IdHasher {
     hash: u64,
     last: u64,
@@ -76,7 +72,7 @@ impl Hasher for IdHasher {
 mod tests {
     use super::*;
 
-    /// Returns the largest number of ids in one of 256 places, for places taken from several bits.
+    /// Returns the maximum load of 256 buckets.
     fn fullest(ids: impl Iterator<Item = u64> + Clone) -> usize {
         let hashes = IdHashes { key: [0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3211] };
         let at = |shift: u32| {
@@ -89,7 +85,7 @@ mod tests {
 
     #[test]
     fn ids_of_any_pattern_spread_over_all_places() {
-        // 16 for each place; a random hash exceeds 45 about once in a billion times.
+        // 16 on average; a random hash exceeds 45 about once in a billion times.
         assert!(fullest(0..4_096) < 45);
         for shift in [8, 16, 32, 48] {
             assert!(fullest((0..4_096).map(|id| id << shift)) < 45, "shifted by {shift}");

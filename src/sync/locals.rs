@@ -1,13 +1,10 @@
 //! Thread-locals and epoch guards under loom: one loom thread-local for both.
 //!
 //! loom drops a thread's locals in random order. Two of ours perform atomic operations in their
-//! destructors (thread caches, and the epoch collector's entry), so that each run would explore
-//! another model. Here they are fields of one local, dropped in this order: the locals in order of
-//! creation, then the collector's entry.
-//!
-//! When an execution fails, loom drops its remains outside of the execution, where an atomic
-//! operation panics, and a panic in a destructor aborts the process. Locals and collector are
-//! therefore leaked in that case, and the failure is an ordinary panic of the test.
+//! destructors (thread caches and the epoch collector's entry), so that each run would explore
+//! another model. Here they are fields of one local, dropped in order of creation, the collector
+//! last. When an execution fails, loom drops its remains outside of the execution, where an atomic
+//! operation panics, and a panic in a destructor aborts: both are leaked in that case.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -28,7 +25,6 @@ impl Drop for Thread {
     }
 }
 
-/// A value that is leaked instead of dropped while its thread panics.
 struct Leaked<T>(ManuallyDrop<T>);
 
 impl<T> Leaked<T> {
@@ -54,16 +50,13 @@ loom::thread_local! {
     static THREAD: Thread = Thread { locals: RefCell::default(), epoch: Leaked::new(COLLECTOR.0.register()) };
 }
 
-/// Pins the epoch, as [`crossbeam_epoch::pin`] does.
 pub(crate) fn pin() -> Guard {
     THREAD.try_with(|thread| thread.epoch.0.pin()).unwrap_or_else(|_| COLLECTOR.0.register().pin())
 }
 
-/// Error: the thread's locals are already destroyed.
 #[derive(Debug)]
 pub(crate) struct Gone;
 
-/// Counterpart of `std::thread::LocalKey`.
 pub(crate) struct LocalKey<T: 'static> {
     init: fn() -> T,
 }

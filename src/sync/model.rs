@@ -1,9 +1,8 @@
-//! Explores a model with loom so that a failure is an ordinary panic of the caller, whatever values
-//! the model holds.
+//! Explores a model with loom so that any failure is an ordinary panic of the caller.
 //!
-//! loom unwinds a failing execution. The destructors that then run use loom's atomics, and if the
-//! failure was a deadlock, or occurred outside of the execution, each of these panics again: a
-//! panic in a destructor aborts the process. So a failed execution is not unwound here:
+//! loom unwinds a failing execution. The destructors that then run use loom's atomics, which panic
+//! again after a deadlock or outside of the execution, and a panic in a destructor aborts. A failed
+//! execution is therefore not unwound here:
 //!
 //! ```text
 //! caller                          checker, a thread of its own
@@ -12,10 +11,9 @@
 //! panics with the message
 //! ```
 //!
-//! The parked thread stays until the process ends. It cannot park in the panic hook, which is
-//! called under a lock of the standard library. Where the unwinder cannot be interposed (other
-//! systems than Linux with glibc), the execution is unwound, and the leaks of
-//! [`locals`](super::locals) avoid most aborts.
+//! The parked thread stays until the process ends. It cannot park in the panic hook, which runs
+//! under a lock of the standard library. On other systems than Linux with glibc, the execution is
+//! unwound, and the leaks of [`locals`](super::locals) avoid most aborts.
 
 use std::cell::{Cell, RefCell};
 use std::io::Write;
@@ -24,19 +22,15 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Once, atomic};
 use std::time::{Duration, Instant};
 
-/// Number of executions explored, and maximum number of preemptions per execution.
 type Explored = (u64, usize);
 
 thread_local! {
-    /// Sender of the outcome, on a checker thread.
     static OUTCOME: RefCell<Option<Sender<Result<Explored, String>>>> = const { RefCell::new(None) };
-    /// Number of calls of [`catch`] in progress, in all of the model's threads.
+    /// Number of calls of [`catch`] in progress, in all threads of the model.
     static CATCHING: Cell<usize> = const { Cell::new(0) };
-    /// Message of the failure for which the checker thread is about to unwind.
     static FAILURE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Time between two lines about the progress of an exploration.
 const PROGRESS: Duration = Duration::from_secs(10);
 
 /// Explores the executions of `model`. The environment may raise the bounds.
@@ -89,7 +83,7 @@ pub(crate) fn explore(
 
 #[cfg(kvpool_loom)]
 fn execution(model: impl FnOnce()) {
-    // Created first and dropped last: the order of light and heavy fences.
+    // Created first and dropped last.
     let _fences = super::asymmetric::Execution::begin();
     model();
 }
@@ -97,8 +91,6 @@ fn execution(model: impl FnOnce()) {
 #[cfg(kvpool_loom_coarse)]
 use super::call::execution;
 
-/// Waits for the outcome, and reports the number of executions so far on the standard error,
-/// around the capture of the test harness.
 fn wait_for<T>(
     outcome: &Receiver<T>,
     model_name: &str,
@@ -110,7 +102,7 @@ fn wait_for<T>(
             Err(RecvTimeoutError::Timeout) => {
                 let so_far = executions.load(atomic::Ordering::Relaxed);
                 let elapsed = began.elapsed();
-                // A closed standard error is no reason to stop.
+                // A closed standard error is ignored.
                 let _ =
                     writeln!(std::io::stderr(), "{model_name}: {so_far} executions so far, in {elapsed:.0?}");
             }
@@ -134,14 +126,13 @@ fn message(info: &PanicHookInfo<'_>) -> String {
     text.unwrap_or("a panic without a message").to_owned()
 }
 
-/// Interposes the unwinder's function of this name, with which the unwinding of every panic begins.
+/// Interposes the unwinder's function of this name, with which every unwinding begins.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[unsafe(no_mangle)]
 extern "C-unwind" fn _Unwind_RaiseException(exception: *mut libc::c_void) -> libc::c_int {
     type Raise = unsafe extern "C-unwind" fn(*mut libc::c_void) -> libc::c_int;
     let failure = FAILURE.try_with(RefCell::take).ok().flatten();
-    // loom's threads are generators, which end by a panic that bypasses the hook: it has no
-    // message.
+    // loom's threads are generators, which end by a panic that bypasses the hook.
     if let Some(failure) = failure
         && let Some(outcome) = OUTCOME.take()
     {

@@ -1,16 +1,14 @@
-//! Time, threads for blocking work, and tasks: what the library asks of an async runtime. The only
-//! file that names tokio.
+//! Time, threads for blocking work, and tasks. The only file that names tokio.
 //!
 //! | | in a tokio runtime, with the feature `tokio` | elsewhere |
 //! |---|---|---|
 //! | [`now`] | tokio's clock, which tests can pause | the system's |
 //! | [`sleep_until`], [`timeout_at`] | the runtime's timer | one timer thread of the process |
 //! | [`run_blocking`] | a thread for blocking work | the calling thread |
-//! | [`spawn`] | a task of the runtime | refused |
+//! | [`spawn`] | a task of the runtime | fails |
 //!
-//! The thread that first polls a wait decides which timer serves it. tokio has no way to ask
-//! whether a runtime's timer is enabled: a wait in a runtime without one panics. Models have no
-//! time: under loom a wait for a moment does not end.
+//! The thread that first polls a wait decides which timer it uses. tokio cannot be asked whether a
+//! runtime's timer is enabled: a wait without one panics. Under loom a timed wait does not end.
 
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
@@ -20,7 +18,6 @@ use std::time::{Duration, Instant};
 #[cfg(feature = "tokio")]
 use tokio::runtime::Handle;
 
-/// A wait for a moment.
 pub(crate) type Sleep = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
 
 /// Returns the current time, by the clock that this thread's waits use.
@@ -31,17 +28,14 @@ pub(crate) fn now() -> Instant {
     Instant::now()
 }
 
-/// Returns the end of a pause; a pause beyond the range of the clock ends in 30 years.
+/// Returns the end of a pause: in 30 years if it is beyond the range of the clock.
 pub(crate) fn after(pause: Duration) -> Instant {
     let now = now();
     now.checked_add(pause).unwrap_or_else(|| now + Duration::from_secs(30 * 365 * 86_400))
 }
 
-/// Waits until a moment, by the clock of [`now`]. Must be called by the task that waits.
-///
-/// # Panics
-///
-/// In a tokio runtime whose timer is disabled.
+/// Waits until a moment, by the clock of [`now`]. Must be called by the task that waits. Panics in
+/// a tokio runtime whose timer is disabled.
 pub(crate) fn sleep_until(at: Instant) -> Sleep {
     if cfg!(any(kvpool_loom, kvpool_loom_coarse)) {
         return Box::pin(std::future::pending());
@@ -53,11 +47,8 @@ pub(crate) fn sleep_until(at: Instant) -> Sleep {
     Box::pin(futures_timer::Delay::new(at.saturating_duration_since(Instant::now())))
 }
 
-/// Polls a future until a deadline, but at least once. Returns `None` if the deadline passed first.
-///
-/// # Panics
-///
-/// If it has to wait in a tokio runtime whose timer is disabled.
+/// Polls a future at least once, and until a deadline. Returns `None` if the deadline passes first.
+/// Panics if it has to wait in a tokio runtime whose timer is disabled.
 pub(crate) async fn timeout_at<F: Future>(deadline: Instant, future: F) -> Option<F::Output> {
     let (mut future, mut sleep) = (pin!(future), None);
     let either = poll_fn(|context| {
@@ -70,7 +61,6 @@ pub(crate) async fn timeout_at<F: Future>(deadline: Instant, future: F) -> Optio
     either.await
 }
 
-/// Lets other tasks of this thread run.
 pub(crate) async fn yield_now() {
     let mut has_yielded = false;
     let once = poll_fn(|context| {
@@ -83,7 +73,6 @@ pub(crate) async fn yield_now() {
     once.await;
 }
 
-/// Runs work that takes long, without blocking the calling task if the runtime has threads for it.
 pub(crate) fn run_blocking(work: impl FnOnce() + Send + 'static) {
     #[cfg(feature = "tokio")]
     if let Ok(runtime) = Handle::try_current() {
@@ -93,14 +82,13 @@ pub(crate) fn run_blocking(work: impl FnOnce() + Send + 'static) {
     work();
 }
 
-/// A task in the background, which goes on when this is dropped.
+/// A background task, which continues when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Task(
     #[cfg(feature = "tokio")] tokio::task::JoinHandle<()>,
     #[cfg(not(feature = "tokio"))] std::convert::Infallible,
 );
 
-/// Starts a task on the current runtime. Returns `None` if there is none.
 pub(crate) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> Option<Task> {
     #[cfg(feature = "tokio")]
     return Handle::try_current().ok().map(|runtime| Task(runtime.spawn(task)));
@@ -112,11 +100,7 @@ pub(crate) fn spawn(task: impl Future<Output = ()> + Send + 'static) -> Option<T
 }
 
 impl Task {
-    /// Waits for the end of the task, also if its runtime has shut down.
-    ///
-    /// # Panics
-    ///
-    /// If the task panicked.
+    /// Waits for the end of the task, also after a shutdown of its runtime. Panics if the task did.
     pub(crate) async fn ended(self) {
         #[cfg(feature = "tokio")]
         if let Err(error) = self.0.await

@@ -65,7 +65,7 @@ fn batches_of_all_places_are_seen() {
     assert_eq!(clock.oldest_in_flight(), None);
 }
 
-/// A batch is told apart from those in flight around it, and from a later one in its slot.
+/// A batch is distinguished from those in flight around it, and from a later one in its slot.
 #[test]
 fn a_batch_ends_by_itself() {
     let clock = Clock::default();
@@ -81,7 +81,7 @@ fn a_batch_ends_by_itself() {
     assert!(!clock.is_in_flight(BatchRef::default()));
 }
 
-/// Only a batch that ended is replaced, and the batch added last does not count itself.
+/// Only an ended batch is replaced, and the batch added last does not count itself.
 #[test]
 fn the_batch_added_last_may_be_the_only_one_in_flight() {
     let clock = Clock::default();
@@ -107,7 +107,7 @@ fn the_batch_added_last_may_be_the_only_one_in_flight() {
     let _ = clock.end(c);
 }
 
-/// A batch that is added again is in the set once, whichever place it had before.
+/// A batch that is added again is in the set once.
 #[test]
 fn a_batch_that_writes_again_takes_one_place() {
     let clock = Clock::default();
@@ -126,7 +126,7 @@ fn a_batch_that_writes_again_takes_one_place() {
     assert_eq!(clock.state(&set), SetState::Ended);
 }
 
-/// What a begin has put into its slot so far is no batch of that ticket, and is waited for.
+/// The provisional value in a slot is no batch of that ticket, and is waited for.
 #[test]
 fn a_batch_that_begins_is_neither_in_flight_nor_ended() {
     let clock = Clock::default();
@@ -152,7 +152,7 @@ fn more_batches_than_a_chunk() {
     assert_eq!(clock.oldest(), Ticket(3 * SLOTS as u64 + 2));
 }
 
-/// The slots of a burst are closed when it is over, and opened again by the next one.
+/// The slots of a burst are closed after it, and reopened by the next one.
 #[test]
 fn a_burst_leaves_no_slots_to_look_at() {
     let clock = Clock::default();
@@ -175,7 +175,7 @@ fn a_burst_leaves_no_slots_to_look_at() {
     }
 }
 
-/// Beside a naive set of tickets, with bursts, and ends in any order.
+/// Compares with a naive set of tickets, with bursts, and ends in any order.
 #[test]
 fn the_oldest_is_that_of_a_set() {
     for seed in 0..if cfg!(miri) { 2 } else { 50 } {
@@ -201,7 +201,7 @@ fn the_oldest_is_that_of_a_set() {
     }
 }
 
-/// Threads begin, look and end, with bursts: none finds a batch of its own older than the oldest.
+/// Threads begin, scan and end, with bursts: none finds a batch of its own older than the oldest.
 #[test]
 #[cfg_attr(miri, ignore = "too slow")]
 fn no_thread_is_overtaken() {
@@ -247,7 +247,7 @@ fn the_mark_stays_near_the_number_in_flight() {
     batches.into_iter().chain([oldest]).for_each(|batch| assert!(!clock.end(batch)));
 }
 
-/// The case in which each search begins behind the slot that just became empty.
+/// The case in which each search begins after the slot that was just vacated.
 #[test]
 fn the_mark_does_not_climb() {
     let clock = Clock::default();

@@ -9,30 +9,27 @@ use crate::ids::{FrameId, Order, Run};
 use super::super::goal::Shortfall;
 use super::map::{self, Map};
 
-/// The regions to empty, and their cost.
 pub(super) struct Chosen {
     /// Region numbers, cheapest first.
     pub regions: Vec<u32>,
-    /// Number of blocks in them.
+    /// Number of blocks in the regions.
     pub moves: usize,
-    /// Number of blocks that would move without the limit.
+    /// The same without the limit.
     pub moves_full: usize,
 }
 
 impl Chosen {
-    /// Returns the shortfall caused by the limit.
     pub(super) fn shortfall(&self) -> Option<Shortfall> {
         (self.moves < self.moves_full).then_some(Shortfall::Budget { needed: self.moves_full })
     }
 }
 
-/// Price of a region that cannot be emptied, because it contains a frame that is neither free nor
-/// movable. A free region costs 0. The price of another one is its number of moves,
-/// plus `2^order` for each border that a run crosses, if breaks have a price.
+/// Price of a region that cannot be emptied, because a frame is neither free nor movable. A free
+/// region costs 0; others cost their number of moves, plus `2^order` for each border that a run
+/// crosses, if breaks have a price.
 const NEVER: u32 = u32::MAX;
 
-/// Returns the regions of `2^order` frames to empty with at most `moves_max` moves. With
-/// `spares_runs`, regions whose borders no run crosses come first.
+/// With `spares_runs`, regions whose borders no run crosses come first.
 pub(super) fn sparsest(map: &Map<'_>, order: Order, moves_max: usize, spares_runs: bool) -> Chosen {
     let run_len = order.frames();
     // Regions of at least 2^26 frames: a pool has few, and prices must fit.
@@ -53,7 +50,6 @@ pub(super) fn sparsest(map: &Map<'_>, order: Order, moves_max: usize, spares_run
             is_crossed = !map::has(&map.free, last) && map.is_linked(last);
             price += (u32::from(was_crossed) + u32::from(is_crossed)) << order.0;
         }
-        // Arithmetic instead of unpredictable branches.
         let is_clear = (free + movable) as usize == run_len;
         let price = if is_clear { price } else { NEVER };
         prices.push(price);
@@ -64,14 +60,14 @@ pub(super) fn sparsest(map: &Map<'_>, order: Order, moves_max: usize, spares_run
     let rest = regions << order.0;
     holes += map::count(&map.free, Run { start: FrameId(rest), len: map.len() as u32 - rest }) as usize;
 
-    // How many regions of each price to take: the cheapest, while holes and budget last.
+    // The number of regions to take at each price: the cheapest, while holes and budget last.
     let (mut left, mut moves, mut moves_full) = (candidates.min(holes / run_len), 0, 0);
     let (mut dearest, mut of_dearest, mut count, mut is_spent) = (0, 0, 0, false);
     for (price, &there) in by_price[..=price_max].iter().enumerate().skip(1) {
         let wanted = there.min(left);
-        // Of the price, the number of blocks: from 1 to the length of a run.
+        // The number of blocks in the price: from 1 to the length of a run.
         let each = (price - 1) % run_len + 1;
-        // Not past a region that the budget does not reach: the chosen ones are a prefix.
+        // Nothing after a region that exceeds the budget: the chosen ones are a prefix.
         let bought = if is_spent { 0 } else { wanted.min((moves_max - moves) / each) };
         is_spent |= bought < wanted;
         left -= wanted;
@@ -114,15 +110,13 @@ fn region(index: u32, order: Order) -> Run {
     Run { start: FrameId(index << order.0), len: order.frames() as u32 }
 }
 
-/// Sorts regions of equal price, best first.
-///
-/// The best are those whose borders no run of a sequence crosses, and among them those whose unit
-/// lacks the fewest regions to be free.
+/// Sorts regions of equal price, best first: those whose borders no run of a sequence crosses, and
+/// among them those whose unit lacks the fewest regions to be free.
 fn ties(map: &Map<'_>, order: Order, prices: &[u32], is_chosen: &[bool], equals: Vec<u32>) -> Vec<u32> {
-    /// A unit that stays in use in any case ranks behind one that lacks this many regions.
+    /// A unit that remains in use ranks after one that lacks this many regions.
     const LACKING_MAX: usize = 15;
     const RANKS: usize = LACKING_MAX + 2;
-    // From the order of a unit on, the buddy region takes the place of the unit.
+    // From the order of a unit on, the buddy region replaces the unit.
     let up = u32::from(order.0).max(FAN_LOG2 - 1) + 1 - u32::from(order.0);
     let rank = |index: u32| {
         let (run, price) = (region(index, order), prices[index as usize]);

@@ -1,19 +1,15 @@
 //! Chooses the frames to fill: the holes of the fullest regions.
 //!
 //! A region's *vacancy* is the number of its frames that are free once the plan has emptied its
-//! regions. Regions are filled in ascending order of vacancy, all regions of a vacancy together, so
-//! that the placement can choose among equals. Regions that will be entirely free come last, one at
-//! a time, and only if all holes together are too few.
-//!
-//! The rooms of growing lists stay free if the other holes are enough.
+//! regions. Regions are filled in ascending order of vacancy, all of one vacancy together, so that
+//! the placement can choose. Entirely free regions come last, one at a time. The rooms of growing
+//! lists stay free if the other holes suffice.
 
 use crate::ids::Order;
 
 use super::map::{self, Map};
 
-/// Returns the free frames outside of `region` that the plan may fill.
-///
-/// These are at least `needed`, if there are as many.
+/// Returns the frames outside of `region` that the plan may fill: at least `needed`, if possible.
 pub(super) fn open(map: &Map<'_>, order: Order, region: &[u64], needed: usize) -> Vec<u64> {
     let all: Vec<u64> = map.free.iter().zip(region).map(|(free, region)| free & !region).collect();
     let rooms = map.rooms(&all, map.snapshot.ends());
@@ -27,8 +23,6 @@ pub(super) fn open(map: &Map<'_>, order: Order, region: &[u64], needed: usize) -
     fullest(map, order, region, needed, open)
 }
 
-/// Returns those of the `open` frames that are in the fullest regions, at least `needed` if there
-/// are as many.
 fn fullest(map: &Map<'_>, order: Order, region: &[u64], needed: usize, mut open: Vec<u64>) -> Vec<u64> {
     let run_len = order.frames() as u32;
     let regions = (map.len() as u32).div_ceil(run_len);
@@ -46,7 +40,7 @@ fn fullest(map: &Map<'_>, order: Order, region: &[u64], needed: usize, mut open:
     let limit = last.map_or(run_len - 1, |vacancy| vacancy as u32);
     let spare = |index: &u32| vacancies[*index as usize] == run_len;
     if have < needed {
-        // Free runs have to be filled: first those whose unit is not entirely free anyway.
+        // Free runs have to be filled: first those whose unit stays in use anyway.
         let unit = |index: u32| {
             let first = (index * run_len / 64) as usize;
             vacant[first..first + run_len.div_ceil(64) as usize].iter().all(|word| *word == !0)

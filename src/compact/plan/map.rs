@@ -1,22 +1,19 @@
-//! The snapshot as bitmaps, 64 frames per word, so that counting and finding runs works on words.
+//! The snapshot as bitmaps, 64 frames per word.
 
 use crate::ids::{FrameId, Order, Run};
 
 use super::super::goal::Move;
 use super::super::snapshot::{FrameKind, FrameState, KIND_SHIFT, Snapshot};
 
-/// One bit per frame of a snapshot.
 pub(super) struct Map<'a> {
     pub snapshot: &'a Snapshot,
     /// Frames that a block can move to.
     pub free: Vec<u64>,
     /// Frames whose block can move.
     pub movable: Vec<u64>,
-    /// Whether `free` includes frames reserved for growth.
     takes_spared: bool,
 }
 
-/// Whether a block may move to a frame of a unit reserved for growth.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReservedForGrowth {
     Kept,
@@ -31,12 +28,10 @@ impl<'a> Map<'a> {
         let mut last = [FrameState::new(FrameKind::Fixed, None); 64];
         last[..rest.len()].copy_from_slice(rest);
         for chunk in whole.iter().chain((!rest.is_empty()).then_some(&last)) {
-            // Without a branch, and with the first step vectorized: one byte per frame, then one
-            // bit per byte.
+            // Branchless, and vectorized at first: one byte per frame, then one bit per byte.
             let mut kinds = chunk.map(|state| (state.bits() >> KIND_SHIFT) as u8);
             if reserved_for_growth == ReservedForGrowth::Taken {
-                // Frames reserved for growth become free ones: 0b101 loses its lowest bit, and no
-                // other kind does.
+                // Makes frames reserved for growth free: only 0b101 loses its lowest bit.
                 kinds = kinds.map(|kind| kind & !(kind >> 2));
             }
             let (mut high, mut low) = (0, 0);
@@ -51,36 +46,32 @@ impl<'a> Map<'a> {
         Self { snapshot, free, movable, takes_spared: reserved_for_growth == ReservedForGrowth::Taken }
     }
 
-    /// Returns the number of frames.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.snapshot.frames().len()
     }
 
-    /// Returns a bitmap of the same size with no bit set.
     pub(super) fn none(&self) -> Vec<u64> {
         vec![0; self.free.len()]
     }
 
-    /// Returns the order to plan at, or `None` if the pool has no region of it.
     pub(super) fn order(&self, order: Order) -> Option<Order> {
         (order.0 < 32 && order.frames() <= self.len()).then_some(order)
     }
 
-    /// Returns the state of a frame.
     #[inline]
     pub(super) fn state(&self, frame: u32) -> FrameState {
         self.snapshot.frames()[frame as usize]
     }
 
-    /// Returns true if the frame after this one holds the next block of the same sequence.
+    /// Returns whether the frame after this one holds the next block of the same sequence.
     #[inline]
     pub(super) fn is_linked(&self, frame: u32) -> bool {
         matches!(self.snapshot.frames()[frame as usize..], [this, next, ..] if this.is_linked_to(next))
     }
 
-    /// Returns the frames behind the last blocks of growing lists that are free in `free`, and not
-    /// only [as if dropped](Snapshot::dropped).
+    /// Returns the frames after growing lists that are free in `free`, except
+    /// [dropped](Snapshot::dropped) ones.
     pub(super) fn rooms(&self, free: &[u64], ends: &[u64]) -> Vec<u64> {
         let mut last = 0;
         let behind = ends.iter().map(|word| *word << 1 | std::mem::replace(&mut last, word >> 63));
@@ -88,7 +79,6 @@ impl<'a> Map<'a> {
         behind.zip(free).zip(dropped).map(|((behind, free), dropped)| behind & free & !dropped).collect()
     }
 
-    /// Returns whether a list could grow into this frame.
     pub(super) fn is_room(&self, frame: u32) -> bool {
         let is_dropped = |frame| {
             self.snapshot.dropped().get(frame as usize / 64).is_some_and(|word| word >> (frame % 64) & 1 == 1)
@@ -96,7 +86,6 @@ impl<'a> Map<'a> {
         (frame as usize) < self.len() && self.state(frame).kind().is_free() && !is_dropped(frame)
     }
 
-    /// Returns the free frames after these moves.
     pub(super) fn free_after(&self, moves: &[Move]) -> Vec<u64> {
         let mut free = self.free.clone();
         for &Move { from, to } in moves {
@@ -106,12 +95,10 @@ impl<'a> Map<'a> {
         free
     }
 
-    /// Returns the decrease in the number of maximal free runs through these moves.
     pub(super) fn free_joins(&self, moves: &[Move]) -> isize {
         runs(&self.free) as isize - runs(&self.free_after(moves)) as isize
     }
 
-    /// Returns the increase in the number of rooms through these moves.
     pub(super) fn rooms_gained(&self, moves: &[Move]) -> isize {
         let ends = self.snapshot.ends();
         if ends.is_empty() {
@@ -137,7 +124,6 @@ impl<'a> Map<'a> {
         count(self.rooms(&free, &after)) - before + in_growth_units
     }
 
-    /// Calls `found` with each movable frame of `region`, ascending.
     pub(super) fn each_movable(&self, region: Run, mut found: impl FnMut(FrameId)) {
         for (word, mask) in words(region) {
             let mut rest = self.movable[word] & mask;
@@ -152,20 +138,18 @@ impl<'a> Map<'a> {
 /// Returns the lowest bits of eight bytes as one byte, in the same order.
 #[inline]
 const fn gather(eight: u64) -> u64 {
-    // Each bit meets exactly one factor that shifts it to its place in the highest byte, and no two
-    // products overlap.
+    // Each bit is multiplied by the factor that shifts it to its place in the highest byte.
     (eight & 0x0101_0101_0101_0101).wrapping_mul(0x0102_0408_1020_4080) >> 56
 }
 
 const _: () = {
-    // The encoding that `Map::of` relies on: free 0, away 1, movable 2, fixed 3. In the two lower
-    // bits, reserved for growth is like away, and evictable like movable.
+    // The encoding that `Map::of` relies on. In the two lower bits, reserved for growth is like
+    // away, and evictable like movable.
     assert!(FrameKind::Free as u8 == 0 && FrameKind::Away as u8 == 1);
     assert!(FrameKind::Movable as u8 == 2 && FrameKind::Fixed as u8 == 3);
     assert!(FrameKind::ReservedForGrowth as u8 == 5 && FrameKind::Evictable as u8 == 6);
 };
 
-/// Returns the words that `run` touches, each with a mask of the bits that belong to the run.
 #[inline]
 pub(super) fn words(run: Run) -> impl Iterator<Item = (usize, u64)> {
     let (start, end) = (run.start.index(), run.end() as usize);
@@ -176,16 +160,13 @@ pub(super) fn words(run: Run) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-/// Returns the number of set bits in `run`.
 #[inline]
 pub(super) fn count(bitmap: &[u64], run: Run) -> u32 {
     words(run).map(|(word, mask)| (bitmap[word] & mask).count_ones()).sum()
 }
 
-/// Returns the number of set bits in each aligned run of `2^order`. The end of the bitmap may cut
-/// off the last run; runs beyond the last frame count 0.
+/// Returns the number of set bits in each aligned run of `2^order`; the last run may be cut off.
 pub(super) fn counts(bitmap: &[u64], order: Order) -> Vec<u32> {
-    /// Adds neighbouring fields until a field is as long as a run.
     fn fields<const ORDER: usize>(bitmap: &[u64]) -> Vec<u32> {
         const EVEN: [u64; 5] = [!0 / 3, !0 / 5, !0 / 17, !0 / 257, !0 / 65537];
         let (run_len, mask) = (1 << ORDER, (1 << (1 << ORDER)) - 1);
@@ -215,27 +196,23 @@ pub(super) fn counts(bitmap: &[u64], order: Order) -> Vec<u32> {
     }
 }
 
-/// Sets all bits of `run`.
 #[inline]
 pub(super) fn set(bitmap: &mut [u64], run: Run) {
     words(run).for_each(|(word, mask)| bitmap[word] |= mask);
 }
 
-/// Sets or clears one bit.
 #[inline]
 pub(super) fn put(bitmap: &mut [u64], frame: FrameId, is_set: bool) {
     let (word, bit) = (frame.index() / 64, frame.index() % 64);
     bitmap[word] = bitmap[word] & !(1 << bit) | u64::from(is_set) << bit;
 }
 
-/// Returns true if the bit of `frame` is set.
 #[inline]
 pub(super) fn has(bitmap: &[u64], frame: u32) -> bool {
     bitmap[frame as usize / 64] >> (frame % 64) & 1 == 1
 }
 
-/// Returns the number of aligned runs of `2^order` that are all ones. Bits beyond the last frame
-/// are zeros.
+/// Returns the number of aligned runs of `2^order` ones. Bits beyond the last frame are zeros.
 pub(super) fn free_runs(bitmap: &[u64], order: Order) -> usize {
     if order.0 >= 6 {
         let words = 1 << (order.0 - 6);
@@ -250,20 +227,17 @@ pub(super) fn free_runs(bitmap: &[u64], order: Order) -> usize {
     bitmap.iter().map(|word| ones(*word)).sum()
 }
 
-/// Returns the number of maximal runs of ones.
 pub(super) fn runs(bitmap: &[u64]) -> usize {
     let mut last = 0;
     let firsts = |&word: &u64| (word & !(word << 1 | std::mem::replace(&mut last, word >> 63))).count_ones();
     bitmap.iter().map(firsts).sum::<u32>() as usize
 }
 
-/// Calls `found` with the start and the end of each maximal run of ones, ascending. The last bit of
-/// the last word may be set.
+/// Calls `found` with the start and the end of each maximal run of ones, ascending.
 pub(super) fn each_run(bitmap: &[u64], mut found: impl FnMut(u32, u32)) {
     let (mut last, mut start) = (0, None);
     for (word, &bits) in bitmap.iter().enumerate() {
-        // One bit per frame that differs from the previous one: runs begin and end there, in
-        // alternation.
+        // A set bit differs from the previous one: a run begins or ends there, in alternation.
         let mut turns = bits ^ (bits << 1 | last);
         last = bits >> 63;
         while turns != 0 {

@@ -1,16 +1,13 @@
 //! Assigns open frames to blocks, so that neighbours in a sequence are neighbours in memory.
 //!
-//! The leaving blocks are taken by sequence: a *chain* is a maximal range of a sequence whose
-//! blocks all leave, wherever they are. The *holes* are the maximal runs of open frames. However
-//! chains are cut and put into holes, the number of runs of sequences is the number of pieces that
-//! do not touch their neighbours. Hence:
+//! A *chain* is a maximal range of a sequence whose blocks all leave, from any frames. The *holes*
+//! are the maximal runs of open frames. However chains are cut and put into holes, the number of
+//! runs of sequences is the number of pieces that do not touch their neighbours. Hence:
 //!
-//! 1. *Anchored*: a hole behind the predecessor of a chain takes the beginning of the chain, as
-//!    much as fits; a hole in front of its successor takes the end. Such a piece adds no run,
-//!    whether the chain fits or not.
+//! 1. *Anchored*: a hole after the predecessor of a chain takes the beginning of the chain, as much
+//!    as fits; a hole before its successor takes the end. Such a piece adds no run.
 //! 2. *Best fit, longest first*: the rest of a chain goes into the shortest hole that holds it
-//!    whole. If there is none, the longest hole is filled, and the remainder becomes a chain of its
-//!    own.
+//!    whole. Without one, the longest hole is filled, and the remainder becomes another chain.
 //! 3. Blocks without a sequence fill the shortest holes.
 //!
 //! `slots` finds blocks by sequence and place; `shelf` finds chains and holes by length.
@@ -29,7 +26,6 @@ use super::super::snapshot::FrameState;
 use super::donors;
 use super::map::{self, Map};
 
-/// The effect of a placement on neighbours in sequences.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Links {
     /// Pairs that become neighbours.
@@ -38,10 +34,8 @@ pub(super) struct Links {
     pub breaks: usize,
 }
 
-/// Gives every move a destination outside of `emptied`.
-///
-/// The sources of the moves are the frames in `leaving`, and at least as many frames outside of
-/// `emptied` are free.
+/// Gives every move a destination outside of `emptied`. The sources of the moves are the frames in
+/// `leaving`; at least as many frames outside of `emptied` are free.
 pub(super) fn place(
     map: &Map<'_>,
     order: Order,
@@ -93,23 +87,21 @@ pub(super) fn place(
         board.note(&mut hole, 1, key);
         shelf.put(hole);
     }
-    // Links that existed before and exist again, because both ends have moved together.
+    // Links that exist again, because both ends have moved together.
     let kept = board.slots.write(map, leaving, moves, &keys);
     Links { joins: board.after - kept, breaks: before - kept }
 }
 
-/// Returns the moves' keys, and the number of links with a leaving end.
 fn keys(map: &Map<'_>, leaving: &[u64], moves: &[Move]) -> (Vec<u64>, usize) {
     let frames = map.snapshot.frames();
     let mut links = 0;
     let of = |one: &Move| {
-        // No branch here: these reads are scattered over the pool, and should not wait for each
-        // other. The first frame is compared with itself, and so is the last, because no key is its
-        // own successor.
+        // No branch: these scattered reads should not wait for each other. The first frame is
+        // compared with itself, and so is the last, because no key is its own successor.
         let at = one.from.index();
         let (last, next) = (at.saturating_sub(1), (at + 1).min(frames.len() - 1));
         let key = frames[at].key();
-        // A link to a predecessor that leaves as well is counted there.
+        // A link to a leaving predecessor is counted there.
         let is_last = (frames[last].key() + 1 == key) & !map::has(leaving, last as u32);
         links += usize::from(key + 1 == frames[next].key()) + usize::from(is_last);
         key
@@ -118,7 +110,6 @@ fn keys(map: &Map<'_>, leaving: &[u64], moves: &[Move]) -> (Vec<u64>, usize) {
     (keys, links)
 }
 
-/// The blocks to place, and the number of links made so far.
 struct Board {
     slots: Slots,
     /// Number of links with a placed end.
@@ -126,7 +117,7 @@ struct Board {
 }
 
 impl Board {
-    /// Puts a piece of a chain, whose first block has `key`, at the beginning of a hole.
+    /// The first block of `piece` has `key`.
     #[inline]
     fn fill(&mut self, hole: &mut Hole, piece: Range<usize>, key: u64) {
         let len = piece.len() as u32;
@@ -134,7 +125,6 @@ impl Board {
         self.note(hole, len, key);
     }
 
-    /// Counts the links of `len` blocks that go to the beginning of a hole.
     #[inline]
     fn note(&mut self, hole: &mut Hole, len: u32, key: u64) {
         self.after += len as usize - 1 + usize::from(hole.before + 1 == key);
@@ -143,7 +133,6 @@ impl Board {
         self.after += usize::from(hole.is_closed());
     }
 
-    /// Puts a piece of a chain, whose first block has `key`, at the end of a hole.
     #[inline]
     fn fill_end(&mut self, hole: &mut Hole, piece: Range<usize>, key: u64) {
         let len = piece.len() as u32;

@@ -1,8 +1,5 @@
-//! What each step of a plan gains, to find the steps that do not pay.
-//!
-//! A link counts for the step that moves its second block, or else its first one. The sums are
-//! estimates for one step without the others: a link between blocks of two steps depends on both,
-//! and so does a free run that two steps fill.
+//! The gain of each step of a plan. A link counts for the step that moves its second block, or else
+//! its first. The sums are estimates: links and free runs that depend on two steps are inexact.
 
 use crate::ids::FrameId;
 
@@ -10,30 +7,22 @@ use super::super::goal::{Move, Plan};
 use super::super::snapshot::FrameState;
 use super::map::{self, Map};
 
-/// Stands for a frame to which no block moves.
 const NONE: u32 = 0;
 
-/// What a step gains.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Gain {
-    /// Decrease in the number of maximal free runs.
     free_joins: i64,
-    /// Links joined.
     pub joins: usize,
-    /// Links broken.
     pub breaks: usize,
-    /// Increase in the number of rooms.
     rooms: i64,
 }
 
 impl Gain {
-    /// Returns the worth of the step in maximal free runs, at this price of a break.
     pub(super) const fn worth(&self, price: i64) -> i64 {
         self.free_joins + price * (self.joins as i64 - self.breaks as i64 + self.rooms)
     }
 }
 
-/// Returns what each step gains.
 pub(super) fn gains(map: &Map<'_>, plan: &Plan) -> Vec<Gain> {
     // For each frame, one more than the index of the move to it.
     let mut arrivals = vec![NONE; map.len()];
@@ -78,20 +67,17 @@ pub(super) fn gains(map: &Map<'_>, plan: &Plan) -> Vec<Gain> {
         .collect()
 }
 
-/// Returns the decrease in the number of first frames of free runs at and behind the two frames of
-/// a move.
 fn starts_removed(before: &[u64], after: &[u64], filled: FrameId, vacated: FrameId, last: u32) -> i64 {
     let is_start =
         |free: &[u64], frame: u32| map::has(free, frame) && (frame == 0 || !map::has(free, frame - 1));
     let removed = |frame: u32| i64::from(is_start(before, frame)) - i64::from(is_start(after, frame));
-    // A frame behind another one that changes is counted there, if it changes as well.
+    // A frame after another one that changes is counted there, if it changes as well.
     let is_counted = |frame: u32| map::has(before, frame) != map::has(after, frame);
     let behind = |frame: u32| if frame < last && !is_counted(frame + 1) { removed(frame + 1) } else { 0 };
     removed(filled.0) + behind(filled.0) + removed(vacated.0) + behind(vacated.0)
 }
 
-/// Returns the rooms gained by one move: that of the block itself, and that of a list which ends in
-/// front of the destination.
+/// Returns the rooms gained by a move: the block's, and that of a list that ends before `to`.
 fn room_gained(map: &Map<'_>, after: &impl Fn(u32) -> (u64, bool), from: FrameId, to: FrameId) -> i64 {
     let ends = map.snapshot.ends();
     if ends.is_empty() {

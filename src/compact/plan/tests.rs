@@ -1,5 +1,4 @@
-//! Checks plans on pools of many shapes against their invariants. `optimum` compares with
-//! exhaustive search.
+//! Checks the invariants of plans. `optimum` compares with exhaustive search.
 
 use std::collections::HashSet;
 
@@ -34,7 +33,7 @@ struct Mix {
     run: u32,
 }
 
-/// Returns a pool in which each kind of frame lies in runs, and the blocks of a sequence in
+/// Returns a pool in which each kind of frame forms runs, and the blocks of a sequence are in
 /// ascending places. Every other sequence grows.
 fn pool(rng: &mut Rng, frames: usize, order: u8, mix: Mix) -> Snapshot {
     let mut places = vec![0; mix.sequences as usize];
@@ -115,10 +114,9 @@ fn check(before: &Snapshot, order: Order, plan: &Plan, moves_max: usize) -> Snap
         );
     }
     assert_eq!(plan.steps.last().map_or(0, |step| step.end), plan.moves.len());
-    // `apply` checks sources and destinations itself.
     let mut after = before.clone();
     after.apply(plan);
-    // A move into a reserved for growth frame leaves a free one.
+    // A move into a frame reserved for growth leaves a free one.
     let free = |of: &Snapshot| of.count(FrameKind::Free) + of.count(FrameKind::ReservedForGrowth);
     assert_eq!(free(before), free(&after));
     for kind in [FrameKind::Movable, FrameKind::Fixed, FrameKind::Away, FrameKind::Evictable] {
@@ -261,9 +259,8 @@ proptest! {
 }
 
 /// Returns a pool from a drawing, with regions separated by blanks. A letter is a block of a
-/// sequence, in ascending places; a capital letter is a fixed one. A dot is free, an underscore
-/// reserved for growth, a minus sign is away, a star is a block without a sequence, a plus sign is
-/// evictable.
+/// sequence, in ascending places; a capital letter is a fixed one; `.` free; `_` reserved for
+/// growth; `-` away; `*` a block without a sequence; `+` evictable.
 fn drawn(text: &str) -> Snapshot {
     let mut places = [0; 26];
     let states = text.bytes().filter(|c| *c != b' ').zip(0..).map(|(c, frame)| match c {
@@ -300,8 +297,7 @@ fn the_sparsest_goes_into_the_fullest() {
 fn what_is_free_stays_whole() {
     // Four holes would gain a run, but there are only three outside of the free run.
     assert_eq!(plan(&drawn(".... *.** **.* *.**"), FOURS, ALL), Plan::default());
-    // A fixed frame keeps its region in use, and the holes of that region can be filled like
-    // others.
+    // A fixed frame keeps its region in use, and other holes of the region can be filled.
     assert_eq!(pairs(&plan(&drawn(".... *... **** A.-."), FOURS, ALL)), [(4, 13)]);
     // So can the holes beyond the last whole region.
     assert_eq!(pairs(&plan(&drawn("*... ***- .."), FOURS, ALL)), [(0, 8)]);
@@ -309,7 +305,7 @@ fn what_is_free_stays_whole() {
 
 #[test]
 fn a_piece_of_a_sequence_stays_together_and_meets_its_neighbours() {
-    // The last a goes behind the others, and both b go to a hole that takes them together.
+    // The last a goes after the others, and both b go to a hole that takes them together.
     let plan = plan(&drawn("aaa. C..C bb.. CC.. ..a. ****"), FOURS, 3);
     assert_eq!(pairs(&plan), [(18, 3), (8, 5), (9, 6)]);
     assert_eq!((plan.joins, plan.breaks), (1, 0));
@@ -317,7 +313,7 @@ fn a_piece_of_a_sequence_stays_together_and_meets_its_neighbours() {
 
 #[test]
 fn a_chain_too_long_for_its_anchor_leaves_its_end_elsewhere() {
-    // One of the three fits behind the block before it; the other two go to a hole of two.
+    // One of the three fits after its predecessor; the other two go to a hole of two.
     let snapshot = drawn("abb. .bbb **.. a*** ***a");
     let plan = plan(&snapshot, Goal::Empty { region: Run { start: FrameId(4), len: 4 } }, ALL);
     assert_eq!(pairs(&plan), [(5, 3), (6, 10), (7, 11)]);
@@ -347,7 +343,6 @@ fn a_free_run_is_filled_only_if_there_is_no_other_way() {
     let snapshot = drawn("**** .... **.. ....");
     let region = Run { start: FrameId(0), len: 4 };
     let plan = plan(&snapshot, Goal::Empty { region }, ALL);
-    // One run is gained and one is lost.
     assert_eq!(plan.runs_gained, 0);
     assert_eq!(plan.moves.iter().filter(|one| [10, 11].contains(&one.to.0)).count(), 2);
     assert_eq!(self::plan(&snapshot, Goal::Empty { region }, 2).runs_gained, 0);
@@ -360,8 +355,7 @@ fn a_torn_or_made_up_snapshot_is_planned_all_the_same() {
         let states = (0..200).map(|_| {
             let kind =
                 [FrameKind::Free, FrameKind::Movable, FrameKind::Movable, FrameKind::Fixed][rng.usize(0..4)];
-            // Blocks that occur twice, sequences that are not in the list, gaps larger than the
-            // pool.
+            // Blocks that occur twice, unlisted sequences, gaps larger than the pool.
             let place = [rng.u32(0..8), rng.u32(0..300), rng.u32(..)][rng.usize(0..3)];
             FrameState::new(kind, Some((rng.u32(0..6), place)))
         });
@@ -386,7 +380,7 @@ fn what_does_not_lie_in_the_pool_is_refused() {
     }
 }
 
-/// The pool of lists that begin in whole units: each ends with holes behind its last block.
+/// Lists that begin in whole units: each ends with holes after its last block.
 #[test]
 fn a_plan_that_breaks_long_runs_for_little_gain_is_empty() {
     let text: Vec<String> =
@@ -397,7 +391,6 @@ fn a_plan_that_breaks_long_runs_for_little_gain_is_empty() {
     assert_eq!((dear.runs_gained, dear.joins, dear.breaks), (4, 0, 4), "a run for each break");
     assert_eq!(plan(&snapshot, goal, ALL), Plan::default());
 
-    // The same holes, with one stray block in each: nothing breaks.
     let stray = |text: &String| format!("{}*{}", &text[..50], &text[51..]);
     let strays: Vec<String> = text.iter().map(stray).collect();
     let cheap = plan(&drawn(&strays.concat()), goal, ALL);
@@ -425,7 +418,6 @@ fn spared_frames_are_for_their_list() {
     );
     assert_eq!(pairs(&plan(&drawn("a___ *... ***. A***"), FOURS, ALL)), [(4, 11)]);
     assert_eq!(pairs(&plan(&drawn("a__- *... ***_ A**."), FOURS, ALL)), [(4, 15)]);
-    // A request waits for this run.
     let run = plan(&reserved_for_growth, Goal::Run { len: 4 }, ALL);
     assert_eq!((run.window.unwrap().start, run.moves.len()), (FrameId(0), 1));
 }
@@ -437,7 +429,7 @@ fn the_frame_behind_a_growing_list_is_filled_last() {
     assert_eq!(pairs(&plan(&growing(2), FOURS, ALL)), [(4, 11)]);
     assert_eq!(pairs(&plan(&growing(10), FOURS, ALL)), [(4, 3)]);
     assert_eq!(growing(2).rooms(), 1);
-    // The only other hole is behind a list that grows.
+    // The only other hole is after a growing list.
     let only = drawn("Aaa. *... ****").with_ends([FrameId(2)]);
     assert_eq!(plan(&only, FOURS, ALL), Plan::default(), "a room is worth two free runs");
     let forced = super::plan(&only, FOURS, ALL, 1);
@@ -451,7 +443,6 @@ fn a_stray_evictable_block_moves_and_a_run_of_them_stays() {
     let run = drawn("+++. AAA. BBB. CCC.");
     assert_eq!(plan(&run, goal, ALL), Plan::default());
     assert_eq!(super::plan(&run, goal, ALL, 0).breaks, 2);
-    // Together they keep their neighbours.
     let together = plan(&drawn("++.. **.. ****"), goal, ALL);
     assert_eq!((pairs(&together), together.breaks), (vec![(0, 6), (1, 7)], 0));
 }

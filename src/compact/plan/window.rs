@@ -1,4 +1,4 @@
-//! Plans for goals at a given place: a free run of some length, and an emptied region.
+//! Plans for goals at a given place.
 
 use crate::frame::cheapest_window;
 use crate::ids::{FrameId, Order, Run};
@@ -8,11 +8,9 @@ use super::super::snapshot::FrameKind;
 use super::map::{self, Map};
 use super::place::place;
 
-/// Plans for [`Goal::Run`](crate::compact::Goal::Run).
-///
-/// A sliding window finds the run with the fewest blocks. There are enough destinations if at least
-/// as many frames are free as the run is long, because the free frames inside the run are among
-/// them.
+/// Plans for [`Goal::Run`](crate::compact::Goal::Run): a sliding window finds the run with the
+/// fewest blocks. There are enough destinations if at least as many frames are free as the run is
+/// long: the free frames inside the run are among them.
 pub(super) fn run(map: &Map<'_>, len: u32, moves_max: usize) -> Plan {
     let frames = map.len();
     let refused = |shortfall| Plan { shortfall: Some(shortfall), ..Plan::default() };
@@ -33,10 +31,9 @@ pub(super) fn run(map: &Map<'_>, len: u32, moves_max: usize) -> Plan {
     Plan { window: Some(window), ..vacate(map, window, needed) }
 }
 
-/// Plans for [`Goal::Empty`](crate::compact::Goal::Empty).
 pub(super) fn empty(map: &Map<'_>, region: Run, moves_max: usize) -> Plan {
     let frames = map.len();
-    // In 64 bits: the end of an arbitrary region may not fit into a frame number.
+    // In 64 bits: the end of an arbitrary region may exceed a frame number.
     if u64::from(region.start.0) + u64::from(region.len) > frames as u64 {
         return Plan { shortfall: Some(Shortfall::Outside { frames }), ..Plan::default() };
     }
@@ -58,7 +55,6 @@ pub(super) fn empty(map: &Map<'_>, region: Run, moves_max: usize) -> Plan {
     }
 }
 
-/// Moves the first `count` movable blocks of a region out of it.
 fn vacate(map: &Map<'_>, region: Run, count: usize) -> Plan {
     let mut moves = Vec::with_capacity(count);
     map.each_movable(region, |from| {
@@ -92,8 +88,8 @@ fn vacate(map: &Map<'_>, region: Run, count: usize) -> Plan {
     }
 }
 
-/// Returns the run of `len` frames with the fewest blocks, all of them movable, and their number.
-/// Of equal runs, prefers one whose borders the fewest runs of sequences cross.
+/// Returns the run of `len` frames with the fewest blocks, all movable, and their number. Prefers
+/// borders that few runs of sequences cross.
 fn with_fewest_blocks(map: &Map<'_>, len: u32) -> Option<(Run, usize)> {
     let moves = |frame: usize| match frame as u32 {
         frame if map::has(&map.movable, frame) => Some(1),

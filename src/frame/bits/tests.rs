@@ -1,5 +1,4 @@
-//! Compares every function with a naive reading of the word: all words of 16 bits, spread over the
-//! word, and random words.
+//! Compares every function with a naive implementation: all 16-bit words, spread, and random words.
 
 use proptest::prelude::*;
 

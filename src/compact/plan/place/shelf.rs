@@ -1,14 +1,11 @@
-//! Chains and holes by length. Lengths from [`CLASS_MAX`] on share a class.
-
 use std::mem;
 use std::ops::Range;
 
-/// Each length below this has a class of its own.
+/// Each length below this has a class of its own; longer ones share a class.
 const CLASS_MAX: u32 = 1023;
 
 const CLASSES: usize = CLASS_MAX as usize + 1;
 
-/// Index that stands for no hole or no chain.
 const NONE: u32 = u32::MAX;
 
 /// Consecutive open frames, and the keys of the frames on both sides.
@@ -18,7 +15,6 @@ pub(super) struct Hole {
     pub end: u32,
     pub before: u64,
     pub after: u64,
-    /// Next hole of the same class on the shelf.
     next: u32,
 }
 
@@ -32,7 +28,6 @@ impl Hole {
         self.end - self.start
     }
 
-    /// Returns true if the hole is full, and the blocks now on both sides are linked.
     #[inline]
     pub(super) const fn is_closed(&self) -> bool {
         self.len() == 0 && self.before + 1 == self.after
@@ -47,7 +42,6 @@ pub(super) struct Chain {
     /// Slot of the first block.
     pub start: u32,
     pub len: u32,
-    /// Next chain of the same class.
     next: u32,
 }
 
@@ -56,7 +50,6 @@ impl Chain {
         Self { key, start: slots.start, len: slots.end - slots.start, next: NONE }
     }
 
-    /// Returns the rest of the chain after its first `len` blocks.
     pub(super) const fn without(self, len: u32) -> Self {
         Self { key: self.key + len as u64, start: self.start + len, len: self.len - len, next: NONE }
     }
@@ -67,7 +60,7 @@ const fn class(len: u32) -> usize {
     (if len < CLASS_MAX { len } else { CLASS_MAX }) as usize
 }
 
-/// Chains by length. They only get shorter, so that the search for the longest only descends.
+/// Chains by length. They only get shorter: the search for the longest only descends.
 pub(super) struct Chains {
     chains: Vec<Chain>,
     heads: [u32; CLASSES],
@@ -98,16 +91,12 @@ impl Chains {
     }
 }
 
-/// Holes by length. Of equal ones, the oldest comes first, which is the lowest unless it is a
-/// remainder.
+/// Holes by length. Of equal ones, the oldest comes first: the lowest, unless it is a remainder.
 pub(super) struct Shelf {
     holes: Vec<Hole>,
     heads: [u32; CLASSES],
-    /// Valid for classes that have a hole.
     tails: [u32; CLASSES],
-    /// One bit per class that has a hole.
     stocked: [u64; CLASSES / 64],
-    /// One bit per non-zero word of `stocked`.
     words: u64,
 }
 
@@ -139,11 +128,8 @@ impl Shelf {
         self.tails[class] = index;
     }
 
-    /// Takes the shortest hole that holds `len` blocks, or otherwise the longest hole.
-    ///
-    /// # Panics
-    ///
-    /// If there is no hole: the caller opens at least as many frames as blocks.
+    /// Takes the shortest hole that holds `len` blocks, or otherwise the longest hole. Panics if
+    /// there is none: the caller opens at least as many frames as blocks.
     #[inline]
     pub(super) fn take_for(&mut self, len: u32) -> Hole {
         let class = self.class_for(class(len)).expect("at least as many frames are open as blocks leave");

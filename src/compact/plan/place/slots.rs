@@ -8,8 +8,7 @@
 //! ```
 //!
 //! The search for neighbours reads only the bits, which fit into a cache that would not hold the
-//! frame numbers. The numbers are only written on the way; one pass at the end copies the
-//! destinations to the moves.
+//! frame numbers. One final pass copies the destinations to the moves.
 
 use std::ops::Range;
 
@@ -20,16 +19,11 @@ use super::super::super::snapshot::{CACHED, FrameState};
 use super::super::map::{self, Map};
 use super::shelf::{Chain, Chains};
 
-/// The slots of one sequence.
 #[derive(Clone, Copy)]
 struct Extent {
-    /// Place of the first slot.
     first: u32,
-    /// Place of the last leaving block.
     last: u32,
-    /// Index of the first slot.
     base: u32,
-    /// Number of places.
     len: u32,
 }
 
@@ -40,7 +34,6 @@ pub(super) struct Slots {
     to: Vec<u32>,
 }
 
-/// Returns the index of a sequence among `extents`, or one past the end for an unknown sequence.
 #[inline]
 const fn index_of(sequence: usize, extents: usize) -> usize {
     if sequence == CACHED as usize {
@@ -53,11 +46,9 @@ const fn index_of(sequence: usize, extents: usize) -> usize {
 }
 
 impl Slots {
-    /// Returns the slots, and the indices of the moves without a slot.
-    ///
-    /// The blocks of these moves have no sequence, or a place that another block occupies in a torn
-    /// snapshot, or belong to sequences with so many gaps that their slots would outnumber the
-    /// pool's frames.
+    /// Returns the slots, and the indices of the moves without a slot: their blocks have no
+    /// sequence, or a place that another block occupies (a snapshot is not atomic), or their
+    /// sequences have so many gaps that the slots would outnumber the pool's frames.
     pub(super) fn of(map: &Map<'_>, keys: &[u64]) -> (Self, Vec<u32>) {
         let empty = Extent { first: u32::MAX, last: 0, base: 0, len: 0 };
         let count = map.snapshot.sequences().len() + 1;
@@ -90,7 +81,6 @@ impl Slots {
         (slots, loose)
     }
 
-    /// Returns the slot of a key.
     #[inline]
     fn at(&self, key: u64) -> Option<usize> {
         let (sequence, place) = FrameState::parts(key);
@@ -99,13 +89,11 @@ impl Slots {
         if at < extent.len { Some((extent.base + at) as usize) } else { None }
     }
 
-    /// Returns the slot of this key, if its block is not placed yet.
     #[inline]
     pub(super) fn find(&self, key: u64) -> Option<usize> {
         self.at(key).filter(|at| map::has(&self.waiting, *at as u32))
     }
 
-    /// Returns the part of a chain that begins in slot `at`, of at most `limit` blocks.
     #[inline]
     pub(super) fn chain_from(&self, at: usize, limit: u32) -> Range<usize> {
         let mut len = 0;
@@ -120,7 +108,6 @@ impl Slots {
         at..at + len.min(limit) as usize
     }
 
-    /// Returns the part of a chain that ends in slot `at`, of at most `limit` blocks.
     #[inline]
     pub(super) fn chain_up_to(&self, at: usize, limit: u32) -> Range<usize> {
         let end = at + 1;
@@ -136,7 +123,6 @@ impl Slots {
         end - len.min(limit) as usize..end
     }
 
-    /// Places this part of a chain in the frames from `start` on.
     #[inline]
     pub(super) fn put(&mut self, piece: Range<usize>, start: u32) {
         for (slot, to) in piece.zip(start..) {
@@ -145,7 +131,6 @@ impl Slots {
         }
     }
 
-    /// Returns the chains that are not placed yet.
     pub(super) fn chains(&self) -> Chains {
         let mut chains = Chains::with_capacity(map::runs(&self.waiting));
         let mut extents = self.extents.iter().enumerate().filter(|(_, extent)| extent.len > 0).peekable();
@@ -161,12 +146,11 @@ impl Slots {
         chains
     }
 
-    /// Copies the destinations to the moves that have none yet. Returns how many moves take a block
-    /// from behind its predecessor in its sequence to behind the same predecessor.
+    /// Copies the destinations to the moves that have none yet. Returns the number of moved blocks
+    /// that follow the same predecessor in memory before and after.
     pub(super) fn write(&self, map: &Map<'_>, leaving: &[u64], moves: &mut [Move], keys: &[u64]) -> usize {
         let mut together = 0;
-        // The previous move: for all blocks of a region but the first, the predecessor's, if it has
-        // one.
+        // The previous move: the predecessor's, if any, except for a region's first block.
         let (mut last, mut last_key) = (Move { from: NOWHERE, to: NOWHERE }, FrameState::FREE.key());
         for (one, &key) in moves.iter_mut().zip(keys) {
             let at = self.at(key);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The frames of the blocks, one bit per frame.
+/// One bit per frame.
 type Bits = u32;
 
 fn bits(snapshot: &Snapshot, kind: FrameKind) -> Bits {
@@ -15,7 +15,6 @@ fn free_runs(free: Bits, frames: usize, order: u8) -> usize {
     (0..frames >> order).filter(|index| free >> (index << order) & run == run).count()
 }
 
-/// Calls `found` with every choice of `count` of the set bits of `of`.
 fn subsets(of: Bits, count: u32, found: &mut dyn FnMut(Bits)) {
     fn go(rest: Bits, count: u32, taken: Bits, found: &mut dyn FnMut(Bits)) {
         if count == 0 {
@@ -32,9 +31,8 @@ fn subsets(of: Bits, count: u32, found: &mut dyn FnMut(Bits)) {
 }
 
 /// Returns the highest number of free runs that any plan of at most `moves_max` moves reaches, the
-/// fewest moves for that number, and every set of frames that the movable blocks can then occupy. A
-/// block moves to a frame that was free, so that the number of moves is the number of frames that
-/// are occupied afterwards and were not before.
+/// fewest moves for that number, and every set of frames that the movable blocks can then occupy.
+/// The number of moves is the number of frames that are newly occupied.
 fn optimum(snapshot: &Snapshot, order: u8, moves_max: usize) -> (usize, u32, Vec<Bits>) {
     let (free, movable) = (bits(snapshot, FrameKind::Free), bits(snapshot, FrameKind::Movable));
     let frames = snapshot.frames().len();
@@ -56,8 +54,7 @@ fn optimum(snapshot: &Snapshot, order: u8, moves_max: usize) -> (usize, u32, Vec
     (runs, moves, ends)
 }
 
-/// Returns the highest number of links that the cheapest plans can leave, over all their final
-/// states and all assignments of blocks to frames.
+/// Returns the maximum number of links over all final states and assignments of blocks.
 fn most_links(snapshot: &Snapshot, ends: &[Bits]) -> usize {
     fn go(states: &mut Vec<FrameState>, sources: &[usize], targets: Bits, best: &mut usize) {
         let Some((&source, rest)) = sources.split_first() else {
@@ -80,8 +77,6 @@ fn most_links(snapshot: &Snapshot, ends: &[Bits]) -> usize {
     best
 }
 
-/// Returns a random pool of `frames` frames, from nearly empty to nearly full, with some fixed or
-/// away.
 fn small(rng: &mut Rng, frames: usize, order: u8) -> Snapshot {
     let mix = Mix {
         free: rng.u32(1..8),
