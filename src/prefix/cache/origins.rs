@@ -1,5 +1,4 @@
-//! Origins of blocks that arrive from other pools, and of those that leave: see
-//! [`origin`](super::super::origin).
+//! Origins of blocks that arrive from or leave for other pools: [`origin`](super::super::origin).
 
 use std::collections::HashSet;
 
@@ -18,8 +17,8 @@ impl PrefixCache {
         Origin { cache: self.number, era }
     }
 
-    /// Returns whether blocks of these origins may be found here: none was computed in this cache
-    /// before it was last cleared.
+    /// Returns whether blocks of these origins may be found here: none is unknown, or of an earlier
+    /// era of this cache.
     pub fn accepts(&self, origins: &[Origin]) -> bool {
         self.accepts_in(self.era(), origins)
     }
@@ -30,8 +29,7 @@ impl PrefixCache {
         !origins.iter().any(is_refused)
     }
 
-    /// Returns how blocks of these origins, which are [accepted](Self::accepts_in), are marked
-    /// here.
+    /// Returns the provenance of blocks of these [accepted](Self::accepts_in) origins.
     pub(crate) fn provenance(&self, origins: &[Origin]) -> Provenance {
         let others: Vec<_> = origins.iter().copied().filter(|origin| origin.cache != self.number).collect();
         if others.is_empty() && !origins.is_empty() {
@@ -58,7 +56,7 @@ impl PrefixCache {
         self.origins.is_used()
     }
 
-    /// Returns the origins of all of these blocks together. The caller has references on them.
+    /// Returns the joint origins of these blocks, on which the caller has references.
     #[cold]
     pub(crate) fn joined_origins(&self, blocks: &[BlockId]) -> Vec<Origin> {
         let (mut joined, mut marks) = (Vec::new(), HashSet::new());
