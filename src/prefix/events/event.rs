@@ -18,16 +18,16 @@ pub enum KvEvent {
         block: BlockId,
         /// The hash by which it is found.
         hash: BlockHash,
-        /// Hash of the block before it. `None` for the first block of a prefix, or if unknown: then
-        /// `tokens` is empty too.
+        /// Hash of the block before it; `None` for a first block, or if unknown, as are `tokens`
+        /// then.
         parent: Option<BlockHash>,
-        /// Its tokens; empty if unknown, because they were appended before the subscription, or the
-        /// block came from another pool without its sequence.
+        /// Its tokens; empty if unknown: appended before the subscription, or from another pool
+        /// without its sequence.
         tokens: SmallVec<[u32; 16]>,
         /// Number of tokens per block.
         block_tokens: u32,
         /// The extra keys that touch its tokens, each after the position of its first token
-        /// relative to the block's, negative if it is in an earlier block. Empty if unknown.
+        /// relative to the block's, negative in an earlier block. Empty if unknown.
         extra_keys: Box<[(i64, ExtraKey)]>,
     },
     /// The block can no longer be found by this hash. Other blocks with the same hash may still be.
@@ -57,15 +57,12 @@ pub struct Numbered {
     pub event: KvEvent,
 }
 
-/// An event in the ring.
 pub(super) struct Told {
     /// Numbers of the subscriptions that it is for.
     pub(super) audience: RangeInclusive<u64>,
-    /// Era of the block, or the era that a `Cleared` ends; [`ANY_ERA`]: delivered regardless of
-    /// clears.
+    /// Era of the block, or that a `Cleared` ends; clears do not cover events of [`ANY_ERA`].
     pub(super) era: u64,
     pub(super) event: KvEvent,
 }
 
-/// Matches any era.
 pub(super) const ANY_ERA: u64 = u64::MAX;

@@ -7,27 +7,20 @@ use crate::sync::{
     AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, AtomicWaker, CachePadded, Mutex, Ordering::*, StatisticU64,
 };
 
-/// State that the queue and its subscribers share.
+/// State that the queue and its subscribers share; the [module docs](super) have the words.
 pub(super) struct Shared {
     pub(super) capacity: usize,
     /// Null before the first subscription.
     ring: AtomicPtr<Ring>,
-    /// The slots; a list that only grows. Pools without subscribers have none.
     slots: AtomicPtr<Slot>,
-    /// Number of subscriptions.
     pub(super) active: AtomicUsize,
-    /// Number of the newest subscription.
     pub(super) newest: AtomicU64,
     /// Held while a subscription begins.
     pub(super) subscribing: Mutex<()>,
     pub(super) closed: AtomicBool,
-    /// The cache's era: the number of clears.
     pub(super) era: CachePadded<AtomicU64>,
-    /// Number of times that a subscriber was about to sleep; read by exchanges only.
     pub(super) sleeps: CachePadded<AtomicU64>,
-    /// Those of them after which all were woken.
     woken: AtomicU64,
-    /// Number of events that subscribers found lost.
     pub(super) lost: StatisticU64,
 }
 
@@ -48,14 +41,13 @@ impl Shared {
         }
     }
 
-    /// Returns the ring, if there was a subscription.
     pub(super) fn ring(&self) -> Option<&Ring> {
         // SAFETY: a published ring lives as long as this. Acquire: pairs with the Release of
         // `make_ring`.
         unsafe { self.ring.load(Acquire).as_ref() }
     }
 
-    /// Returns the ring, which it makes if there is none. The caller holds `subscribing`.
+    /// Returns the ring, created if there is none. The caller holds `subscribing`.
     pub(super) fn make_ring(&self) -> &Ring {
         if self.ring().is_none() {
             // Release: pairs with the Acquire of `ring`.
@@ -93,7 +85,6 @@ impl Shared {
         unsafe { &*slot }
     }
 
-    /// Gives up a slot: its subscription has ended, or did not begin.
     pub(super) fn leave(&self, slot: &Slot) {
         self.active.fetch_sub(1, Relaxed);
         // Release: pairs with the Acquire of `take_slot`.
@@ -102,13 +93,13 @@ impl Shared {
 
     /// Wakes all subscribers, if one may sleep.
     pub(super) fn wake(&self) {
-        // Release: pairs with the Acquire of `poll_recv`, whose second look sees what was published
-        // before. Acquire: pairs with the Release there, so that the waker is seen.
+        // Release: pairs with the Acquire of `poll_recv`, whose second read sees what was published
+        // before. Acquire: pairs with the Release there; the waker is seen.
         let sleeps = self.sleeps.fetch_add(0, AcqRel);
         // Relaxed: an older number costs a wake.
         if self.woken.load(Relaxed) < sleeps {
             self.slots().filter_map(|slot| slot.waker.take()).for_each(crate::sync::wake);
-            // Behind the wakes: a thread that is stopped in between leaves them to the next one.
+            // After the wakes: a thread that is stopped in between leaves them to the next one.
             self.woken.fetch_max(sleeps, Release);
         }
     }
@@ -118,8 +109,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let mut next = self.slots.load(Relaxed).cast_const();
         while !next.is_null() {
-            // SAFETY: the list is exclusively ours; each slot was made by `Box::into_raw` and is
-            // freed once.
+            // SAFETY: the list is exclusively ours; `Box::into_raw` made each slot, freed once.
             let slot = unsafe { Box::from_raw(next.cast_mut()) };
             next = slot.next;
         }
@@ -131,7 +121,6 @@ impl Drop for Shared {
     }
 }
 
-/// A place for one subscriber at a time; the fields are in the parent module's docs.
 pub(super) struct Slot {
     taken: AtomicBool,
     pub(super) waker: AtomicWaker,
