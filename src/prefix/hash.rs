@@ -21,30 +21,25 @@
 //!
 //! # Choice of the function
 //!
-//! | untrusted parties can | choose |
-//! |---|---|
-//! | send prompts, and observe whether a prefix was cached (by the time to the first token) | [`Hashing::Fast`] |
-//! | also see hashes (in logs, or as events) | [`Hashing::Keyed`] |
-//!
-//! XXH3 is not a cryptographic hash, and nothing is proven about it. `Fast` rests on two facts: its
-//! secret and that of the check are drawn at random, or derived from the configured key; and the
-//! failure probability of the check is proven, against senders that see neither the secrets nor any
-//! hash. BLAKE3 is collision-resistant even for parties that know the key. `cargo bench -p
-//! kvpool-benches --bench hashing` measures the cost; `docs/prefix.md` has the figures.
+//! [`Hashing`] has the criteria. XXH3 is not a cryptographic hash, and nothing is proven about it.
+//! `Fast` relies on two facts: its secret and that of the check are random, or derived from the
+//! configured key; and the failure probability of the check is proven, against senders that see
+//! neither the secrets nor any hash. BLAKE3 is collision-resistant even for parties that know the
+//! key. `cargo bench -p kvpool-benches --bench hashing` measures the cost; `docs/prefix.md` has the
+//! figures.
 //!
 //! # Why concatenation cannot collide
 //!
-//! All variable-length input goes through B, preceded by its length and a tag, and so does
-//! everything that is not a full block. The exception is an unfinished block under `Fast`: XXH3
-//! receives fewer tokens than for a full block, and the check a mark. All full blocks of a chain
-//! have the same number of tokens. The output of B is unpredictable without the key, so no tokens
-//! can imitate a root or an extra key.
+//! All variable-length input, and everything that is not a full block, goes through B, preceded by
+//! its length and a tag. The exception is an unfinished block under `Fast`: XXH3 receives fewer
+//! tokens than for a full block, and the check a mark. All full blocks of a chain have the same
+//! number of tokens. Without the key, B's output is unpredictable, so no tokens can imitate a root
+//! or an extra key.
 //!
 //! # Agreement between processes
 //!
-//! All processes with the same [`HashKey`], [`Hashing`] and block size compute the same hashes: on
-//! other machines, and in routers. With [`HashKey::random`] no other process does. Byte order is
-//! little-endian everywhere.
+//! All processes with the same [`HashKey`], [`Hashing`] and block size compute the same hashes, on
+//! any machine: byte order is little-endian. With [`HashKey::random`], no other process does.
 
 use std::fmt;
 use std::str::FromStr;
@@ -65,10 +60,9 @@ pub use function::{HashKey, Hashing};
 pub use hasher::PrefixHasher;
 pub use keys::{ExtraKey, PrefixKeys, PrefixRoot};
 
-/// Chained hash of a block: of its tokens, and of all blocks and keys before it.
-///
-/// It has a 128-bit key, by which the block is looked up, and a 64-bit check that must be equal
-/// too. Equal hashes require the same [`HashKey`], [`Hashing`] and block size.
+/// Chained hash of a block: of its tokens, and of all blocks and keys before it. A lookup compares
+/// a 128-bit key and a 64-bit check. Equal hashes require the same [`HashKey`], [`Hashing`] and
+/// block size.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockHash {
     key: [u64; 2],
@@ -119,7 +113,7 @@ impl BlockHash {
     }
 }
 
-/// 32 hexadecimal digits of the key, a hyphen, 16 of the check. `{:.8}` prints only the first eight
+/// 32 hexadecimal digits of the key, a hyphen, 16 of the check. `{:.8}` prints the first eight
 /// digits.
 impl fmt::Display for BlockHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -133,8 +127,8 @@ impl fmt::Debug for BlockHash {
     }
 }
 
-/// In formats for people as text, the output of `Display`: other languages lose digits of large
-/// numbers. In others as [bytes](BlockHash::to_bytes).
+/// The `Display` text in human-readable formats, as other languages lose digits of large numbers;
+/// [bytes](BlockHash::to_bytes) in others.
 #[cfg(feature = "serde")]
 impl serde::Serialize for BlockHash {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

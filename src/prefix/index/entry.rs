@@ -6,7 +6,7 @@
 //! | 27..63 | fingerprint | the key's second word, without the bits that choose the bucket and the topmost bit |
 //! | 0..27 | block | its id |
 //!
-//! Two keys in one bucket have equal fingerprints with probability 2^-36. This is harmless, since a
+//! Two keys in one bucket have equal fingerprints with probability 2^-36, which is harmless: a
 //! lookup compares the whole hash.
 
 use crate::config::FRAME_BITS;
@@ -15,28 +15,25 @@ use crate::ids::BlockId;
 const ID_MASK: u64 = (1 << FRAME_BITS) - 1;
 const TAKEN: u64 = 1 << 63;
 
-/// Key of a lookup: 128 bits, assumed to be uniformly distributed.
-///
-/// Other keys are found too, but crowd in few buckets, so their entries are dropped sooner.
+/// Key of a lookup: 128 bits, assumed to be uniform. Other keys crowd in few buckets, so that their
+/// entries are dropped sooner.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Key(pub u64, pub u64);
 
 impl Key {
-    /// Returns the two buckets that may hold the key, of `mask + 1`, which is a power of two.
+    /// Returns the key's two buckets, of `mask + 1`, a power of two.
     #[inline]
     pub(super) fn buckets(self, mask: usize) -> [usize; 2] {
         debug_assert!(mask as u64 <= ID_MASK, "bits of the fingerprint would choose the bucket");
         [self.0 as usize & mask, self.1 as usize & mask]
     }
 
-    /// Returns the entry for a block that may be registered under this key.
     #[inline]
     pub(super) fn entry(self, id: BlockId) -> Entry {
         Entry(self.1 & !ID_MASK | TAKEN | id.0 as u64)
     }
 }
 
-/// One word of the index; the module documentation has its fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Entry(u64);
 

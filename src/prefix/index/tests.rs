@@ -22,7 +22,6 @@ impl Words {
     }
 }
 
-/// Returns a key that looks random, derived from a number.
 fn key(number: u64) -> Key {
     let mix = |word: u64| {
         let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -126,8 +125,7 @@ fn to_remove_what_is_registered_does_no_harm() {
     assert_eq!(found(&index, key(1)), [BlockId(3)]);
 }
 
-/// At full load and after long churn, no entry is forgotten, and most keys are in their first
-/// bucket.
+/// At full load and after long churn, no entry is forgotten, and most are in their first bucket.
 #[test]
 fn a_full_pool_fits() {
     let blocks: u32 = if cfg!(miri) { 1 << 5 } else { 1 << 15 };
@@ -160,8 +158,8 @@ fn a_full_pool_fits() {
     assert!(share > 0.8 || cfg!(miri), "{share} in the first of two buckets");
 }
 
-/// Many concurrent lives of a few blocks, each under one of two keys: blocks registered at the end
-/// are found.
+/// Threads register a few blocks concurrently, each under one of two keys: all are found at the
+/// end.
 #[test]
 fn beside_each_other_nothing_is_lost() {
     const BLOCKS: u32 = 24;
@@ -188,7 +186,6 @@ fn beside_each_other_nothing_is_lost() {
                         let at = random.usize(..free.len());
                         free.swap_remove(at)
                     };
-                    // It was left registered now and then.
                     if let Some(key) = registered(id) {
                         words.set(id, 0);
                         index.remove(key, id, registered);

@@ -2,7 +2,7 @@
 //!
 //! Each [`CachePriority`] has two queues: blocks in the order of their release, and blocks under
 //! retention, in the order of its expiry. A block whose retention has expired ranks like any other
-//! of its priority: by its state, it is compared with the other head.
+//! of its priority: the states tell which of the two heads was released first.
 //!
 //! | queue | rank | state |
 //! |---|---|---|
