@@ -12,43 +12,34 @@
 //!
 //! # Truth and hints
 //!
-//! The word says whether a block is cached; the row holds its hash. The index and the queues hold
-//! hints, each of which is checked against the word. A stale hint is skipped. A missing hint costs
-//! a hit, or a walk over all words at the end of the allocation ladder, but never loses a block.
+//! The word says whether a block is cached; the row holds its hash. Index and queues hold hints,
+//! which are checked against the word. A stale hint is skipped. A missing hint costs a hit, or a
+//! walk over all words at the end of the allocation ladder, but never loses a block.
 //!
 //! # Duplicates
 //!
-//! Two sequences that compute the same tokens concurrently register two blocks under one hash. Both
-//! stay, because block lists are append-only, and a lookup returns either. Once released, only the
-//! cached block with the smallest id is kept; the others are evicted first. Blocks whose index
+//! Sequences that compute the same tokens concurrently register several blocks under one hash. All
+//! stay, because block lists are append-only, and a lookup returns any. Once released, only the
+//! cached one with the smallest id is kept; the others are evicted first. Blocks whose index
 //! entries are in different buckets are not recognized as duplicates.
 //!
 //! # Clearing
 //!
 //! A block is noted together with the cache's *era*. [`PrefixCache::clear`] only begins a new era,
 //! in which no earlier block is found: it fails no request and waits for no thread. Blocks of
-//! earlier eras stay evictable, but their index entries may be overwritten. They precede blocks of
-//! the current era in the order of releases; of several queues, one whose front is of an earlier
-//! era is served first. Owned blocks are evicted before all others once they are released. Era
-//! numbers are never reused: see the [rows](super::row). Events of an era end with its clear: see
-//! the [events](super::events).
+//! earlier eras stay evictable, but their index entries may be overwritten. They precede others in
+//! the order of releases; of several queues, one whose front is of an earlier era is served first.
+//! Owned blocks are evicted before all others once released. [Rows](super::row) document era
+//! numbers, [events](super::events) the events of an era.
 //!
-//! # Uncaching
+//! # Parts
 //!
-//! Blocks with wrong contents are uncached by their hashes, and their owners keep them: see
-//! `by_hash`. A sequence that holds such a block continues in no era: no block that it registers is
-//! found.
-//!
-//! # Copying cold blocks
-//!
-//! [`take_coldest`](PrefixCache::take_coldest) takes references on evictable blocks in eviction
-//! order, to copy them to another pool: see `cold_blocks`.
-//!
-//! # Engines with their own hashes
-//!
-//! The engine of a frame pool computes the hashes, possibly several per block (`names`). Its blocks
-//! are evicted in the order of its frees, after evict-first blocks (`evict_first`); duplicates are
-//! not evicted early. Hits pin their blocks. See `foreign`.
+//! - `by_hash` uncaches blocks with wrong contents, which their owners keep. A sequence that holds
+//!   one continues in no era: no block that it registers is found.
+//! - `cold_blocks` references evictable blocks in eviction order, to copy them to another pool.
+//! - `foreign`: the engine of a frame pool computes the hashes, possibly several per block
+//!   (`names`). Its blocks are evicted in the order of its frees, after evict-first ones
+//!   (`evict_first`); duplicates are not evicted early. Hits pin their blocks.
 //!
 //! Models: `loom-tests/tests/evictable.rs`, `prefix_index.rs`, `eviction_queue.rs`.
 
@@ -101,9 +92,8 @@ pub(crate) struct PolicyInfo {
 
 /// Cache of evictable and shared blocks, looked up by the chained hash of their tokens.
 ///
-/// An unreferenced block stays evictable until its frame is needed; a [`Policy`] chooses the order
-/// of evictions. Lookups and evictions take no locks, and registrations only after hashes were
-/// uncached.
+/// An unreferenced block stays evictable until its frame is needed; a [`Policy`] orders evictions.
+/// Lookups and evictions take no locks; registrations do only after hashes were uncached.
 pub struct PrefixCache {
     hasher: PrefixHasher,
     rows: GrowTable<RowPart>,
@@ -120,7 +110,6 @@ pub struct PrefixCache {
     tolerance: f64,
     /// Rank of the last eviction in order. Unused without a tolerance.
     reached: CachePadded<AtomicU64>,
-    /// In the cache of a frame pool.
     names: Option<Names>,
     uncached: UncachedHashes,
     /// Identifies this cache among those of all processes.
@@ -129,10 +118,8 @@ pub struct PrefixCache {
 }
 
 impl PrefixCache {
-    /// Creates an empty cache for a pool of `rows` blocks that may grow to `rows_max`.
-    ///
-    /// # Errors
-    /// [`PrefixError`]: an invalid number of queues or of tokens per block, or no source of
+    /// Creates an empty cache for a pool of `rows` blocks that may grow to `rows_max`. Fails if the
+    /// policy has no queues or too many, if a block holds no tokens, or without a source of
     /// randomness.
     pub fn new(
         rows: usize,
@@ -207,7 +194,7 @@ impl PrefixCache {
     }
 
     /// Takes a reference on each block of the longest cached prefix of a chain, and passes the
-    /// blocks to `take` in order. Returns the next block if it is cached but has the maximum of
+    /// blocks to `take` in order. Returns the next block if it is cached but has too many
     /// references.
     pub(crate) fn take_prefix(
         &self,
@@ -236,8 +223,8 @@ impl PrefixCache {
         full
     }
 
-    /// Returns the length of the longest cached prefix of a chain, and how many of its blocks are
-    /// evictable. Changes no recency.
+    /// Returns the length of the longest cached prefix, and its evictable blocks. Changes no
+    /// recency.
     pub(crate) fn count_prefix(&self, core: &Core, hashes: &[BlockHash], era: u64) -> (usize, usize) {
         let (mut blocks, mut evictable) = (0, 0);
         for (i, &hash) in hashes.iter().enumerate() {
@@ -259,7 +246,7 @@ impl PrefixCache {
         (blocks, evictable)
     }
 
-    /// Counts a lookup of `blocks` full blocks with `hits` hits; resumed requests count separately.
+    /// Counts a lookup of `blocks` full blocks with `hits` hits; resumed requests separately.
     pub(crate) fn count_lookup(&self, blocks: usize, hits: usize, comes_back: bool) {
         self.tallies.looked_up(blocks, hits, comes_back);
     }
@@ -280,7 +267,6 @@ impl PrefixCache {
         context.unwrap_or(0)
     }
 
-    /// Takes a reference on one cached block that holds `hash`.
     pub(crate) fn take(&self, core: &Core, hash: BlockHash, era: u64) -> Option<BlockId> {
         let (id, was_evictable) = self.find(core, hash, era).ok()?;
         core.count_not_evictable(usize::from(was_evictable));
@@ -339,7 +325,7 @@ impl PrefixCache {
         }
     }
 
-    /// Marks all blocks cached for `hash` as duplicates, except the one with the smallest id.
+    /// Marks all blocks cached for `hash`, except the one with the smallest id.
     #[cold]
     fn mark_duplicates(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) {
         self.index.find(key_of(hash), |other| {
@@ -350,7 +336,6 @@ impl PrefixCache {
         });
     }
 
-    /// Returns whether a block with a smaller id is cached for the contents of `id`.
     fn is_duplicate(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) -> bool {
         let has = self.index.find(key_of(hash), |other| {
             if other < id && self.is_cached_for(core, other, hash, era) {
@@ -396,8 +381,8 @@ impl PrefixCache {
     /// Enqueues blocks that became evictable, in the queues that the policy chooses.
     pub(crate) fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket, policy_info: PolicyInfo) {
         let era = self.era();
-        // Release: pairs with the Acquire in `releases`. Uniqueness and order alone need only
-        // Relaxed.
+        // Release: pairs with the Acquire in `releases`. For uniqueness and order, Relaxed
+        // suffices.
         let order = self.order.fetch_add(kept.len() as u64, Release);
         let now = asked(|| if self.policy.learns() { self.now() } else { Millis(0) }).unwrap_or_default();
         let evict_first = self.queues.evict_first().filter(|_| policy_info.is_evict_first);
@@ -409,8 +394,8 @@ impl PrefixCache {
             }
             let (part, at) = self.rows.locate(id.index());
             let (row, links) = (&part.rows[at], &part.links[at]);
-            // Tagged for the word of this release: the block may have been hit by a newer batch and
-            // released again since.
+            // For the word of this release: a newer batch may have hit and released the block
+            // since.
             row.set_tag(word, tag);
             let is_useless =
                 !row.is_of(era) || (row.is_duplicate() && self.is_duplicate(core, id, row.hash(), era));
@@ -456,7 +441,7 @@ impl PrefixCache {
         self.tallies.evicted(queue, ids.len());
     }
 
-    /// Removes blocks that are no longer cached from the index, and publishes their removal.
+    /// Removes uncached blocks from the index, and publishes their removal.
     fn forget_uncached(&self, core: &Core, ids: &[BlockId]) {
         let further = self.take_further(ids);
         let entries = ids.iter().map(|&id| (key_of(self.row(id).hash()), id));

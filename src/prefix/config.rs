@@ -36,7 +36,7 @@ impl Default for Chosen {
     }
 }
 
-/// Default tolerance: fewer runs per sequence, at hit rates that do not differ from LRU's.
+/// Fewer runs per sequence, at hit rates that do not differ from LRU's.
 const TOLERANCE: f64 = 0.05;
 
 pub(super) struct CacheParts {
@@ -69,13 +69,10 @@ impl PrefixConfig {
     /// Sets how early an eviction may occur in LRU's order, to complete a unit of 64 free frames,
     /// which gives sequences long runs. Default: 0.05; `docs/eviction.md` has the cost in hits.
     ///
-    /// The value is a share, from 0 to 1, of the releases between the block that LRU evicts next
-    /// and the newest one: with 0.1, a block may be evicted early if at least nine tenths of these
-    /// releases came after its own. Twice the share holds for the units beside a completed one,
-    /// which follow as a whole. With 0, blocks are evicted exactly in LRU's order. Other policies
-    /// are always followed exactly.
-    ///
-    /// Building the pool fails for a value outside of 0 to 1.
+    /// It is a share, from 0 to 1 (otherwise building the pool fails), of the releases between the
+    /// block that LRU evicts next and the newest one: with 0.1, a block may be evicted early if at
+    /// least nine tenths of them came after its own. Twice the share holds for the units beside a
+    /// completed one, which follow as a whole. With 0, and for other policies, the order is exact.
     pub fn tolerance(mut self, share: f64) -> Self {
         self.tolerance = Some(share);
         self

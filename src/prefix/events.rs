@@ -9,13 +9,10 @@
 //!   earlier, it receives one [`KvEvent::Resync`], and must list the pool's cached blocks again. It
 //!   continues with the newer half of the events, so that it does not lose the next ones at once.
 //! - [`Numbered::number`] counts all events published since the subscription, including lost ones.
-//!   The number of lost ones may include some that the subscriber would have skipped: those for
-//!   other subscribers, or covered by a clear.
 //! - A change before the subscription is visible in the pool after it; every other change is an
 //!   event. So: subscribe, list the cached blocks, then follow the events. An event may repeat what
 //!   the list or an earlier event showed.
-//! - After a [`KvEvent::Cleared`], no event concerns a block that was noted before the clear: such
-//!   a block is never found, and its removal is not announced.
+//! - After a [`KvEvent::Cleared`], no event concerns a block that was noted before the clear.
 //! - The stream ends when no block can be stored, found or evicted any more: see [`KvEvents`].
 //!
 //! The cost of an event does not depend on the number of subscribers: a position, an exchange in
@@ -25,8 +22,8 @@
 //! # Layout
 //!
 //! All subscribers read one [`ring`], created at the first subscription, each at its own position.
-//! Each has a [slot] with its waker, in a list that only grows; a subscription takes a vacated
-//! slot, or adds one. Events are freed when they are overwritten, and the rest with the ring.
+//! Each has a [slot] with its waker, in a list that only grows; vacated slots are reused. Events
+//! are freed when they are overwritten, and the rest with the ring.
 //!
 //! | word | meaning |
 //! |---|---|
@@ -39,10 +36,9 @@
 //! | a slot's `taken` | a subscriber exists, possibly one that is being dropped |
 //!
 //! Each event carries its *audience*: the numbers of the subscriptions that it is for. Others skip
-//! it without counting it. Invariant: an event whose audience includes `n` has the position at
-//! which subscription `n` began, or a later one, because its publisher has read `newest >= n`,
-//! which is written after that position was chosen. A lock serializes the beginnings of
-//! subscriptions.
+//! it without counting it. Invariant: an event for `n` has the position at which subscription `n`
+//! began, or a later one, as its publisher has read `newest >= n`, which is written after that
+//! position was chosen. A lock serializes subscribing.
 //!
 //! # Protocol
 //!
@@ -62,22 +58,19 @@
 //! A registration announces a block *before* it can be hit, so that its removal is announced later.
 //! A subscription that begins in between may have listed the cached blocks too early to see it. So
 //! the registration reads `newest` before the announcement, which is for the subscriptions up to
-//! that number, and again once the block is cached, to announce it to later ones. It repeats an
-//! announcement that may be overwritten before the block is cached (by the ring's tail): a
-//! subscriber may have received the loss, and listed the cached blocks, in between. A subscriber
-//! that loses the announcement later, or the second one, sees the block cached.
+//! that number, and again once the block is cached, to announce it to later ones. If the
+//! announcement may be overwritten before the block is cached (by the ring's tail), it is repeated
+//! afterwards, because a subscriber may have received the loss, and listed the blocks, in between.
 //!
 //! By the asymmetric fence, a publisher sees `active` and the number, or the subscriber sees the
 //! publisher's change of the pool, so the number that the publisher has read bounds the audience.
 //!
 //! Publishers and subscribers about to sleep exchange `sleeps`. If the publisher is first, the
-//! second `read` sees its event; otherwise it counts the sleep and sees the waker, and wakes it
-//! unless another publisher that counted the sleep has. A publisher that stops before it has woken
-//! all leaves the rest to the next one.
+//! second `read` sees its event; otherwise it sees the waker, and wakes it unless another publisher
+//! has. A publisher that stops before it has woken all leaves the rest to the next one.
 //!
 //! # Eras
 //!
-//! The cache notes the *era* in which a block's chain began, and finds the block only in that era.
 //! A publisher concurrent with a clear may push an event of the old era behind its `Cleared`, or
 //! one of the new era before it. It cannot know, and does not wait; the reader can tell by the era
 //! of each event. An event of an era that its publisher knows to be over is not pushed. `told`
@@ -114,8 +107,7 @@ pub const EVENTS: usize = if cfg!(kvpool_loom) { 2 } else { 4096 };
 pub struct EventQueue(Arc<Shared>);
 
 impl EventQueue {
-    /// Creates a queue of the newest `capacity` events, rounded up to a power of two, at least two.
-    /// Allocates at the first subscription.
+    /// Creates a queue of the newest `capacity` events, a power of two (rounded up) from two.
     pub fn new(capacity: usize) -> Self {
         Self(Arc::new(Shared::new(capacity)))
     }
@@ -131,14 +123,13 @@ impl EventQueue {
         self.publish_in(ended, || KvEvent::Cleared);
     }
 
-    /// Ends the streams after the events published so far.
     pub(crate) fn close(&self) {
         // Release: pairs with the Acquire of `poll_recv`: everything was pushed.
         self.0.closed.store(true, Release);
         self.0.wake();
     }
 
-    /// Publishes the result of `event`; without a subscriber, returns false without calling it.
+    /// Publishes the result of `event`; without a subscriber, returns false without a call.
     #[cfg(any(test, feature = "internals"))]
     pub fn publish(&self, event: impl FnOnce() -> KvEvent) -> bool {
         self.publish_in(ANY_ERA, event)
@@ -154,8 +145,7 @@ impl EventQueue {
         self.is_subscribed() && self.publish_to(era, 0..=self.0.newest.load(Acquire), event).is_some()
     }
 
-    /// Publishes to the subscriptions of these numbers, after
-    /// [`subscriptions_now`](Self::subscriptions_now). Returns the event's position.
+    /// Publishes to these [subscriptions](Self::subscriptions_now); returns the event's position.
     #[inline]
     pub(super) fn publish_to(
         &self,
@@ -176,8 +166,7 @@ impl EventQueue {
     pub(super) fn subscriptions_now(&self) -> u64 {
         // Pairs with the heavy fence of `subscribe`.
         light_fence();
-        // Acquire: pairs with the Release of `subscribe`: these subscriptions have chosen their
-        // positions.
+        // Acquire: pairs with the Release of `subscribe`, after these subscriptions' positions.
         self.0.newest.load(Acquire)
     }
 

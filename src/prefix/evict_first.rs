@@ -3,9 +3,9 @@
 //! A block that was released normally, hit, and released as evict-first may still be in an entry of
 //! a queue of the policy, because a hit does not dequeue it. With one set of links it would wait
 //! there. So this queue has its own links and `enqueued` flag, and a block may be in two entries;
-//! the place in its [row](super::row) makes one of them outdated. The theorem of the
-//! [queues](super::queues) holds for each flag: a release sets the place, and then swaps the flag
-//! of that queue.
+//! the place in its [row](super::row) makes one outdated. The theorem of the
+//! [queues](super::queues) holds for each flag: a release sets the place, then swaps the flag of
+//! its queue.
 
 use crate::block::{GrowTable, TablePart};
 use crate::ids::BlockId;

@@ -27,7 +27,7 @@
 
 // `hash`: block hashes; `index`: from a hash to candidate blocks; `row`: metadata per block;
 // `names`: further hashes of blocks in a frame pool; `queue`: a lock-free priority queue; `queues`:
-// the queues of evictable blocks; `evict_first`: links of one of them; `policy`: eviction order;
+// queues of evictable blocks; `evict_first`: links of one of them; `policy`: eviction order;
 // `cache`: the whole; `events`: notifications for routers; `origin`: origins of blocks from other
 // pools.
 

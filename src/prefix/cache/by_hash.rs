@@ -1,24 +1,23 @@
-//! Blocks by their hashes, apart from any chain: whether they are cached, and how they are uncached.
+//! Uncaching of blocks by their hashes, whatever their chain.
 //!
 //! A block is uncached under a reference, which a hit takes from the exact word under which its row
 //! was read. If another thread hits, evicts or refills the block in between, the word has changed
-//! and the thread retries, so contents of another hash are never uncached. Owners keep the block; a
-//! block without owners becomes free.
+//! and the thread retries: contents of another hash are never uncached. Blocks without owners
+//! become free.
 //!
 //! # Blocks that are registered later
 //!
-//! A block written before the call, even in part, may be registered after it. So the cache
-//! remembers the hashes with the number of the call, and each sequence, batch and import records
-//! the number of the last call before its blocks were written.
+//! A block written before the call, even in part, may be registered after it. So the cache keeps
+//! the hashes with the call's number, and each sequence, batch and import records the number of the
+//! last call before its blocks were written.
 //!
 //! ```text
 //! uncache    remember the hashes;  fence;  uncache those that are cached;  remember them again
 //! register   word: cached;  fence;  remembered since the blocks were written?  uncache it;  index
 //! ```
 //!
-//! By the fences, either the call sees the block cached, or the registration sees the call before a
-//! lookup finds the block. The second number reveals hits of sequences that were opened during the
-//! call.
+//! By the fences, the call sees the block cached, or the registration sees the call before a lookup
+//! finds the block. The second number reveals hits of sequences opened during the call.
 //!
 //! Models: `loom-tests/tests/evictable.rs`, `uncached.rs`.
 
@@ -45,14 +44,12 @@ pub struct UncachedBlocks {
     pub kept_blocks: usize,
 }
 
-/// A cached block, its hash, and the era in which it was noted.
 type Cached = (BlockId, BlockHash, u64);
 
 #[derive(Default)]
 pub(crate) struct UncachedHashes {
-    /// Number of the newest call.
     newest: CachePadded<AtomicU64>,
-    /// The newest call of each hash, and the newest whose hashes were dropped.
+    /// The newest call of each hash, and the newest call whose hashes were dropped.
     calls: Mutex<(HashMap<BlockHash, u64>, u64)>,
 }
 
@@ -94,7 +91,6 @@ impl PrefixCache {
         self.count_prefix(core, &[hash], self.era()).0 > 0
     }
 
-    /// Returns whether a lookup may find this block at this moment.
     pub(crate) fn is_found(&self, core: &Core, id: BlockId) -> bool {
         core.word(id).is_cached() && self.row(id).is_of(self.era())
     }
@@ -103,8 +99,8 @@ impl PrefixCache {
     pub(crate) fn uncache_hashes(&self, core: &Core, hashes: &[BlockHash]) -> UncachedBlocks {
         let (hashes, era) = (HashSet::from_iter(hashes.iter().copied()), self.era());
         self.uncached.remember(&hashes);
-        // Pairs with the fences before `uncache_late`, after the exchange of a block's word (or the
-        // restored note).
+        // Pairs with the fences before `uncache_late`, after the exchange of a word or the restored
+        // note.
         fence(SeqCst);
         let (ids, mut counts) = ((0..core.rows() as u32).map(BlockId), [0; 2]);
         for (id, hash) in ids.map(|id| (id, self.row(id).hash())).filter(|(_, hash)| hashes.contains(hash)) {
@@ -115,8 +111,7 @@ impl PrefixCache {
         UncachedBlocks { evicted_blocks: counts[1], kept_blocks: counts[0] }
     }
 
-    /// Uncaches a block of this hash; returns whether it had no owner, or `None` if it is not
-    /// cached.
+    /// Uncaches a block of this hash; returns whether it had no owner, `None` if not cached.
     fn uncache_of(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) -> Option<bool> {
         loop {
             let word = core.word(id);
@@ -137,8 +132,7 @@ impl PrefixCache {
         }
     }
 
-    /// Uncaches those of these newly cached blocks whose hashes were uncached after the call
-    /// `since`. The caller has fenced.
+    /// Uncaches newly cached blocks whose hashes were uncached after call `since`. Follows a fence.
     #[inline]
     pub(super) fn uncache_late(&self, core: &Core, since: u64, blocks: impl Iterator<Item = Cached>) {
         if self.uncached.newest() != since {

@@ -6,8 +6,7 @@
 //! given up    released; evicted at once if no batch may see it, else before all others
 //! ```
 //!
-//! A lookup in between makes a block warm: its release places it by the policy, unless the sequence
-//! that shares it keeps it. All steps are ordinary hits, releases and evictions.
+//! A block with a hit in between is warm: the policy places it when its last reference is released.
 
 use crate::block::{Blocks, Core, Evictable};
 use crate::ids::{BlockId, Ticket};
@@ -19,14 +18,11 @@ use super::{BlockHash, PolicyInfo, PrefixCache};
 /// Number of blocks of earlier eras that a search for cold blocks evicts at once.
 const STALE_MAX: usize = 1024;
 
-/// A formerly evictable block, held by a reference.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ColdBlock {
     pub id: BlockId,
     pub hash: BlockHash,
-    /// Number of blocks before it in its chain.
     pub depth: u32,
-    /// Its hit count when it was taken.
     hits: u32,
 }
 
@@ -99,8 +95,7 @@ impl PrefixCache {
     }
 
     /// Releases unused references of a [lookup](Self::take_prefix); the blocks return to their
-    /// former places. With `is_in_line`, the caller is in the wait queue, which it notifies when it
-    /// leaves; an announcement here would wake the caller itself.
+    /// places. With `is_in_line`, the caller is in the wait queue, and notifies it when it leaves.
     pub(crate) fn untake(&self, pool: &Blocks, ids: &[BlockId], is_in_line: bool) {
         // The end of a chain first, as in entries of the queues.
         let ids: Vec<BlockId> = ids.iter().rev().copied().collect();
@@ -115,9 +110,8 @@ impl PrefixCache {
         }
     }
 
-    /// Releases the references on blocks that are no longer useful in this cache. Returns how many
-    /// were evicted at once, and how many are evicted first once no batch sees them; the rest is in
-    /// use.
+    /// Releases the references on blocks that are no longer useful here. Returns how many were
+    /// evicted at once, and how many are evicted first once no batch sees them; the rest is in use.
     pub(crate) fn give_up(&self, pool: &Blocks, cold: &[ColdBlock]) -> (usize, usize) {
         let mut given_up = (0, 0);
         self.release_cold(pool, cold, |kept, orders| {
@@ -133,8 +127,8 @@ impl PrefixCache {
         given_up
     }
 
-    /// Releases blocks. Passes those without a hit since they were taken to `cool`, tagged, with a
-    /// release number for each; the policy places the others.
+    /// Releases blocks. Passes those without a hit since they were taken, tagged, with release
+    /// numbers, to `cool`; the policy places the others.
     fn release_cold(&self, pool: &Blocks, cold: &[ColdBlock], cool: impl FnOnce(&[Evictable], &[u64])) {
         let ids: Vec<BlockId> = cold.iter().map(|cold| cold.id).collect();
         pool.release_cached(&ids, |kept, tag: Ticket| {
@@ -143,8 +137,7 @@ impl PrefixCache {
             let (mut warm, mut still_cold) = (Vec::new(), Vec::new());
             for &kept in kept {
                 let before = taken.find(|cold| cold.id == kept.id);
-                // Hit counts are racy: a missed hit evicts a warm block early, which is always
-                // allowed.
+                // Hit counts are racy; a missed hit only evicts a warm block early.
                 let was_hit = before.is_none_or(|cold| self.row(kept.id).hits() != cold.hits);
                 if was_hit { warm.push(kept) } else { still_cold.push(kept) }
             }

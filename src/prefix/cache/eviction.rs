@@ -1,16 +1,15 @@
 //! One eviction: blocks in the order of the policy, a few at a time.
 //!
-//! The cost of a block is mostly cache misses on its word, row and index entry, and writes to
-//! shared lines. So an eviction proceeds in steps of a few blocks of one entry: it prefetches all
-//! of them, changes their words, removes them from the index under one fence, and counts them at
-//! once. It passes their frames on last, because from then on a row may belong to the block's next
-//! contents.
+//! A block costs mostly cache misses on its word, row and index entry, and writes to shared lines.
+//! So an eviction takes steps of a few blocks of one entry: it prefetches them, changes their
+//! words, removes them from the index under one fence, counts them, and only then passes on their
+//! frames, after which the rows may belong to the blocks' next contents.
 //!
 //! # Blocks that stay
 //!
-//! A block that a batch in flight may see keeps its place, as does the rest of its entry, which was
-//! released at the same time. A block that is being moved is enqueued again alone. An eviction that
-//! skips too many of both gives up.
+//! A block that a batch in flight may see keeps its place, as does the rest of its entry, released
+//! at the same time. A moving block is enqueued again alone. After too many skips, an eviction
+//! stops.
 
 use smallvec::SmallVec;
 
@@ -22,8 +21,7 @@ use super::super::policy::QUEUES_MAX;
 use super::super::queues::{ENTRY_MAX, Entry};
 use super::{PrefixCache, key_of};
 
-/// Skipped entries that a batch may see, and skipped moving blocks, after which an eviction gives
-/// up.
+/// Skipped entries that a batch may see, and moving blocks, after which an eviction gives up.
 const SKIPPED_MAX: usize = if cfg!(kvpool_loom) { 2 } else { 32 };
 
 /// Skips per queue of a policy with several queues, so that a queue of recently released blocks
@@ -33,7 +31,6 @@ const SKIPPED_MAX_QUEUE: u8 = if cfg!(kvpool_loom) { 1 } else { (SKIPPED_MAX / Q
 
 const STEP: usize = if cfg!(kvpool_loom) { 2 } else { 16 };
 
-/// The blocks or frames of a step.
 struct Few<T> {
     items: [T; STEP],
     len: usize,

@@ -13,11 +13,11 @@
 //!
 //! # Collisions
 //!
-//! The cache compares 128 + 64 bits that [`PrefixHasher::foreign`] derives from the engine's hash
-//! and group, by BLAKE3 with the cache's key. Different inputs agree in all of them with
-//! probability 2^-192 (2^-128 in the key alone). Equal hashes of different contents are not
-//! detected: with `b` bits, two of `n` contents share a hash with probability about `n^2 / 2^(b +
-//! 1)`. For 2^20 blocks that is 2^-25 with 64 bits, and 2^-89 with 128.
+//! The cache compares 192 bits that [`PrefixHasher::foreign`] derives from the engine's hash and
+//! group, by BLAKE3 with the cache's key. Different inputs agree in all with probability 2^-192
+//! (2^-128 in the key alone). Equal hashes of different contents are not detected: two of `n`
+//! contents share a hash of `b` bits with probability about `n^2 / 2^(b + 1)`. For 2^20 blocks that
+//! is 2^-25 with 64 bits, and 2^-89 with 128.
 
 use std::ops::ControlFlow;
 
@@ -31,7 +31,6 @@ use super::{BlockHash, Index, KvEvent, Names, PrefixCache, PrefixConfig, Queues,
 /// Factor by which the index is larger than for one hash per block; some blocks have two.
 const ENTRIES_PER_BLOCK: usize = 2;
 
-/// Further hashes that were removed.
 #[derive(Default)]
 pub(super) struct Further {
     pub(super) hashes: Vec<(BlockId, BlockHash)>,
@@ -52,7 +51,6 @@ impl PrefixCache {
         if self.names.is_some() { ENTRIES_PER_BLOCK } else { 1 }
     }
 
-    /// Removes the lists of uncached blocks.
     pub(super) fn take_further(&self, ids: &[BlockId]) -> Further {
         let mut further = Further::default();
         let Some(names) = &self.names else { return further };
@@ -73,8 +71,7 @@ impl PrefixCache {
         }
     }
 
-    /// Returns the frame of a block cached for `hash`. Without a reference, the block may be
-    /// evicted or moved at any time.
+    /// Returns the frame of a block cached for `hash`, which may be evicted or moved at any time.
     pub(crate) fn peek(&self, core: &Core, hash: BlockHash) -> Option<FrameId> {
         let era = self.era();
         self.index.find(key_of(hash), |id| {
@@ -116,7 +113,6 @@ impl PrefixCache {
         }
     }
 
-    /// Adds one hash to each of these different blocks.
     fn name_some(&self, core: &Core, blocks: &[(BlockId, BlockHash)]) {
         let era = self.era();
         let (mut first, mut further) = (Vec::with_capacity(blocks.len()), Vec::new());
@@ -140,7 +136,7 @@ impl PrefixCache {
         }
     }
 
-    /// Adds a hash to a cached block; returns whether the caller inserts it into the index.
+    /// Adds a hash to a cached block; returns whether to insert it into the index.
     fn add_further(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) -> bool {
         let Some(names) = &self.names else { return false };
         // Published before a lookup can hit the block by it.
@@ -192,7 +188,6 @@ impl PrefixCache {
             } else if core.evict_these([id]) > 0 {
                 return true;
             }
-            // Another thread hit, released or evicted it in between.
         }
     }
 
@@ -257,8 +252,7 @@ impl PrefixCache {
         }
     }
 
-    /// Returns an uncached block that has further hashes, if any: an error. For audits of idle
-    /// pools.
+    /// Returns an uncached block that has further hashes: an error. For audits of idle pools.
     pub(crate) fn stray(&self, core: &Core) -> Option<BlockId> {
         let names = self.names.as_ref()?;
         (0..core.rows() as u32)

@@ -17,8 +17,8 @@ impl PrefixCache {
         Origin { cache: self.number, era }
     }
 
-    /// Returns whether blocks of these origins may be found here: none is unknown, or of an earlier
-    /// era of this cache.
+    /// Returns whether blocks of these origins may be found here: none is unknown or of an earlier
+    /// era.
     pub fn accepts(&self, origins: &[Origin]) -> bool {
         self.accepts_in(self.era(), origins)
     }
@@ -50,13 +50,12 @@ impl PrefixCache {
         provenance.origins(provenance.is_own().then(|| self.origin_in(row.era())))
     }
 
-    /// Returns whether blocks may have other origins than this cache.
     #[inline]
     pub(crate) fn has_origins(&self) -> bool {
         self.origins.is_used()
     }
 
-    /// Returns the joint origins of these blocks, on which the caller has references.
+    /// Returns the origins of all of these blocks, on which the caller has references.
     #[cold]
     pub(crate) fn joined_origins(&self, blocks: &[BlockId]) -> Vec<Origin> {
         let (mut joined, mut marks) = (Vec::new(), HashSet::new());

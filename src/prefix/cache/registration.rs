@@ -1,5 +1,4 @@
-//! Registration: blocks that a finished batch filled become cached and are announced to
-//! subscribers.
+//! Registration: blocks that a finished batch filled become cached, and are announced.
 //!
 //! A block is announced before it is cached, so that the event of its eviction follows. A
 //! subscriber that lists the cached blocks meanwhile receives the event once more.
@@ -21,8 +20,8 @@ struct Registered {
 }
 
 impl PrefixCache {
-    /// Notes what a block will hold once it is [registered](Self::register), and the mark of its
-    /// [provenance](Self::provenance). The block is in the caller's sequence and not cached.
+    /// Notes the future contents of an uncached block of the caller's sequence, and the mark of its
+    /// [provenance](Self::provenance), for its [registration](Self::register).
     pub(crate) fn note(&self, id: BlockId, hash: BlockHash, era: u64, depth: u32, mark: u32) {
         self.row(id).note(hash, era, depth, mark);
     }
@@ -39,8 +38,7 @@ impl PrefixCache {
         part.sum(at)
     }
 
-    /// Takes back the note of a block that lost tokens before it was registered. The block is in
-    /// the caller's sequence.
+    /// Takes back the note of the caller's block, which lost tokens before it was registered.
     ///
     /// If its batch ends at this moment on another thread, the block is registered, since the batch
     /// has computed its tokens; unless its hash was ever [uncached](Self::uncache_hashes), as that
@@ -60,10 +58,9 @@ impl PrefixCache {
         }
     }
 
-    /// Registers noted blocks, whose bytes are final: lookups can hit them.
-    ///
-    /// Skips stale handles. `None` in place of an event stands for one without tokens. Blocks whose
-    /// hashes were [uncached](Self::uncached) after the call `since` are not found.
+    /// Registers noted blocks, whose bytes are final: lookups can hit them. Skips stale handles.
+    /// `None` stands for an event without tokens. Does not register blocks whose hashes were
+    /// [uncached](Self::uncached) after the call `since`.
     pub(crate) fn register(
         &self,
         core: &Core,
@@ -79,8 +76,8 @@ impl PrefixCache {
         let (era, mut subscriptions) = (self.era(), self.events.subscriptions_now());
         for (handle, stored) in blocks {
             let (id, row) = (handle.id, self.row(handle.id));
-            // Read before the block is cached, while the row cannot change; `seal_cached` rejects
-            // stale handles.
+            // Read before the block is cached, while the row cannot change; checked by
+            // `seal_cached`.
             let (hash, noted) = (row.hash(), row.era());
             // Blocks noted before a clear are neither found nor announced. After a later clear, the
             // reader of the event can tell by its era.
@@ -109,8 +106,7 @@ impl PrefixCache {
         }
         self.tell_late(core, &mut registered, &mut subscriptions);
         self.tallies.registered(registered.len());
-        // Before a lookup finds them. Pairs with the fence in `uncache_hashes`, after the exchange
-        // of the words in `seal_cached`.
+        // Pairs with the fence in `uncache_hashes`; `seal_cached` has exchanged the words.
         fence_after_rmw();
         let written = registered.iter().map(|block| (block.handle.id, block.hash, block.era));
         self.uncache_late(core, since, written);
@@ -128,8 +124,7 @@ impl PrefixCache {
     }
 
     /// Announces registered blocks to subscriptions that began after `subscriptions` were counted,
-    /// and counts again. These may have listed the cached blocks too early, and missed the first
-    /// event.
+    /// which may have listed the cached blocks too early, and counts again.
     #[inline]
     fn tell_late(&self, core: &Core, registered: &mut [Registered], subscriptions: &mut u64) {
         let now = self.events.subscriptions_now();
@@ -150,9 +145,8 @@ impl PrefixCache {
         let before = std::mem::replace(&mut block.told, now);
         let stored = || self.stored(id, hash);
         if self.events.publish_to(block.era, before + 1..=now, stored).is_some() {
-            // The block's eviction may have been published before. Pairs with the light fence of
-            // the evicting thread's `publish`: that fence follows ours, or we see the word that the
-            // eviction left.
+            // The block may have been evicted, and that published first. Pairs with the light fence
+            // of that `publish`: it follows ours, or we see the word that the eviction left.
             let is_fenced = heavy_fence();
             let word = core.word(id);
             let is_there = is_fenced && word.is_cached() && word.is_of(handle.generation);
@@ -163,7 +157,7 @@ impl PrefixCache {
         }
     }
 
-    /// Returns the event, without tokens, of a block filled before the subscription.
+    /// Returns an event without tokens, for a block filled before the subscription.
     #[cold]
     pub(super) fn stored(&self, block: BlockId, hash: BlockHash) -> KvEvent {
         let block_tokens = self.hasher.block_tokens() as u32;

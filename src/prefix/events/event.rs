@@ -18,16 +18,15 @@ pub enum KvEvent {
         block: BlockId,
         /// The hash by which it is found.
         hash: BlockHash,
-        /// Hash of the block before it; `None` for a first block, or if unknown, as are `tokens`
-        /// then.
+        /// Hash of the block before it; `None` for a first block, and if `tokens` are unknown.
         parent: Option<BlockHash>,
-        /// Its tokens; empty if unknown: appended before the subscription, or from another pool
-        /// without its sequence.
+        /// Its tokens; empty if unknown: appended before the subscription, or imported without
+        /// sequence.
         tokens: SmallVec<[u32; 16]>,
         /// Number of tokens per block.
         block_tokens: u32,
         /// The extra keys that touch its tokens, each after the position of its first token
-        /// relative to the block's, negative in an earlier block. Empty if unknown.
+        /// relative to the block's, which may be negative. Empty if unknown.
         extra_keys: Box<[(i64, ExtraKey)]>,
     },
     /// The block can no longer be found by this hash. Other blocks with the same hash may still be.
@@ -58,7 +57,6 @@ pub struct Numbered {
 }
 
 pub(super) struct Told {
-    /// Numbers of the subscriptions that it is for.
     pub(super) audience: RangeInclusive<u64>,
     /// Era of the block, or that a `Cleared` ends; clears do not cover events of [`ANY_ERA`].
     pub(super) era: u64,

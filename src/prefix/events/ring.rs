@@ -22,17 +22,16 @@
 //!
 //! # Guarantees
 //!
-//! - *A writer never waits.* It repeats its exchange only if another writer has overtaken it, or
-//!   came from an earlier lap.
+//! - *A writer never waits.* It repeats its exchange only if another writer overtook it, or was
+//!   late.
 //! - *A reader skips no entry without a loss.* An overtaken writer may drop its entry: a reader
 //!   that has yet to read it finds the later entry, and so has lost it. After a loss, a reader
 //!   continues in the middle of the ring: at the oldest entry it would lose the next one at once.
-//! - *A writer stopped between its position and its entry* delays readers for a lap at most, and no
-//!   other writer.
+//! - *A writer stopped between its position and its entry* delays readers for a lap at most.
 //! - *A reader that loses position `p` has seen a tail above `p + capacity / 2`*, and what the
-//!   writers of all positions below that tail did before. So a thread that adds zero to `tail` and
-//!   finds it lower knows that a reader that loses `p` later sees what this thread did before: all
-//!   changes of `tail` are exchanges, and a later one continues the release of this one.
+//!   writers of all positions below did before. So a thread that adds zero to `tail` and finds it
+//!   lower knows that a reader that loses `p` later sees what this thread did before: all changes
+//!   of `tail` are exchanges, and a later one continues the release of this one.
 //!
 //! Replaced entries go to the epoch collector. A reader or writer that stops inside a call delays
 //! the reclaiming of all entries replaced meanwhile.
@@ -69,8 +68,7 @@ impl Ring {
     }
 
     pub(super) fn tail(&self) -> u64 {
-        // Acquire: pairs with the Release of `push`, for the actions of the writers of earlier
-        // positions.
+        // Acquire: pairs with the Release of `push`, for the actions of earlier writers.
         self.tail.load(Acquire)
     }
 
@@ -78,7 +76,7 @@ impl Ring {
         &self.entries[position as usize & (self.entries.len() - 1)]
     }
 
-    /// Returns the number of positions before the tail that remain to a reader after a loss.
+    /// Positions before the tail that remain to a reader after a loss.
     fn kept(&self) -> u64 {
         self.entries.len() as u64 / 2
     }
@@ -118,8 +116,8 @@ impl Ring {
         self.tail.fetch_add(0, Release) - position > self.kept()
     }
 
-    /// Calls `f` with the value of a position; `None` if it is not there yet. `Err`: it is lost, as
-    /// are all positions before the returned one.
+    /// Passes the value of a position to `f`; `None` if it is not there yet. `Err`: it is lost, and
+    /// all positions before the returned one.
     pub(super) fn read<R>(&self, position: u64, f: impl FnOnce(&Told) -> R) -> Option<Result<R, u64>> {
         let guard = epoch::pin();
         // SAFETY: as in `push`. Acquire: pairs with the Release there.
@@ -136,8 +134,8 @@ impl Drop for Ring {
     fn drop(&mut self) {
         for entry in &mut self.entries {
             let entry = std::mem::replace(entry, Atomic::null());
-            // SAFETY: no other reference to the ring exists; replaced entries went to the
-            // collector.
+            // SAFETY: no other reference to the ring exists; the collector has the replaced
+            // entries.
             drop(unsafe { entry.try_into_owned() });
         }
     }

@@ -7,7 +7,7 @@ use crate::sync::{
     AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, AtomicWaker, CachePadded, Mutex, Ordering::*, StatisticU64,
 };
 
-/// State that the queue and its subscribers share; the [module docs](super) have the words.
+/// The words are documented in the [module](super).
 pub(super) struct Shared {
     pub(super) capacity: usize,
     /// Null before the first subscription.
@@ -42,8 +42,7 @@ impl Shared {
     }
 
     pub(super) fn ring(&self) -> Option<&Ring> {
-        // SAFETY: a published ring lives as long as this. Acquire: pairs with the Release of
-        // `make_ring`.
+        // SAFETY: the ring lives as long as this. Acquire: pairs with the Release of `make_ring`.
         unsafe { self.ring.load(Acquire).as_ref() }
     }
 
@@ -57,8 +56,7 @@ impl Shared {
     }
 
     pub(super) fn slots(&self) -> impl Iterator<Item = &Slot> {
-        // SAFETY: published slots live as long as the list. Acquire: pairs with the Release in
-        // `take_slot`.
+        // SAFETY: slots live as long as the list. Acquire: pairs with the Release in `take_slot`.
         let mut next = unsafe { self.slots.load(Acquire).as_ref() };
         std::iter::from_fn(move || {
             let slot: &Slot = next?;
@@ -68,7 +66,7 @@ impl Shared {
         })
     }
 
-    /// Takes a slot without a subscriber, or adds one. The caller holds `subscribing`.
+    /// Takes a vacated slot, or adds one. The caller holds `subscribing`.
     pub(super) fn take_slot(&self) -> &Slot {
         // Acquire: pairs with the Release of the previous subscriber's drop.
         let left = self.slots().find(|slot| !slot.taken.load(Acquire));
@@ -127,8 +125,7 @@ pub(super) struct Slot {
     next: *const Slot,
 }
 
-// SAFETY: `next` is written before the slot is published, and points to a slot of the same list,
-// which lives as long.
+// SAFETY: `next` is written before publication, and its slot of the same list lives as long.
 unsafe impl Sync for Slot {}
 // SAFETY: as above.
 unsafe impl Send for Slot {}

@@ -14,18 +14,16 @@ use crate::sync::{Arc, Ordering::*};
 /// A subscriber's stream of events. Dropping it ends the subscription.
 ///
 /// Each subscriber receives all events since its subscription, and lags and loses independently of
-/// the others. The stream ends with the pool: when the last `Pool`, `Sequence`, `SequenceView` and
-/// `Batch` is dropped, and any migration or manual compaction has ended. Leases, block handles, a
-/// running `Defragmenter`, and threads that have used the pool do not keep it open; a
-/// `Defragmenter` whose runtime is not driven does.
+/// the others. The stream ends with the last `Pool`, `Sequence`, `SequenceView` and `Batch`, and
+/// the end of any migration or manual compaction. Leases, block handles, a running `Defragmenter`,
+/// and threads that have used the pool do not keep it open; a `Defragmenter` whose runtime is not
+/// driven does.
 pub struct KvEvents {
     shared: Arc<Shared>,
     /// The subscription's slot, in a list that `shared` owns.
     slot: *const Slot,
-    /// Number of the subscription, from 1.
     subscription: u64,
     head: u64,
-    /// Number of the next event.
     number: u64,
     /// All earlier eras were announced as over, or were over when the blocks were last listed.
     told: u64,
@@ -39,7 +37,6 @@ unsafe impl Send for KvEvents {}
 unsafe impl Sync for KvEvents {}
 
 impl KvEvents {
-    /// Begins to read at a position, after the subscription became visible to publishers.
     pub(super) fn begin(shared: Arc<Shared>, slot: *const Slot, subscription: u64, head: u64) -> Self {
         // Acquire: pairs with the Release of `clear`.
         let told = shared.era.load(Acquire);
@@ -85,8 +82,8 @@ impl KvEvents {
                 Err(oldest) => {
                     let lost = oldest - std::mem::replace(head, oldest);
                     shared.lost.fetch_add(lost, Relaxed);
-                    // A `Cleared` may be lost. A subscriber that lists the blocks now sees this era
-                    // or a later one. Acquire: pairs with the Release of `clear`.
+                    // A subscriber that lists the blocks now sees this era or a later one. Acquire:
+                    // pairs with the Release of `clear`.
                     *told = shared.era.load(Acquire).max(*told);
                     return Some(self.deliver(KvEvent::Resync { lost }, lost));
                 }
@@ -119,8 +116,7 @@ impl KvEvents {
     }
 }
 
-/// Copies an event, and returns whether a `Cleared` comes before it; `None` if it is for others, or
-/// covered by a clear.
+/// Copies an event, with whether a `Cleared` precedes it; `None` if for others, or cleared.
 fn heed(told: &mut u64, subscription: u64, entry: &Told) -> Option<(bool, KvEvent)> {
     let Told { audience, era, event } = entry;
     if !audience.contains(&subscription) || *era < *told {

@@ -138,7 +138,6 @@ fn a_slow_subscriber_loses_alone() {
     assert_eq!((drain(&mut fast), queue.lost()), (vec![], 4));
 }
 
-/// The slot of a subscriber that left serves the next one.
 #[test]
 fn a_slot_is_used_again() {
     let queue = EventQueue::new(2);
@@ -225,8 +224,7 @@ async fn all_subscribers_receive_everything() {
     }
 }
 
-/// Threads overrun a queue that is too small. Received and lost events add up to all, each thread's
-/// events are in order, and a loss is reported after the events before it.
+/// Received and lost events add up to all, each thread's events are in order, and so are losses.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn threads_publish_while_a_task_receives() {
     const EACH: u32 = 20_000;
