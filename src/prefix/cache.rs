@@ -118,9 +118,8 @@ pub struct PrefixCache {
 }
 
 impl PrefixCache {
-    /// Creates an empty cache for a pool of `rows` blocks that may grow to `rows_max`. Fails if the
-    /// policy has no queues or too many, if a block holds no tokens, or without a source of
-    /// randomness.
+    /// Creates an empty cache for a pool of `rows` blocks, up to `rows_max`. Fails for an invalid
+    /// number of queues or of tokens per block, and without a source of randomness.
     pub fn new(
         rows: usize,
         rows_max: usize,
@@ -193,9 +192,8 @@ impl PrefixCache {
         self.row(id).prefetch();
     }
 
-    /// Takes a reference on each block of the longest cached prefix of a chain, and passes the
-    /// blocks to `take` in order. Returns the next block if it is cached but has too many
-    /// references.
+    /// Takes a reference on each block of the longest cached prefix, and passes it to `take`.
+    /// Returns the next block if it is cached but has the maximum of references.
     pub(crate) fn take_prefix(
         &self,
         core: &Core,
@@ -223,8 +221,7 @@ impl PrefixCache {
         full
     }
 
-    /// Returns the length of the longest cached prefix, and its evictable blocks. Changes no
-    /// recency.
+    /// Returns the numbers of cached and of evictable blocks in the longest cached prefix.
     pub(crate) fn count_prefix(&self, core: &Core, hashes: &[BlockHash], era: u64) -> (usize, usize) {
         let (mut blocks, mut evictable) = (0, 0);
         for (i, &hash) in hashes.iter().enumerate() {
@@ -246,7 +243,6 @@ impl PrefixCache {
         (blocks, evictable)
     }
 
-    /// Counts a lookup of `blocks` full blocks with `hits` hits; resumed requests separately.
     pub(crate) fn count_lookup(&self, blocks: usize, hits: usize, comes_back: bool) {
         self.tallies.looked_up(blocks, hits, comes_back);
     }
@@ -351,7 +347,6 @@ impl PrefixCache {
         core.word(id).is_cached() && self.holds(id, hash, era)
     }
 
-    /// Returns all cached blocks and their hashes. Walks all rows.
     pub(crate) fn cached_blocks(&self, core: &Core) -> Vec<(BlockId, BlockHash)> {
         let era = self.era();
         let cached = |id| {
@@ -364,8 +359,7 @@ impl PrefixCache {
         (0..core.rows() as u32).map(BlockId).filter_map(cached).collect()
     }
 
-    /// Returns the keys under which a block is registered; none for a block of an earlier era,
-    /// whose index entries may be overwritten.
+    /// Returns the keys of a block; none in an earlier era, so that its entries may be overwritten.
     fn registered(&self, core: &Core, id: BlockId) -> impl Iterator<Item = Key> {
         // The caller has read an index entry of the block, or has fenced and sees its word, so this
         // era is no older than the one in which the block was registered.
@@ -381,8 +375,7 @@ impl PrefixCache {
     /// Enqueues blocks that became evictable, in the queues that the policy chooses.
     pub(crate) fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket, policy_info: PolicyInfo) {
         let era = self.era();
-        // Release: pairs with the Acquire in `releases`. For uniqueness and order, Relaxed
-        // suffices.
+        // Release: pairs with the Acquire in `releases`. The order itself needs only Relaxed.
         let order = self.order.fetch_add(kept.len() as u64, Release);
         let now = asked(|| if self.policy.learns() { self.now() } else { Millis(0) }).unwrap_or_default();
         let evict_first = self.queues.evict_first().filter(|_| policy_info.is_evict_first);
@@ -394,8 +387,7 @@ impl PrefixCache {
             }
             let (part, at) = self.rows.locate(id.index());
             let (row, links) = (&part.rows[at], &part.links[at]);
-            // For the word of this release: a newer batch may have hit and released the block
-            // since.
+            // For the word of this release: the block may have been hit and released since.
             row.set_tag(word, tag);
             let is_useless =
                 !row.is_of(era) || (row.is_duplicate() && self.is_duplicate(core, id, row.hash(), era));
@@ -441,7 +433,6 @@ impl PrefixCache {
         self.tallies.evicted(queue, ids.len());
     }
 
-    /// Removes uncached blocks from the index, and publishes their removal.
     fn forget_uncached(&self, core: &Core, ids: &[BlockId]) {
         let further = self.take_further(ids);
         let entries = ids.iter().map(|&id| (key_of(self.row(id).hash()), id));

@@ -1,7 +1,5 @@
 //! Events for request routers: a block was stored or removed, or all blocks were cleared.
 //!
-//! # Guarantees to a subscriber
-//!
 //! - Events come in the order of their publication, the same for all subscribers: if one
 //!   publication ends before another begins, its event comes first.
 //! - The newest events are kept, by default [`EVENTS`], and publishing never waits. A subscriber
@@ -18,8 +16,6 @@
 //! The cost of an event does not depend on the number of subscribers: a position, an exchange in
 //! the ring, and one of `sleeps`. It wakes all subscribers if one has gone to sleep since the last
 //! event. Without a subscriber, publishing costs a load, and no event is constructed.
-//!
-//! # Layout
 //!
 //! All subscribers read one [`ring`], created at the first subscription, each at its own position.
 //! Each has a [slot] with its waker, in a list that only grows; vacated slots are reused. Events
@@ -39,8 +35,6 @@
 //! it without counting it. Invariant: an event for `n` has the position at which subscription `n`
 //! began, or a later one, as its publisher has read `newest >= n`, which is written after that
 //! position was chosen. A lock serializes subscribing.
-//!
-//! # Protocol
 //!
 //! ```text
 //! publish:      (the pool changed);  light_fence;  active?  newest => n;  push for 1..=n, with the era of the event;  wake
@@ -75,9 +69,7 @@
 //! one of the new era before it. It cannot know, and does not wait; the reader can tell by the era
 //! of each event. An event of an era that its publisher knows to be over is not pushed. `told`
 //! begins with the era that the subscriber sees: by the asymmetric fence, a clear whose era it does
-//! not see does see `active`, and publishes its `Cleared`.
-//!
-//! Model: `loom-tests/tests/kv_events.rs`.
+//! not see does see `active`, and publishes its `Cleared`. Model: `loom-tests/tests/kv_events.rs`.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -140,8 +132,7 @@ impl EventQueue {
     pub(super) fn publish_in(&self, era: u64, event: impl FnOnce() -> KvEvent) -> bool {
         // Pairs with the heavy fence of `subscribe`.
         light_fence();
-        // Acquire: as in `subscriptions_now`. Later subscriptions see this change, and perhaps one
-        // whose event is not for them either.
+        // Acquire: as in `subscriptions_now`. Later subscriptions see this change, or a later one.
         self.is_subscribed() && self.publish_to(era, 0..=self.0.newest.load(Acquire), event).is_some()
     }
 
@@ -201,9 +192,8 @@ impl EventQueue {
         self.0.capacity
     }
 
-    /// Subscribes to everything published from now on. The memory of the ring of
-    /// [capacity](Self::capacity) events, which all subscribers share, is kept until the queue and
-    /// its subscribers are dropped.
+    /// Subscribes to everything published from now on. The memory of the ring, which all
+    /// subscribers share, is kept until the queue and its subscribers are dropped.
     ///
     /// # Errors
     /// [`PrefixError::NoFence`] if the system denies a fence that it granted before.

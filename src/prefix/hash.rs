@@ -17,7 +17,7 @@
 //! | `key` | 128 | [`Hashing`]: XXH3 with a secret, or BLAKE3 with a key |
 //! | `check` | 64 | [`check`]: a keyed universal hash, independent of the key's function and of attacks on it |
 //!
-//! A block found by its key is accepted only if the check is equal too.
+//! A block found by its key is accepted only if the check is equal too. All input is little-endian.
 //!
 //! # Choice of the function
 //!
@@ -25,21 +25,14 @@
 //! `Fast` relies on two facts: its secret and that of the check are random, or derived from the
 //! configured key; and the failure probability of the check is proven, against senders that see
 //! neither the secrets nor any hash. BLAKE3 is collision-resistant even for parties that know the
-//! key. `cargo bench -p kvpool-benches --bench hashing` measures the cost; `docs/prefix.md` has the
-//! figures.
+//! key. `cargo bench -p kvpool-benches --bench hashing` measures both; see `docs/prefix.md`.
 //!
 //! # Why concatenation cannot collide
-//!
 //! All variable-length input, and everything that is not a full block, goes through B, preceded by
 //! its length and a tag. The exception is an unfinished block under `Fast`: XXH3 receives fewer
 //! tokens than for a full block, and the check a mark. All full blocks of a chain have the same
 //! number of tokens. Without the key, B's output is unpredictable, so no tokens can imitate a root
 //! or an extra key.
-//!
-//! # Agreement between processes
-//!
-//! All processes with the same [`HashKey`], [`Hashing`] and block size compute the same hashes, on
-//! any machine: byte order is little-endian. With [`HashKey::random`], no other process does.
 
 use std::fmt;
 use std::str::FromStr;
@@ -60,9 +53,8 @@ pub use function::{HashKey, Hashing};
 pub use hasher::PrefixHasher;
 pub use keys::{ExtraKey, PrefixKeys, PrefixRoot};
 
-/// Chained hash of a block: of its tokens, and of all blocks and keys before it. A lookup compares
-/// a 128-bit key and a 64-bit check. Equal hashes require the same [`HashKey`], [`Hashing`] and
-/// block size.
+/// Chained hash of a block: of its tokens, and of all blocks and keys before it. Equal hashes
+/// require the same [`HashKey`], [`Hashing`] and block size.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockHash {
     key: [u64; 2],
@@ -113,8 +105,7 @@ impl BlockHash {
     }
 }
 
-/// 32 hexadecimal digits of the key, a hyphen, 16 of the check. `{:.8}` prints the first eight
-/// digits.
+/// 32 hexadecimal digits of the key, a hyphen, 16 of the check; `{:.8}` prints the first eight.
 impl fmt::Display for BlockHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&format!("{:032x}-{:016x}", self.key(), self.check))

@@ -15,8 +15,6 @@
 //! so that most lookups read one line; then in the emptier one, so that both are full only when the
 //! whole table is overfull.
 //!
-//! # Transitions of a slot
-//!
 //! | from | to | by |
 //! |---|---|---|
 //! | empty | entry | [`insert`](Index::insert), [`grow`](Index::grow), and threads that restore an entry |
@@ -25,8 +23,7 @@
 //!
 //! Each transition is one compare-exchange; a thread stopped between two of its steps blocks no
 //! other. An entry may return to its former slot (the same block with the same tokens again), so a
-//! compare-exchange can remove an entry that is *not* the one examined. The second look handles
-//! this.
+//! compare-exchange can remove another entry than the one examined; a second look handles this.
 //!
 //! # Invariants
 //!
@@ -107,8 +104,7 @@ impl Index {
         std::iter::successors(Some(self.current()), |table| self.next(table))
     }
 
-    /// Calls `look` with each block that may be registered under `key`, until it breaks, and
-    /// returns the break value.
+    /// Calls `look` with each block that may be registered under `key`; returns its break value.
     ///
     /// Reports every block that was inserted and stays registered, perhaps twice, unless its entry
     /// was forgotten or another thread is restoring it. `look` must check the block's word, and
@@ -125,8 +121,7 @@ impl Index {
     }
 
     /// Inserts a block that the caller has registered under `key`. `registered` returns the keys of
-    /// a block whose entry the new one might replace; it must re-read the block's word at each
-    /// call.
+    /// a block that might be replaced, re-reading its word at each call.
     #[cfg(feature = "internals")]
     pub fn insert<K: IntoIterator<Item = Key>>(
         &self,
@@ -160,9 +155,8 @@ impl Index {
 
     #[inline]
     fn announce(&self) {
-        // Pairs with the fence in `grow` (the walk sees the word, or we see the new table) and with
-        // the one in `second_look` (the thread that removed our entry sees the word, or we see it
-        // gone).
+        // Pairs with the fences in `grow` (the walk sees the word, or we see the new table) and in
+        // `second_look` (the remover of our entry sees the word, or we see it gone).
         fence(SeqCst);
     }
 
@@ -206,9 +200,8 @@ impl Index {
         }
     }
 
-    /// Makes room for the blocks of a larger pool, concurrently with all other operations. `walk`
-    /// calls its argument with every registered block and its key, reading each word anew; several
-    /// calls, and calls on two threads at once, are possible.
+    /// Makes room for a larger pool, concurrently with all other operations. `walk` passes every
+    /// registered block and its key, reading each word anew; it may run several times at once.
     pub fn grow(&self, blocks: usize, mut walk: impl FnMut(&mut dyn FnMut(Key, BlockId))) {
         loop {
             let current = self.current();
@@ -216,8 +209,8 @@ impl Index {
                 return;
             }
             let next = self.next(current).unwrap_or_else(|| self.publish(current, Table::new(blocks)));
-            // Pairs with the fence in `announce`: an inserter whose word the walk does not see
-            // registered sees the new table.
+            // Pairs with the fence in `announce`: an inserter that the walk misses sees the new
+            // table.
             fence(SeqCst);
             walk(&mut |key, id| {
                 let _counted = next.add_counted(key.entry(id), key, &self.forgotten);
@@ -226,7 +219,6 @@ impl Index {
         }
     }
 
-    /// Publishes a successor of `current`; returns the existing one if another thread was faster.
     fn publish<'a>(&'a self, current: &'a Table, table: Table) -> &'a Table {
         let table = Box::into_raw(Box::new(table));
         // Release: readers see the table empty.
@@ -236,14 +228,13 @@ impl Index {
             Err(faster) => {
                 // SAFETY: owned by us; no other thread has seen it.
                 drop(unsafe { Box::from_raw(table) });
-                // SAFETY: not null, as null was expected; lives as long as the index. Acquire: as
+                // SAFETY: not null (null was expected), and lives like the index. Acquire: as
                 // above.
                 unsafe { &*faster }
             }
         }
     }
 
-    /// Makes the larger table current, unless another thread already has.
     fn switch(&self, current: &Table, next: &Table) {
         // Release: readers of the table see the insertions of the walk.
         let (from, to) = (ptr::from_ref(current).cast_mut(), ptr::from_ref(next).cast_mut());

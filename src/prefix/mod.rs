@@ -25,11 +25,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-// `hash`: block hashes; `index`: from a hash to candidate blocks; `row`: metadata per block;
-// `names`: further hashes of blocks in a frame pool; `queue`: a lock-free priority queue; `queues`:
-// queues of evictable blocks; `evict_first`: links of one of them; `policy`: eviction order;
-// `cache`: the whole; `events`: notifications for routers; `origin`: origins of blocks from other
-// pools.
+// `hash`: block hashes; `index`: hash to candidate blocks; `row`: metadata per block; `names`:
+// further hashes in a frame pool; `queue`: a lock-free priority queue; `queues`: queues of
+// evictable blocks; `evict_first`: links of one of them; `policy`: eviction order; `cache`: the
+// whole; `events`: notifications for routers; `origin`: origins of blocks from other pools.
 
 mod cache;
 mod config;

@@ -2,14 +2,11 @@
 //!
 //! The [row](super::row) has a block's first hash. Engines may add others: of fewer tokens than the
 //! block holds, or of another group of layers. They are in an immutable list beside the row, which
-//! is replaced as a whole and read under `epoch::pin`. Most blocks have no list; reading a null
-//! pointer needs no pin.
+//! is replaced as a whole and read under `epoch::pin`. Most blocks have none: a null pointer.
 //!
 //! ```text
 //! known by = (the row's hash, unless the list says that it was taken away) + the list's hashes
 //! ```
-//!
-//! # Who changes a list
 //!
 //! | step | thread | by |
 //! |---|---|---|
@@ -26,8 +23,7 @@
 //! A lookup reads the list before and after the exchange that takes its reference: see
 //! [`PrefixCache`](super::PrefixCache). For the index, the exchange of a list is a registration,
 //! like that of a word: the inserter fences between it and the insertion, and the thread that
-//! removed an entry reads word and list after its fence. Only calls that add or remove hashes take
-//! the lock.
+//! removed an entry reads word and list after its fence. Only adds and removals take the lock.
 //!
 //! Model: `loom-tests/tests/frame_pool.rs`.
 
@@ -89,8 +85,8 @@ impl Names {
     #[inline]
     fn read<R>(&self, id: BlockId, f: impl FnOnce(Option<&NameList>) -> R) -> R {
         let (part, at) = self.lists.locate(id.index());
-        // SAFETY: compared with null and not followed. Relaxed: as for any hint, the word under
-        // which it is read decides.
+        // SAFETY: compared with null only. Relaxed: a hint; the word under which it is read
+        // decides.
         if unsafe { part.0[at].load(Relaxed, epoch::unprotected()) }.is_null() {
             return f(None);
         }
@@ -109,7 +105,6 @@ impl Names {
         })
     }
 
-    /// Returns all hashes of a block; `first` is its row's.
     pub(super) fn all(&self, id: BlockId, first: BlockHash) -> Vec<BlockHash> {
         self.read(id, |list| match list {
             None => vec![first],
@@ -158,8 +153,7 @@ impl Names {
         changed.is_ok()
     }
 
-    /// Removes the list of a block that the caller evicted or uncached; returns its
-    /// [`parts`](Self::parts).
+    /// Removes the list of a block that the caller evicted or uncached; returns its parts.
     pub(super) fn take(&self, id: BlockId) -> (bool, Vec<BlockHash>) {
         let (part, at) = self.lists.locate(id.index());
         // SAFETY: as in `read`.

@@ -23,8 +23,6 @@
 //! such blocks. It keeps a set while a row, a sequence or an import has its number: when it has
 //! doubled, all rows are read, and the other sets are removed.
 //!
-//! # Limits
-//!
 //! Origins record clears, not weights: blocks that another pool computes with old weights, after
 //! the clear or without its own, are found here under the same hashes.
 
@@ -78,8 +76,7 @@ pub(crate) fn is_older(one: &[Origin], other: &[Origin]) -> bool {
 const COMPUTED: u32 = 2;
 const NUMBER_SHIFT: u32 = 2;
 
-/// The mark of the blocks of a sequence or an import; keeps its set in the table. Default: computed
-/// here.
+/// The mark of the blocks of a sequence or an import, whose set it keeps. Default: computed here.
 #[derive(Clone, Default)]
 pub(crate) struct Provenance {
     pub(crate) mark: u32,
@@ -92,7 +89,6 @@ impl Provenance {
         self.mark | if self.set.is_some() { COMPUTED } else { 0 }
     }
 
-    /// Returns the origins, with that of this cache if given.
     pub(crate) fn origins(&self, own: Option<Origin>) -> Vec<Origin> {
         let mut origins = self.set.as_deref().unwrap_or_default().to_vec();
         join(&mut origins, own.as_slice());

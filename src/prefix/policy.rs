@@ -142,9 +142,8 @@ pub struct Head {
     pub state: u64,
 }
 
-/// Decides the order in which evictable blocks are evicted. See the [module
-/// documentation](crate::prefix::policy) for the pool's guarantees and an implementation's
-/// obligations.
+/// Decides the order in which evictable blocks are evicted. The [module](crate::prefix::policy) has
+/// the pool's guarantees and an implementation's obligations.
 pub trait Policy: Send + Sync + fmt::Debug {
     /// Returns the name by which it is selected.
     fn name(&self) -> &'static str;
@@ -158,8 +157,7 @@ pub trait Policy: Send + Sync + fmt::Debug {
     }
 
     /// Returns whether [`place`](Self::place) always returns queue 0 and the
-    /// [order](Released::order) as rank; then it is not called. Constant over the policy's
-    /// lifetime.
+    /// [order](Released::order) as rank; then it is not called. Constant.
     fn places_by_order(&self) -> bool {
         false
     }
@@ -181,8 +179,7 @@ pub trait Policy: Send + Sync + fmt::Debug {
 
 /// Returns the policy's answer, or `None` if it panics.
 pub(super) fn asked<R>(answer: impl FnOnce() -> R) -> Option<R> {
-    // Unwind safe: the policy owns its learned state, and is called again whatever state that is
-    // in.
+    // Unwind safe: the policy owns its state, and is called again whatever that is.
     caught(answer)
 }
 

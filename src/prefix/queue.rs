@@ -1,8 +1,6 @@
 //! A lock-free priority queue of blocks by rank, smallest first, linked through the blocks' rows.
 //! It allocates only at construction; a push or a pop touches a constant number of rows on average.
 //!
-//! # Structure
-//!
 //! A hierarchical timing wheel (Varghese and Lauck) with ranks in place of times. A slot of level
 //! `l` is a stack of blocks whose ranks agree in all bits from `l * step` up. A level has `2^digit`
 //! slots, used cyclically. The *cursor* is a rank that only grows; a level's window is the
@@ -31,15 +29,12 @@
 //!   are requeued one by one at lower levels. Any number of threads help.
 //! - *Look-ahead*: for each block that level 0 yields, one block of each slot that is due *next* is
 //!   requeued: windows overlap, so it already has a place at the level below. With evenly spread
-//!   ranks, a slot is nearly empty when it is due; with uneven ranks, a pop may requeue a whole
-//!   slot.
-//! - *Correction*: ranks may grow while blocks are enqueued. A thread that takes a block from a
-//!   slot below its rank requeues it.
+//!   ranks, a slot is nearly empty when it is due; with uneven ones, a pop may requeue many blocks.
+//! - *Correction*: a rank may grow while its block is enqueued. A take from a lower slot requeues
+//!   it.
 //!
 //! Level 1 spans at least twice the number of blocks: with ranks from a counter, as in LRU, a block
 //! is enqueued, requeued once, and taken.
-//!
-//! # Words
 //!
 //! | word | of | what |
 //! |---|---|---|
@@ -102,9 +97,8 @@ pub use links::Links;
 
 /// Lock-free priority queue of blocks by rank, smallest first; under concurrency, approximately.
 ///
-/// A block whose rank was below the [cursor](Self::cursor) when enqueued comes before all others.
-/// Every pushed block is popped exactly once, and a stopped thread withholds only the blocks that
-/// it holds. Ranks may grow while blocks are enqueued.
+/// Ranks may grow while blocks are enqueued. A block whose rank was below the
+/// [cursor](Self::cursor) when it was enqueued comes before all others.
 pub struct RankQueue {
     geometry: Geometry,
     levels: Box<[Level]>,
@@ -138,9 +132,8 @@ impl RankQueue {
         Self::of(Geometry::suited(blocks))
     }
 
-    /// Creates an empty queue of at most `levels` levels with digits of `bits` bits. Omits levels
-    /// that ranks of 64 bits do not need. Ranks beyond the last level count as the largest that
-    /// fits.
+    /// Creates an empty queue of at most `levels` levels, as ranks of 64 bits need, with digits of
+    /// `bits` bits. Ranks beyond the last level count as the largest that fits.
     ///
     /// # Panics
     /// If `bits` is 0 or more than 12, or `levels` is 0.
@@ -183,8 +176,7 @@ impl RankQueue {
         }
     }
 
-    /// Takes a block of about the smallest rank; exactly the smallest without concurrency. `None`
-    /// means that the queue looks empty.
+    /// Takes a block of about the smallest rank (exactly, without concurrency), if any is visible.
     pub fn pop(&self, links: &impl Links) -> Option<BlockId> {
         loop {
             let cursor = self.cursor.load(Relaxed);
@@ -246,8 +238,7 @@ impl RankQueue {
         }
     }
 
-    /// Pushes a chain into the slot that `cursor` selects; false, with no effect, if the cursor
-    /// moved.
+    /// Pushes a chain into the slot that `cursor` selects; false, without effect, if it moved.
     fn put(&self, links: &impl Links, slot: Slot, chain: LinkedBlocks, cursor: u64) -> bool {
         let turn = self.geometry.turn(slot.number);
         let stack = self.stack(slot);
@@ -256,9 +247,9 @@ impl RankQueue {
             self.used.fetch_max(slot.level + 1, Relaxed);
         }
         while let Err(other_turn) = stack.try_push(links, chain, turn) {
-            // The thread that enqueued there read the cursor before the push of the head, which we
-            // acquired: if the cursor is still ours, theirs was no later, and the slot is stale.
-            // Model: `met_a_stale_slot`.
+            // The thread that enqueued there read the cursor before the push that we acquired: if
+            // it is still ours, theirs was no later, and the slot is stale. Model:
+            // `met_a_stale_slot`.
             if self.cursor.load(Relaxed) != cursor {
                 return false;
             }
@@ -281,9 +272,8 @@ impl RankQueue {
         }
     }
 
-    /// Returns the levels that were ever used. Relaxed: like a hint, it may lack a level to which
-    /// another thread pushes. A thread that acquired a head of that level, or fenced after `put`,
-    /// sees it.
+    /// Returns the levels that were ever used. Relaxed, like a hint: it shows a level to which a
+    /// thread pushed after an acquire of its head, or a fence after that of `put`.
     #[inline]
     fn used_levels(&self) -> impl Iterator<Item = (usize, &Level)> {
         self.levels[..self.used.load(Relaxed)].iter().enumerate()
@@ -335,8 +325,7 @@ impl RankQueue {
         if start <= cursor {
             return self.cascade(links, stack, cursor);
         }
-        // Alone in its slot, before everything else: take it without requeueing at each level
-        // below.
+        // Alone in its slot, before all others: take it without requeueing at each level.
         let due = self.geometry.end(slot).min(runner_up);
         if links.next(top).load(Relaxed) == 0 && self.rank(links, top) <= due {
             return stack.take_exactly(links, head).map(|id| Candidate { id, due });
@@ -397,14 +386,12 @@ impl RankQueue {
         None
     }
 
-    /// Moves the cursor to the start of the first slot, and spills blocks pushed behind it
-    /// meanwhile.
+    /// Moves the cursor to the first slot's start, and spills blocks pushed behind it meanwhile.
     fn advance(&self, links: &impl Links, cursor: u64, to: u64) {
         if self.cursor.compare_exchange(cursor, to, Relaxed, Relaxed).is_err() {
             return;
         }
-        // Pairs with the fence in `put`: a push by the old cursor sees the new one, or we see its
-        // blocks.
+        // Pairs with the fence in `put`: the push sees the new cursor, or we see its blocks.
         fence_after_rmw();
         for (level, slots) in self.used_levels() {
             let from = self.geometry.number(cursor, level);

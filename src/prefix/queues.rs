@@ -1,8 +1,6 @@
 //! The queues of evictable blocks: one per class of the policy, one for useless blocks and, in a
 //! frame pool, one for [evict-first](super::evict_first) blocks.
 //!
-//! # Entries
-//!
 //! Blocks that are released together are mostly evicted together, the end of a sequence first. So a
 //! queue holds *entries*: lists of up to [`ENTRY_MAX`] blocks, linked by `below`, with consecutive
 //! or equal ranks. The [rank queue](super::queue) orders entries by the rank of their first block.
@@ -55,7 +53,6 @@ use super::policy::{Head, Millis, Policy, QUEUES_MAX, asked};
 use super::queue::{Links, RankQueue};
 use super::row::{QueueLinks, Row, RowPart};
 
-/// Maximum number of blocks per entry.
 pub(super) const ENTRY_MAX: usize = if cfg!(kvpool_loom) { 2 } else { 64 };
 
 /// Distance in blocks at which a walk along an entry prefetches links.
@@ -106,8 +103,7 @@ pub(super) struct Queues {
     /// By queue of the policy; then useless blocks; then evict-first blocks, if any.
     wheels: Box<[RankQueue]>,
     evict_first: Option<EvictFirst>,
-    /// For a policy with several queues: the next block of each, plus one, or 0. It was popped, and
-    /// still counts as enqueued.
+    /// With several policy queues: the next block of each, plus one, or 0. Counts as enqueued.
     fronts: Box<[CachePadded<AtomicU64>]>,
 }
 
@@ -149,7 +145,6 @@ pub(super) struct Enqueueing<'a> {
     queues: &'a Queues,
     rows: &'a GrowTable<RowPart>,
     queue: usize,
-    /// First blocks of entries of one queue, to be pushed.
     entries: SmallVec<[BlockId; PUSHED]>,
     /// Links and rank of the last block of the newest entry, and the length of that entry.
     last: Option<&'a QueueLinks>,
@@ -263,12 +258,10 @@ impl Queues {
         ids.into_iter().for_each(|id| filing.add(id));
     }
 
-    /// Takes the entry that the policy evicts next, or one whose first block is not of the current
-    /// `era`.
-    ///
+    /// Takes the entry that the policy evicts next, or one whose first block is not of this `era`.
     /// Its blocks count as enqueued until [`dequeue`](Enqueued::dequeue); each may be owned,
     /// evictable or free. The caller [puts back](Self::put_back) the rest. Skips queues with a bit
-    /// in `skipped_queues`, except for a policy's only queue. `None`: other threads hold all other
+    /// in `skipped_queues`, except for a policy's only one. `None`: other threads hold all other
     /// entries.
     pub(super) fn take(
         &self,
@@ -348,7 +341,6 @@ impl Queues {
         found > 0
     }
 
-    /// Takes a front of another era, or the one that the policy selects.
     fn take_front(
         &self,
         rows: &GrowTable<RowPart>,
@@ -391,8 +383,7 @@ impl Queues {
         let links = LinksOf(rows);
         loop {
             // Acquire: pairs with the Release below, for the row by which the policy judges. The
-            // exchange that takes the front acquires by itself, as the block may have returned
-            // here.
+            // exchange that takes the front also acquires: the block may have returned here.
             let front = self.fronts[queue].load(Acquire);
             if front == 0 {
                 let id = self.wheels[queue].pop(&links)?;
@@ -405,8 +396,7 @@ impl Queues {
             let id = BlockId(front as u32 - 1);
             let enqueued = self.enqueued(rows, queue, id);
             if enqueued.is_outdated() {
-                // Reused and released since: judged by this block's new place, the policy would
-                // skip the queue.
+                // Reused and released since: its new place would make the policy skip the queue.
                 if self.clear_front(queue, id) {
                     let rest = self.below(rows, queue, id);
                     enqueued.dequeue();
@@ -425,8 +415,7 @@ impl Queues {
             // it. Compare the ranks themselves, or two blocks would swap places forever. Reached by
             // `a_front_gives_way_to_smaller_ranks_alone`.
             let is_late = links.rank(other) < links.rank(id);
-            // Acquire and Release: as in `clear_front`, for the entry that returns to the rank
-            // queue, and as above.
+            // Acquire and Release: as in `clear_front`, for the re-pushed entry, and as above.
             let to = front_of(other);
             if is_late && self.fronts[queue].compare_exchange(front, to, AcqRel, Relaxed).is_ok() {
                 self.wheels[queue].push(&links, id);

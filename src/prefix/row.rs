@@ -92,8 +92,7 @@ impl Row {
         crate::sync::prefetch(self);
     }
 
-    /// Notes the future contents of an uncached block of the caller, and its mark without a
-    /// checksum.
+    /// Notes the future contents of the caller's uncached block, and its mark without a checksum.
     pub(super) fn note(&self, hash: BlockHash, era: u64, depth: u32, mark: u32) {
         let [low, high] = hash.words();
         self.key[0].store(low, Relaxed);
@@ -107,8 +106,7 @@ impl Row {
         self.state.store(0, Relaxed);
     }
 
-    /// Takes a note back: the block is not found, even if registered. Returns the chain, to restore
-    /// it.
+    /// Takes a note back, so that the block is not found; returns the chain, to restore it.
     pub(super) fn unnote(&self) -> u64 {
         self.chain.fetch_or(NO_ERA << DEPTH_BITS, Relaxed)
     }
@@ -117,7 +115,6 @@ impl Row {
         self.chain.store(chain, Relaxed);
     }
 
-    /// Returns whether the block was noted with this hash in this era.
     #[inline]
     pub(super) fn holds(&self, hash: BlockHash, era: u64) -> bool {
         let [low, high] = hash.words();
@@ -136,7 +133,6 @@ impl Row {
         (self.chain.load(Relaxed) & DEPTH_MASK) as u32
     }
 
-    /// Returns the queue and the rank with which the block is to be enqueued.
     #[inline]
     pub(super) fn place(&self) -> (usize, u64) {
         (self.queue(), self.rank.load(Relaxed))
@@ -261,7 +257,6 @@ impl RowPart {
         self.rows[at].note_sum();
     }
 
-    /// Returns the checksum of a block that the caller references.
     pub(super) fn sum(&self, at: usize) -> Option<u64> {
         self.rows[at].has_sum().then(|| self.sums[at].load(Relaxed))
     }

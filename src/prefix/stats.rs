@@ -76,7 +76,7 @@ pub(super) struct Tallies {
     registered: CachePadded<StatisticU64>,
     pub(super) uncached: StatisticU64,
     full: StatisticU64,
-    /// By queue of the policy; then useless blocks, evict-first blocks, and those out of order.
+    /// By queue of the policy; then useless blocks, evict-first ones, and those out of order.
     evicted: CachePadded<[StatisticU64; OUT_OF_ORDER + 1]>,
 }
 

@@ -2,10 +2,7 @@
 //!
 //! A block is uncached under a reference, which a hit takes from the exact word under which its row
 //! was read. If another thread hits, evicts or refills the block in between, the word has changed
-//! and the thread retries: contents of another hash are never uncached. Blocks without owners
-//! become free.
-//!
-//! # Blocks that are registered later
+//! and the thread retries: contents of another hash are never uncached.
 //!
 //! A block written before the call, even in part, may be registered after it. So the cache keeps
 //! the hashes with the call's number, and each sequence, batch and import records the number of the
@@ -99,8 +96,7 @@ impl PrefixCache {
     pub(crate) fn uncache_hashes(&self, core: &Core, hashes: &[BlockHash]) -> UncachedBlocks {
         let (hashes, era) = (HashSet::from_iter(hashes.iter().copied()), self.era());
         self.uncached.remember(&hashes);
-        // Pairs with the fences before `uncache_late`, after the exchange of a word or the restored
-        // note.
+        // Pairs with the fences before `uncache_late`, after the exchange of a word or note.
         fence(SeqCst);
         let (ids, mut counts) = ((0..core.rows() as u32).map(BlockId), [0; 2]);
         for (id, hash) in ids.map(|id| (id, self.row(id).hash())).filter(|(_, hash)| hashes.contains(hash)) {

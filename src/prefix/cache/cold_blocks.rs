@@ -87,7 +87,6 @@ impl PrefixCache {
         }
     }
 
-    /// Releases the references and returns each block to its former place in the queue.
     pub(crate) fn put_back(&self, pool: &Blocks, cold: &[ColdBlock]) {
         self.release_cold(pool, cold, |kept, _| {
             self.queues.enqueue(&self.rows, kept.iter().map(|kept| kept.id));
@@ -132,7 +131,6 @@ impl PrefixCache {
     fn release_cold(&self, pool: &Blocks, cold: &[ColdBlock], cool: impl FnOnce(&[Evictable], &[u64])) {
         let ids: Vec<BlockId> = cold.iter().map(|cold| cold.id).collect();
         pool.release_cached(&ids, |kept, tag: Ticket| {
-            // `kept` is a subsequence of `cold`.
             let mut taken = cold.iter();
             let (mut warm, mut still_cold) = (Vec::new(), Vec::new());
             for &kept in kept {

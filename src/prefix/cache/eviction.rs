@@ -5,11 +5,8 @@
 //! words, removes them from the index under one fence, counts them, and only then passes on their
 //! frames, after which the rows may belong to the blocks' next contents.
 //!
-//! # Blocks that stay
-//!
 //! A block that a batch in flight may see keeps its place, as does the rest of its entry, released
-//! at the same time. A moving block is enqueued again alone. After too many skips, an eviction
-//! stops.
+//! with it. A moving block is enqueued again alone. An eviction stops after too many skips.
 
 use smallvec::SmallVec;
 

@@ -11,8 +11,6 @@
 //! cached, so one thread at a time writes a row, and never while its block is cached; hits rely on
 //! this. The row alone determines the era of a block, so a clear covers its further hashes too.
 //!
-//! # Collisions
-//!
 //! The cache compares 192 bits that [`PrefixHasher::foreign`] derives from the engine's hash and
 //! group, by BLAKE3 with the cache's key. Different inputs agree in all with probability 2^-192
 //! (2^-128 in the key alone). Equal hashes of different contents are not detected: two of `n`

@@ -17,8 +17,7 @@ impl PrefixCache {
         Origin { cache: self.number, era }
     }
 
-    /// Returns whether blocks of these origins may be found here: none is unknown or of an earlier
-    /// era.
+    /// Returns whether blocks of these origins may be found here: none is unknown or outdated.
     pub fn accepts(&self, origins: &[Origin]) -> bool {
         self.accepts_in(self.era(), origins)
     }
@@ -55,7 +54,6 @@ impl PrefixCache {
         self.origins.is_used()
     }
 
-    /// Returns the origins of all of these blocks, on which the caller has references.
     #[cold]
     pub(crate) fn joined_origins(&self, blocks: &[BlockId]) -> Vec<Origin> {
         let (mut joined, mut marks) = (Vec::new(), HashSet::new());

@@ -20,8 +20,7 @@ struct Registered {
 }
 
 impl PrefixCache {
-    /// Notes the future contents of an uncached block of the caller's sequence, and the mark of its
-    /// [provenance](Self::provenance), for its [registration](Self::register).
+    /// Notes the future contents, and mark of [provenance](Self::provenance), of an uncached block.
     pub(crate) fn note(&self, id: BlockId, hash: BlockHash, era: u64, depth: u32, mark: u32) {
         self.row(id).note(hash, era, depth, mark);
     }
@@ -38,9 +37,8 @@ impl PrefixCache {
         part.sum(at)
     }
 
-    /// Takes back the note of the caller's block, which lost tokens before it was registered.
-    ///
-    /// If its batch ends at this moment on another thread, the block is registered, since the batch
+    /// Takes back the note of the caller's block, which lost tokens before it was registered. If
+    /// its batch ends at this moment on another thread, the block is registered, since the batch
     /// has computed its tokens; unless its hash was ever [uncached](Self::uncache_hashes), as that
     /// call, or the registration that saw it, may have read the row meanwhile.
     pub(crate) fn unnote(&self, core: &Core, id: BlockId) {
@@ -58,9 +56,9 @@ impl PrefixCache {
         }
     }
 
-    /// Registers noted blocks, whose bytes are final: lookups can hit them. Skips stale handles.
-    /// `None` stands for an event without tokens. Does not register blocks whose hashes were
-    /// [uncached](Self::uncached) after the call `since`.
+    /// Registers noted blocks, whose bytes are final, except stale handles. `None` stands for an
+    /// event without tokens. Blocks whose hashes were [uncached](Self::uncached) after the call
+    /// `since` are not found.
     pub(crate) fn register(
         &self,
         core: &Core,
@@ -76,8 +74,8 @@ impl PrefixCache {
         let (era, mut subscriptions) = (self.era(), self.events.subscriptions_now());
         for (handle, stored) in blocks {
             let (id, row) = (handle.id, self.row(handle.id));
-            // Read before the block is cached, while the row cannot change; checked by
-            // `seal_cached`.
+            // Before the block is cached, the row cannot change; `seal_cached` rejects stale
+            // handles.
             let (hash, noted) = (row.hash(), row.era());
             // Blocks noted before a clear are neither found nor announced. After a later clear, the
             // reader of the event can tell by its era.

@@ -20,8 +20,7 @@ pub enum KvEvent {
         hash: BlockHash,
         /// Hash of the block before it; `None` for a first block, and if `tokens` are unknown.
         parent: Option<BlockHash>,
-        /// Its tokens; empty if unknown: appended before the subscription, or imported without
-        /// sequence.
+        /// Its tokens; empty if appended before the subscription, or imported without a sequence.
         tokens: SmallVec<[u32; 16]>,
         /// Number of tokens per block.
         block_tokens: u32,

@@ -1,16 +1,12 @@
 //! A bounded ring with many writers and any number of readers. A writer takes the next position,
 //! and overwrites the entry `capacity` positions older, read or not. Readers change nothing in it.
 //!
-//! # Words
-//!
 //! | word | meaning |
 //! |---|---|
 //! | `tail` | number of positions taken by writers; the next position |
 //! | `entries[i]` | null, or an entry of a position `p` with `p % capacity == i` |
 //!
 //! Invariant: the position in `entries[i]` only grows, and is below `tail`.
-//!
-//! # Protocol
 //!
 //! ```text
 //! push:  tail => p;  tail := p + 1;  entries(p) of a lower position, or null?   exchange it for p's, again if it has changed
@@ -20,10 +16,8 @@
 //!        else              nothing yet: p == h is not taken, or its writer is on its way
 //! ```
 //!
-//! # Guarantees
-//!
-//! - *A writer never waits.* It repeats its exchange only if another writer overtook it, or was
-//!   late.
+//! - *A writer never waits.* It repeats its exchange only if another writer has overtaken it, or
+//!   came from an earlier lap.
 //! - *A reader skips no entry without a loss.* An overtaken writer may drop its entry: a reader
 //!   that has yet to read it finds the later entry, and so has lost it. After a loss, a reader
 //!   continues in the middle of the ring: at the oldest entry it would lose the next one at once.
@@ -34,9 +28,7 @@
 //!   of `tail` are exchanges, and a later one continues the release of this one.
 //!
 //! Replaced entries go to the epoch collector. A reader or writer that stops inside a call delays
-//! the reclaiming of all entries replaced meanwhile.
-//!
-//! Model: `loom-tests/tests/kv_events.rs`.
+//! the reclaiming of all entries replaced meanwhile. Model: `loom-tests/tests/kv_events.rs`.
 
 use std::cmp::Ordering::{Equal, Greater, Less};
 
@@ -111,13 +103,11 @@ impl Ring {
 
     /// Returns whether a reader that does not see this thread's actions so far may lose a position.
     pub(super) fn may_be_lost(&self, position: u64) -> bool {
-        // A change, with Release: see the module docs. Model:
-        // `followed_while_a_stored_block_is_lost`.
+        // A Release change: see the module docs. Model: `followed_while_a_stored_block_is_lost`.
         self.tail.fetch_add(0, Release) - position > self.kept()
     }
 
-    /// Passes the value of a position to `f`; `None` if it is not there yet. `Err`: it is lost, and
-    /// all positions before the returned one.
+    /// `None`: the position is not there yet. `Err`: lost, with all before the returned one.
     pub(super) fn read<R>(&self, position: u64, f: impl FnOnce(&Told) -> R) -> Option<Result<R, u64>> {
         let guard = epoch::pin();
         // SAFETY: as in `push`. Acquire: pairs with the Release there.
@@ -134,8 +124,7 @@ impl Drop for Ring {
     fn drop(&mut self) {
         for entry in &mut self.entries {
             let entry = std::mem::replace(entry, Atomic::null());
-            // SAFETY: no other reference to the ring exists; the collector has the replaced
-            // entries.
+            // SAFETY: no other reference exists; replaced entries went to the collector.
             drop(unsafe { entry.try_into_owned() });
         }
     }

@@ -89,7 +89,6 @@ impl Shared {
         slot.taken.store(false, Release);
     }
 
-    /// Wakes all subscribers, if one may sleep.
     pub(super) fn wake(&self) {
         // Release: pairs with the Acquire of `poll_recv`, whose second read sees what was published
         // before. Acquire: pairs with the Release there; the waker is seen.

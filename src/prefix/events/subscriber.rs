@@ -13,11 +13,10 @@ use crate::sync::{Arc, Ordering::*};
 
 /// A subscriber's stream of events. Dropping it ends the subscription.
 ///
-/// Each subscriber receives all events since its subscription, and lags and loses independently of
-/// the others. The stream ends with the last `Pool`, `Sequence`, `SequenceView` and `Batch`, and
-/// the end of any migration or manual compaction. Leases, block handles, a running `Defragmenter`,
-/// and threads that have used the pool do not keep it open; a `Defragmenter` whose runtime is not
-/// driven does.
+/// Each subscriber receives all events since its subscription, and lags and loses independently.
+/// The stream ends with the last `Pool`, `Sequence`, `SequenceView` and `Batch`, and the end of any
+/// migration or manual compaction. Leases, block handles, a running `Defragmenter`, and threads
+/// that have used the pool do not keep it open; a `Defragmenter` whose runtime is not driven does.
 pub struct KvEvents {
     shared: Arc<Shared>,
     /// The subscription's slot, in a list that `shared` owns.
@@ -82,8 +81,8 @@ impl KvEvents {
                 Err(oldest) => {
                     let lost = oldest - std::mem::replace(head, oldest);
                     shared.lost.fetch_add(lost, Relaxed);
-                    // A subscriber that lists the blocks now sees this era or a later one. Acquire:
-                    // pairs with the Release of `clear`.
+                    // Acquire: pairs with the Release of `clear`. A list will show this era, or
+                    // later.
                     *told = shared.era.load(Acquire).max(*told);
                     return Some(self.deliver(KvEvent::Resync { lost }, lost));
                 }

@@ -224,7 +224,7 @@ async fn all_subscribers_receive_everything() {
     }
 }
 
-/// Received and lost events add up to all, each thread's events are in order, and so are losses.
+/// Received and lost events add up to all; each thread's events, and losses, are in order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn threads_publish_while_a_task_receives() {
     const EACH: u32 = 20_000;

@@ -51,7 +51,6 @@ impl ChainHash {
         self
     }
 
-    /// Adds an extra key, if it touches tokens that are not hashed yet.
     pub(crate) fn add(&mut self, hasher: &PrefixHasher, ExtraKey { tokens, key }: &ExtraKey) {
         let extra = hasher.extra(tokens.start as u64, tokens.end as u64, key);
         if extra.end > self.hashed_tokens(hasher)
@@ -88,7 +87,6 @@ impl ChainHash {
         (!tokens.is_empty()).then(|| hasher.partial(self.entered(hasher, tokens.len()), tokens))
     }
 
-    /// Returns the value in place of the parent's hash for a block of the next `tokens` tokens.
     #[inline]
     fn entered(&self, hasher: &PrefixHasher, tokens: usize) -> BlockHash {
         if self.extras.is_empty() {
@@ -171,8 +169,7 @@ impl Chain {
         self.hashed.fill(hasher, blocks, full);
     }
 
-    /// Adds the [extra key](ExtraKey) of a range of tokens, before the first block that it touches
-    /// is full.
+    /// Adds the [extra key](ExtraKey) of tokens, before the first block that it touches is full.
     ///
     /// # Errors
     /// The key has no bytes, its range has no tokens, or the range begins in a hashed block.
@@ -204,8 +201,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Returns the hash of the unfinished block, or `None` if it has no tokens. It differs from the
-    /// hash of every full block.
+    /// Returns the hash of the unfinished block, if any; it differs from those of full blocks.
     pub fn partial(&self, hasher: &PrefixHasher) -> Option<BlockHash> {
         self.hashed.partial(hasher, &self.tail)
     }

@@ -8,9 +8,8 @@
 //! c' = (c + low(n)) * a + high(n) * b       mod 2^61 - 1;  low, high: the upper 60 bits of each half of n      (a polynomial)
 //! ```
 //!
-//! `c` carries over from block to block, so it is one polynomial in `a` and `b` over all tokens of
-//! the prefix. It is reduced below 2^63, not below the prime; equal prefixes still have equal
-//! checks.
+//! `c` carries over from block to block: one polynomial in `a` and `b` over all tokens of the
+//! prefix. It is reduced below 2^63, not below the prime; equal prefixes still have equal checks.
 //!
 //! # Proven bound
 //!
@@ -84,8 +83,7 @@ impl Check {
         let product = |i: usize| word(i) * word(i + 1);
         let n = (product(0).wrapping_add(product(2))).wrapping_add(product(4).wrapping_add(product(6)));
         let (low, high) = (n as u64 >> 4, (n >> 64) as u64 >> 4);
-        // Wrapping: only a check from outside can be so large. From here on: below (2^63 + 2^60) *
-        // 2^59 + 2^120.
+        // Wrapping: only a check from outside is so large. Below (2^63 + 2^60) * 2^59 + 2^120.
         let sum =
             u128::from(check.wrapping_add(low)) * u128::from(self.a) + u128::from(high) * u128::from(self.b);
         // Below 2^63 again, since 2^61 is congruent to 1.

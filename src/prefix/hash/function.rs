@@ -116,11 +116,10 @@ impl Function {
     }
 }
 
-/// XXH3 with a full-length secret; at least 136 bytes are required.
-///
-/// The parent's key is XORed into the last four tokens, as in CBC-MAC: blocks after different keys
-/// have the same input only if their tokens differ by the XOR of the keys, which is secret. Fewer
-/// than four tokens are appended to the key instead.
+/// XXH3 with a full-length secret; at least 136 bytes are required. The parent's key is XORed into
+/// the last four tokens, as in CBC-MAC: blocks after different keys have the same input only if
+/// their tokens differ by the XOR of the keys, which is secret. Fewer than four tokens follow the
+/// key instead.
 pub(super) struct Fast(Box<[u8; 192]>);
 
 impl Fast {
@@ -151,7 +150,6 @@ impl Fast {
     }
 }
 
-/// XORs the parent's key into the last 16 bytes.
 #[inline]
 fn add(bytes: &mut [u8], parent: u128) {
     if let Some(last) = bytes.last_chunk_mut::<16>() {

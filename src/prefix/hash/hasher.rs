@@ -112,8 +112,7 @@ impl PrefixHasher {
         self.digest(&input).key().to_le_bytes()
     }
 
-    /// Returns the initial value of chains with these keys, without extra keys. Precomputed for no
-    /// keys.
+    /// Returns the initial value of chains with these keys, without their extra keys.
     ///
     /// # Errors
     /// [`Invalid`] for a key of zero bytes.
@@ -159,7 +158,6 @@ impl PrefixHasher {
         BlockHash::new(self.function.key(parent.key(), tokens), check)
     }
 
-    /// Hashes consecutive full blocks; returns the last hash, or `parent` if there are none.
     #[inline]
     pub(super) fn blocks(
         &self,

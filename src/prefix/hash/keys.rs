@@ -6,12 +6,11 @@ use std::ops::Range;
 use super::BlockHash;
 use crate::error::Invalid;
 
-/// Everything besides tokens that the blocks of a sequence depend on. Sequences share blocks only
-/// if all of it is equal.
+/// Everything besides tokens that the blocks of a sequence depend on; sequences share blocks only
+/// if it is equal.
 ///
-/// A salt, for example that of a tenant, hides blocks from requests without it. Salt and adapter
-/// separate whole sequences; an extra key separates them from the first block that its range
-/// touches.
+/// A salt, for example of a tenant, hides blocks from requests without it. Salt and adapter
+/// separate whole sequences; an extra key separates them from the first block that it touches.
 ///
 /// ```
 /// use kvpool::prefix::{ExtraKey, PrefixKeys};
@@ -135,7 +134,6 @@ impl PrefixRoot {
     }
 }
 
-/// An extra key of some tokens, hashed together with their range.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Extra {
     pub(super) start: u64,

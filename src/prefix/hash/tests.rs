@@ -144,7 +144,6 @@ proptest! {
         }
     }
 
-    /// In the key and in the check.
     #[test]
     fn a_changed_token_changes_its_block_and_all_after(
         mut tokens in prop::collection::vec(any::<u32>(), 65..150),
@@ -256,8 +255,7 @@ fn an_extra_key_enters_the_blocks_that_it_touches_and_all_after() {
     assert_eq!(with(&[(20..40, b"cat"), (20..40, b"cat")]), image, "a repeated key counts once");
     let two = with(&[(20..40, b"cat"), (18..25, b"dog")]);
     assert_eq!(with(&[(18..25, b"dog"), (20..40, b"cat")]), two, "the order of calls does not matter");
-    // The range ends in the third block; when the key is added does not affect other blocks'
-    // hashes.
+    // The range ends in the third block; the time of the call affects no other block's hash.
     let mut late = bare(&hasher);
     let mut got = hashes(&hasher, &mut late, &tokens[..18]);
     late.extra_key(&hasher, 20..40, b"cat").unwrap();

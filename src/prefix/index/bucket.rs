@@ -1,7 +1,6 @@
 //! A bucket: one cache line of slots, each of which is a separate atomic word.
 //!
-//! A search has no branch per slot, as positions are unpredictable. On x86-64, it compares the
-//! upper halves of all words at once.
+//! Searches have no branch per slot; on x86-64, they compare the upper halves of all words at once.
 
 use crate::sync::{AtomicU64, Ordering, Ordering::*, prefetch};
 
@@ -25,7 +24,6 @@ pub(super) fn each(mut slots: Slots) -> impl Iterator<Item = usize> {
 /// What an insertion finds in a bucket.
 pub(super) struct Room {
     pub(super) is_there: bool,
-    /// Whether there is another entry with its fingerprint.
     pub(super) has_alike: bool,
     pub(super) empty: Slots,
 }
@@ -112,8 +110,7 @@ impl Bucket {
                 "shufps {low_four}, [{bucket} + 16], 0xdd",
                 "movaps {high_four}, [{bucket} + 32]",
                 "shufps {high_four}, [{bucket} + 48], 0xdd",
-                // All ones where they match: 32 bits each, then 16, 8, one; eight slots like the
-                // entry, and eight empty.
+                // All ones where they match: 32 bits each, then 16, 8, one; like it, then empty.
                 "pcmpeqd {low_empty}, {low_four}",
                 "pcmpeqd {high_empty}, {high_four}",
                 "pcmpeqd {low_four}, {wanted}",
@@ -136,8 +133,7 @@ impl Bucket {
         (slots & 0xff, slots >> WAYS)
     }
 
-    /// Acquire: pairs with the Release that stored the entry; the reader sees the block's word as
-    /// it was then, or newer.
+    /// Acquire: pairs with the Release of the entry; shows the block's word of then, or newer.
     #[inline]
     pub(super) fn entry(&self, at: usize) -> Entry {
         Entry::from_bits(self.0[at].load(Acquire))

@@ -6,8 +6,7 @@
 //! | 27..63 | fingerprint | the key's second word, without the bits that choose the bucket and the topmost bit |
 //! | 0..27 | block | its id |
 //!
-//! Two keys in one bucket have equal fingerprints with probability 2^-36, which is harmless: a
-//! lookup compares the whole hash.
+//! Equal fingerprints in a bucket (probability 2^-36) are harmless: lookups compare whole hashes.
 
 use crate::config::FRAME_BITS;
 use crate::ids::BlockId;
@@ -15,8 +14,7 @@ use crate::ids::BlockId;
 const ID_MASK: u64 = (1 << FRAME_BITS) - 1;
 const TAKEN: u64 = 1 << 63;
 
-/// Key of a lookup: 128 bits, assumed to be uniform. Other keys crowd in few buckets, so that their
-/// entries are dropped sooner.
+/// Key of a lookup: 128 bits, assumed to be uniform; other keys crowd, and are dropped sooner.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Key(pub u64, pub u64);
 
@@ -55,7 +53,6 @@ impl Entry {
         BlockId((self.0 & ID_MASK) as u32)
     }
 
-    /// Returns whether both have the same fingerprint.
     #[inline]
     pub(super) fn is_like(self, other: Self) -> bool {
         (self.0 ^ other.0) <= ID_MASK

@@ -79,15 +79,13 @@ impl Table {
         None
     }
 
-    /// Prefetches the bucket that [`find`](Self::find) reads first, usually the only one.
     #[inline]
     pub(super) fn prefetch(&self, key: Key) {
         self.pair(key)[0].fetch();
     }
 
     /// Stores an entry in an empty slot, unless it is present; also returns whether another entry
-    /// has its fingerprint. Reads the second bucket, a cache miss, only if the first has no room to
-    /// spare.
+    /// has its fingerprint. Reads the second bucket only if the first has no room to spare.
     fn add(&self, entry: Entry, key: Key) -> (Inserted, bool) {
         let [first, second] = self.pair(key);
         loop {
@@ -231,7 +229,6 @@ impl Table {
         }
     }
 
-    /// Returns whether the entry is in the bucket that a lookup reads first.
     #[cfg(all(test, not(kvpool_loom)))]
     pub(super) fn is_in_first(&self, key: Key, id: BlockId) -> bool {
         self.pair(key)[0].equal(key.entry(id)) != 0
@@ -258,10 +255,8 @@ fn more_than<const N: usize>(slots: Slots) -> bool {
     (0..N).fold(slots, |slots, _| slots & slots.wrapping_sub(1)) != 0
 }
 
-/// Fences between the removal of entries and the second look at their blocks' words.
 #[inline]
 fn second_look() {
-    // Pairs with the fence in `Index::announce`: the thread that registers the block sees that the
-    // entry is gone, or we see the word.
+    // Pairs with the fence in `Index::announce`: that thread sees the entry gone, or we its word.
     fence(SeqCst);
 }

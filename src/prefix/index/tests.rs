@@ -120,7 +120,6 @@ fn to_remove_what_is_registered_does_no_harm() {
     let _ = index.insert(key(1), BlockId(3), |id| words.registered(id));
     index.remove(key(1), BlockId(3), |id| words.registered(id));
     assert_eq!(found(&index, key(1)), [BlockId(3)]);
-    // Entries of another key are left alone.
     index.remove(key(2), BlockId(3), |id| words.registered(id));
     assert_eq!(found(&index, key(1)), [BlockId(3)]);
 }
@@ -158,8 +157,7 @@ fn a_full_pool_fits() {
     assert!(share > 0.8 || cfg!(miri), "{share} in the first of two buckets");
 }
 
-/// Threads register a few blocks concurrently, each under one of two keys: all are found at the
-/// end.
+/// Threads register a few blocks concurrently, each under one of two keys: all are found then.
 #[test]
 fn beside_each_other_nothing_is_lost() {
     const BLOCKS: u32 = 24;
@@ -256,7 +254,6 @@ fn what_is_inserted_and_removed_during_growth_is_so_afterwards() {
         add(key(1), BlockId(1));
         words.set(BlockId(1), 0);
         index.remove(key(1), BlockId(1), registered);
-        // A second grower does not wait for the first.
         index.grow(64, |add| add(key(2), BlockId(2)));
         assert_eq!(index.capacity(), 128);
     });

@@ -19,9 +19,8 @@ pub(super) const NAME: &str = "priority";
 
 const ORDER_BITS: u32 = 24;
 
-/// Evicts lower [priorities](CachePriority) first, and among equals the least recently used. Blocks
-/// under retention are evicted only if nothing else is left: the lowest priority first, then the
-/// retention that would expire first.
+/// Evicts lower [priorities](CachePriority) first, then the least recently used. Blocks under
+/// retention come last: lower priorities first, then earlier expiry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PriorityLru;
 

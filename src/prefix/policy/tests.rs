@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use super::*;
 
-/// Evictable blocks by number, in exact queues.
 struct Bench {
     policy: Arc<dyn Policy>,
     queues: Vec<BTreeMap<(u64, u32), u64>>,

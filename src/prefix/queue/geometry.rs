@@ -4,8 +4,7 @@
 pub(super) struct Geometry {
     /// log2 of the slots per level.
     digit_bits: u32,
-    /// log2 of the slots that one slot of the level above spans: half a level; a whole one if it
-    /// has two.
+    /// log2 of the slots that a slot of the level above spans: half a level, or both of two slots.
     step: u32,
     levels: u32,
 }
@@ -90,7 +89,6 @@ impl Geometry {
         if slot.number > u64::MAX >> shift { u64::MAX } else { slot.number << shift }
     }
 
-    /// Returns the first rank of the level-1 slot of a rank.
     #[inline]
     pub(super) fn start_above(self, rank: u64) -> u64 {
         rank & (!0 << self.step)

@@ -72,7 +72,6 @@ fn named(link: u32) -> Option<BlockId> {
     link.checked_sub(1).map(BlockId)
 }
 
-/// Linked blocks held by this thread.
 #[derive(Clone, Copy)]
 pub(super) struct LinkedBlocks {
     top: BlockId,
@@ -103,7 +102,6 @@ impl Stack {
         StackWord(self.0.load(Acquire))
     }
 
-    /// Pushes a chain, whatever the turn of the stack.
     pub(super) fn push(&self, links: &impl Links, chain: LinkedBlocks, turn: u8) {
         while self.try_push(links, chain, turn).is_err() {}
     }

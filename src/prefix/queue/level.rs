@@ -43,8 +43,7 @@ impl Level {
     #[inline]
     pub(super) fn mark(&self, index: usize) {
         let (word, bit) = (index / WORD, 1 << (index % WORD));
-        // Relaxed: the push of the head made the clearing of the bit visible. Whoever sets a bit
-        // sets the summary too.
+        // Relaxed: the push made the clearing visible. Whoever sets a bit sets the summary too.
         if self.words[word].load(Relaxed) & bit == 0 {
             // Acquire: pairs with the Release in `clear`: a mark after it sees the summary cleared.
             self.words[word].fetch_or(bit, Acquire);
@@ -84,8 +83,7 @@ impl Level {
         found
     }
 
-    /// Returns the distance to the first nonempty slot of the `len` slots from `from` on,
-    /// cyclically, according to the hints.
+    /// Returns the distance to the first hint in the `len` slots from `from` on, cyclically.
     #[inline]
     pub(super) fn find(&self, from: usize, len: usize) -> Option<usize> {
         let summary = self.summary.load(Relaxed);
@@ -97,7 +95,6 @@ impl Level {
         (distance < len).then_some(distance)
     }
 
-    /// Returns the first such slot from `from` on, without wrapping.
     #[inline]
     fn find_from(&self, summary: u64, from: usize) -> Option<usize> {
         let mut words = summary & !0 << (from / WORD);
