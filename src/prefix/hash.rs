@@ -28,6 +28,7 @@
 //! key. `cargo bench -p kvpool-benches --bench hashing` measures both; see `docs/prefix.md`.
 //!
 //! # Why concatenation cannot collide
+//!
 //! All variable-length input, and everything that is not a full block, goes through B, preceded by
 //! its length and a tag. The exception is an unfinished block under `Fast`: XXH3 receives fewer
 //! tokens than for a full block, and the check a mark. All full blocks of a chain have the same

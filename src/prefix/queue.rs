@@ -105,7 +105,6 @@ pub struct RankQueue {
     /// Number of levels that were ever used: ranks of a counter use two or three.
     used: CachePadded<AtomicUsize>,
     cursor: CachePadded<AtomicU64>,
-    /// Blocks whose ranks are below the cursor.
     overdue: CachePadded<Stack>,
 }
 
@@ -279,7 +278,6 @@ impl RankQueue {
         self.levels[..self.used.load(Relaxed)].iter().enumerate()
     }
 
-    /// Returns the slot that begins first, according to the hints.
     fn first(&self, cursor: u64) -> Option<FirstSlot> {
         let mut best: Option<FirstSlot> = None;
         for (level, slots) in self.used_levels() {

@@ -64,7 +64,6 @@ const PUSHED: usize = 16;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Entry {
     pub queue: usize,
-    /// The others follow by [`Queues::below`].
     pub first: BlockId,
 }
 
@@ -243,7 +242,6 @@ impl Queues {
         self.evict_first.as_ref().map(|_| self.useless() + 1)
     }
 
-    /// Returns the links of the evict-first queue, if `queue` is that queue.
     #[inline]
     fn evict_first_of(&self, queue: usize) -> Option<&EvictFirst> {
         self.evict_first.as_ref().filter(|_| queue > self.useless())

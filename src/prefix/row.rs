@@ -166,7 +166,6 @@ impl Row {
         self.uses.store(self.uses.load(Relaxed) | DUPLICATE, Relaxed);
     }
 
-    /// Follows the [note](Self::note), before the block is cached.
     fn note_sum(&self) {
         self.mark.store(self.mark() | HAS_SUM, Relaxed);
     }
@@ -289,7 +288,6 @@ mod tests {
                 assert!(!row.is_of(other) && !row.holds(hash, other), "{era} in {other}");
             }
         }
-        // The eras are exhausted: nothing is found in any era.
         for era in [NO_ERA, NO_ERA + 1, NO_ERA + (1 << 37), u64::MAX] {
             row.note(hash, era, 5, 0);
             assert!(

@@ -60,7 +60,6 @@ impl ChainHash {
         }
     }
 
-    /// Appends full blocks, and calls `full` with the hash of each, in order.
     #[inline]
     pub(crate) fn fill(&mut self, hasher: &PrefixHasher, tokens: &[u32], mut full: impl FnMut(BlockHash)) {
         let block_tokens = hasher.block_tokens();
@@ -82,7 +81,6 @@ impl ChainHash {
         }
     }
 
-    /// Returns the hash of an unfinished block of these tokens, or `None` for none.
     pub(crate) fn partial(&self, hasher: &PrefixHasher, tokens: &[u32]) -> Option<BlockHash> {
         (!tokens.is_empty()).then(|| hasher.partial(self.entered(hasher, tokens.len()), tokens))
     }

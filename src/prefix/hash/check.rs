@@ -26,7 +26,6 @@ const PRIME: u64 = (1 << 61) - 1;
 /// Bits of `a`; `BITS`: of `b` and initial values. Few enough that no sum below overflows its word.
 const A_BITS: u32 = 59;
 const BITS: u32 = 60;
-/// Tokens processed at once.
 const PIECE: usize = 16;
 
 pub(super) struct Check {
@@ -116,7 +115,6 @@ mod tests {
     fn is_the_polynomial_that_it_claims_to_be() {
         for round in 0..64u64 {
             let key: [u8; Check::KEY_BYTES] = std::array::from_fn(|i| {
-                // All ones too, where the sums are largest.
                 if round == 0 { 0xff } else { (round.wrapping_mul(i as u64 * 2 + 77) >> (i % 5)) as u8 }
             });
             let check = Check::new(&key);

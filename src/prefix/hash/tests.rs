@@ -292,7 +292,6 @@ fn an_unfinished_block_is_never_a_full_one() {
         }
         assert_eq!(seen.len(), 8 + 56);
     }
-    // An image that begins after the last token does not affect the tokens before it.
     let hasher = hasher();
     let mut chain = bare(&hasher);
     hashes(&hasher, &mut chain, &[1; 5]);

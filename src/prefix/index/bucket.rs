@@ -21,7 +21,6 @@ pub(super) fn each(mut slots: Slots) -> impl Iterator<Item = usize> {
     })
 }
 
-/// What an insertion finds in a bucket.
 pub(super) struct Room {
     pub(super) is_there: bool,
     pub(super) has_alike: bool,

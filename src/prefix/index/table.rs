@@ -61,7 +61,6 @@ impl Table {
         key.buckets(self.mask).map(|at| unsafe { self.buckets.get_unchecked(at) })
     }
 
-    /// Calls `look` with the blocks whose entries have this key's fingerprint, until it breaks.
     #[inline]
     pub(super) fn find<R>(&self, key: Key, mut look: impl FnMut(BlockId) -> ControlFlow<R>) -> Option<R> {
         let like = key.entry(BlockId(0));
@@ -184,7 +183,6 @@ impl Table {
         registered(entry.id()).into_iter().find(is_right)
     }
 
-    /// Removes each entry of these blocks under their keys, then looks a second time at each.
     pub(super) fn remove_all<K: IntoIterator<Item = Key>>(
         &self,
         blocks: impl Iterator<Item = (Key, BlockId)>,

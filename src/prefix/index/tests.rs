@@ -76,7 +76,6 @@ fn blocks_of_one_key_are_all_found_and_removed_one_by_one() {
     assert_eq!(index.entries(), 15);
 }
 
-/// Keys that are not hashes: small numbers, one of them 0.
 #[test]
 fn keys_of_zeros_are_keys() {
     let index = Index::new(64);

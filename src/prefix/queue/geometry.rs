@@ -2,7 +2,6 @@
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Geometry {
-    /// log2 of the slots per level.
     digit_bits: u32,
     /// log2 of the slots that a slot of the level above spans: half a level, or both of two slots.
     step: u32,
@@ -59,7 +58,6 @@ impl Geometry {
         u64::MAX >> u64::BITS.saturating_sub(self.shift(self.levels() - 1) + self.digit_bits)
     }
 
-    /// Returns the number that all ranks of a slot have in common.
     #[inline]
     pub(super) fn number(self, rank: u64, level: usize) -> u64 {
         rank >> self.shift(level)

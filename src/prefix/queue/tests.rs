@@ -60,7 +60,6 @@ impl Both {
         id.into_iter().for_each(|id| self.queue.push(&self.rows, id));
     }
 
-    /// Enqueues a request's blocks; the end of the request is evicted first.
     fn push_all(&mut self, from: u64, count: u64) {
         let ids: Vec<BlockId> =
             (0..count).rev().filter_map(|i| self.take_idle(from.saturating_add(i))).collect();
