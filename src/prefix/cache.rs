@@ -427,12 +427,14 @@ impl PrefixCache {
         self.queues.take(&self.rows, &*self.policy, skipped_queues, self.era(), &self.now)
     }
 
-    /// Removes blocks evicted from `queue` (`None`: out of order) from the index, and publishes it.
+    /// Like [`forget_uncached`](Self::forget_uncached), and counts evictions from `queue` or out of
+    /// order.
     fn forget_all(&self, core: &Core, queue: Option<usize>, ids: &[BlockId]) {
         self.forget_uncached(core, ids);
         self.tallies.evicted(queue, ids.len());
     }
 
+    /// Removes blocks from the index, and publishes their removal.
     fn forget_uncached(&self, core: &Core, ids: &[BlockId]) {
         let further = self.take_further(ids);
         let entries = ids.iter().map(|&id| (key_of(self.row(id).hash()), id));

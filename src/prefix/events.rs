@@ -14,8 +14,8 @@
 //! - The stream ends when no block can be stored, found or evicted any more: see [`KvEvents`].
 //!
 //! The cost of an event does not depend on the number of subscribers: a position, an exchange in
-//! the ring, and one of `sleeps`. It wakes all subscribers if one has gone to sleep since the last
-//! event. Without a subscriber, publishing costs a load, and no event is constructed.
+//! the ring, and one of `sleeps`. Publishing wakes all subscribers if one has gone to sleep since
+//! the last event. Without a subscriber, it costs a load, and no event is constructed.
 //!
 //! All subscribers read one [`ring`], created at the first subscription, each at its own position.
 //! Each has a [slot] with its waker, in a list that only grows; vacated slots are reused. Events
@@ -99,7 +99,7 @@ pub const EVENTS: usize = if cfg!(kvpool_loom) { 2 } else { 4096 };
 pub struct EventQueue(Arc<Shared>);
 
 impl EventQueue {
-    /// Creates a queue of the newest `capacity` events, a power of two (rounded up) from two.
+    /// Creates a queue of the newest `capacity` events, rounded up to a power of two, at least two.
     pub fn new(capacity: usize) -> Self {
         Self(Arc::new(Shared::new(capacity)))
     }

@@ -31,9 +31,9 @@
 //!
 //! All variable-length input, and everything that is not a full block, goes through B, preceded by
 //! its length and a tag. The exception is an unfinished block under `Fast`: XXH3 receives fewer
-//! tokens than for a full block, and the check a mark. All full blocks of a chain have the same
-//! number of tokens. Without the key, B's output is unpredictable, so no tokens can imitate a root
-//! or an extra key.
+//! tokens than for a full block, and the check also their number. All full blocks of a chain have
+//! the same number of tokens. Without the key, B's output is unpredictable, so no tokens can
+//! imitate a root or an extra key.
 
 use std::fmt;
 use std::str::FromStr;

@@ -104,7 +104,7 @@ impl Index {
         std::iter::successors(Some(self.current()), |table| self.next(table))
     }
 
-    /// Calls `look` with each block that may be registered under `key`; returns its break value.
+    /// Calls `look` with each block that may be registered under `key`, until it breaks.
     ///
     /// Reports every block that was inserted and stays registered, perhaps twice, unless its entry
     /// was forgotten or another thread is restoring it. `look` must check the block's word, and
@@ -209,8 +209,7 @@ impl Index {
                 return;
             }
             let next = self.next(current).unwrap_or_else(|| self.publish(current, Table::new(blocks)));
-            // Pairs with the fence in `announce`: an inserter that the walk misses sees the new
-            // table.
+            // Pairs with the fence in `announce`: an inserter that the walk misses sees `next`.
             fence(SeqCst);
             walk(&mut |key, id| {
                 let _counted = next.add_counted(key.entry(id), key, &self.forgotten);
@@ -228,8 +227,7 @@ impl Index {
             Err(faster) => {
                 // SAFETY: owned by us; no other thread has seen it.
                 drop(unsafe { Box::from_raw(table) });
-                // SAFETY: not null (null was expected), and lives like the index. Acquire: as
-                // above.
+                // SAFETY: not null, as null was expected; lives like the index. Acquire: as above.
                 unsafe { &*faster }
             }
         }

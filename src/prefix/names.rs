@@ -85,8 +85,7 @@ impl Names {
     #[inline]
     fn read<R>(&self, id: BlockId, f: impl FnOnce(Option<&NameList>) -> R) -> R {
         let (part, at) = self.lists.locate(id.index());
-        // SAFETY: compared with null only. Relaxed: a hint; the word under which it is read
-        // decides.
+        // SAFETY: compared with null only. Relaxed: a hint, as the word decides.
         if unsafe { part.0[at].load(Relaxed, epoch::unprotected()) }.is_null() {
             return f(None);
         }

@@ -30,8 +30,7 @@
 //! - *Look-ahead*: for each block that level 0 yields, one block of each slot that is due *next* is
 //!   requeued: windows overlap, so it already has a place at the level below. With evenly spread
 //!   ranks, a slot is nearly empty when it is due; with uneven ones, a pop may requeue many blocks.
-//! - *Correction*: a rank may grow while its block is enqueued. A take from a lower slot requeues
-//!   it.
+//! - *Correction*: ranks may grow meanwhile; a take from an outgrown slot requeues the block.
 //!
 //! Level 1 spans at least twice the number of blocks: with ranks from a counter, as in LRU, a block
 //! is enqueued, requeued once, and taken.
@@ -65,8 +64,7 @@
 //! that will later count as one ahead.
 //!
 //! *Stopped threads.* A thread stopped between clearing a hint and its second look hides blocks
-//! pushed in between. A caller that found nothing and has no alternative [looks](RankQueue::look)
-//! at every head.
+//! pushed in between; [`look`](RankQueue::look) finds them.
 //!
 //! # Guarantees
 //!
@@ -131,8 +129,9 @@ impl RankQueue {
         Self::of(Geometry::suited(blocks))
     }
 
-    /// Creates an empty queue of at most `levels` levels, as ranks of 64 bits need, with digits of
-    /// `bits` bits. Ranks beyond the last level count as the largest that fits.
+    /// Creates an empty queue of `levels` levels with digits of `bits` bits; of fewer levels, if
+    /// these suffice for ranks of 64 bits. Ranks beyond the last level count as the largest that
+    /// fits.
     ///
     /// # Panics
     /// If `bits` is 0 or more than 12, or `levels` is 0.
@@ -175,7 +174,8 @@ impl RankQueue {
         }
     }
 
-    /// Takes a block of about the smallest rank (exactly, without concurrency), if any is visible.
+    /// Takes a block of about the smallest rank; exactly the smallest without concurrency. `None`:
+    /// the queue looks empty.
     pub fn pop(&self, links: &impl Links) -> Option<BlockId> {
         loop {
             let cursor = self.cursor.load(Relaxed);
@@ -271,8 +271,8 @@ impl RankQueue {
         }
     }
 
-    /// Returns the levels that were ever used. Relaxed, like a hint: it shows a level to which a
-    /// thread pushed after an acquire of its head, or a fence after that of `put`.
+    /// Returns the levels that were ever used. Relaxed, like a hint: may lack a level, unless this
+    /// thread has acquired a head of it, or fenced after the fence in `put`.
     #[inline]
     fn used_levels(&self) -> impl Iterator<Item = (usize, &Level)> {
         self.levels[..self.used.load(Relaxed)].iter().enumerate()

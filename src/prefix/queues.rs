@@ -259,8 +259,7 @@ impl Queues {
     /// Takes the entry that the policy evicts next, or one whose first block is not of this `era`.
     /// Its blocks count as enqueued until [`dequeue`](Enqueued::dequeue); each may be owned,
     /// evictable or free. The caller [puts back](Self::put_back) the rest. Skips queues with a bit
-    /// in `skipped_queues`, except for a policy's only one. `None`: other threads hold all other
-    /// entries.
+    /// in `skipped_queues`, except for a policy's only one. `None`: other threads hold the others.
     pub(super) fn take(
         &self,
         rows: &GrowTable<RowPart>,

@@ -4,7 +4,7 @@
 //! was read. If another thread hits, evicts or refills the block in between, the word has changed
 //! and the thread retries: contents of another hash are never uncached.
 //!
-//! A block written before the call, even in part, may be registered after it. So the cache keeps
+//! A block written before such a call, even in part, may be registered after it. So the cache keeps
 //! the hashes with the call's number, and each sequence, batch and import records the number of the
 //! last call before its blocks were written.
 //!

@@ -17,7 +17,8 @@ impl PrefixCache {
         Origin { cache: self.number, era }
     }
 
-    /// Returns whether blocks of these origins may be found here: none is unknown or outdated.
+    /// Returns whether blocks of these origins may be found here: none is unknown, or of an earlier
+    /// era of this cache.
     pub fn accepts(&self, origins: &[Origin]) -> bool {
         self.accepts_in(self.era(), origins)
     }

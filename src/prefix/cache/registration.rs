@@ -74,8 +74,7 @@ impl PrefixCache {
         let (era, mut subscriptions) = (self.era(), self.events.subscriptions_now());
         for (handle, stored) in blocks {
             let (id, row) = (handle.id, self.row(handle.id));
-            // Before the block is cached, the row cannot change; `seal_cached` rejects stale
-            // handles.
+            // The row cannot change until the block is cached; `seal_cached` checks the handle.
             let (hash, noted) = (row.hash(), row.era());
             // Blocks noted before a clear are neither found nor announced. After a later clear, the
             // reader of the event can tell by its era.
@@ -143,8 +142,8 @@ impl PrefixCache {
         let before = std::mem::replace(&mut block.told, now);
         let stored = || self.stored(id, hash);
         if self.events.publish_to(block.era, before + 1..=now, stored).is_some() {
-            // The block may have been evicted, and that published first. Pairs with the light fence
-            // of that `publish`: it follows ours, or we see the word that the eviction left.
+            // Its removal may have been published before. Pairs with the light fence of that
+            // `publish`: it follows ours, or we see the word that the eviction left.
             let is_fenced = heavy_fence();
             let word = core.word(id);
             let is_there = is_fenced && word.is_cached() && word.is_of(handle.generation);

@@ -81,8 +81,7 @@ impl KvEvents {
                 Err(oldest) => {
                     let lost = oldest - std::mem::replace(head, oldest);
                     shared.lost.fetch_add(lost, Relaxed);
-                    // Acquire: pairs with the Release of `clear`. A list will show this era, or
-                    // later.
+                    // Acquire: pairs with the Release of `clear`. A list shows this era or later.
                     *told = shared.era.load(Acquire).max(*told);
                     return Some(self.deliver(KvEvent::Resync { lost }, lost));
                 }

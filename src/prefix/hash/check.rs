@@ -18,8 +18,8 @@
 //! any given value with probability at most 2^-64 (Black and others, "UMAC", 1999). Both halves
 //! agree except in their low 4 bits for 31^2 values, so with probability below 2^-54. Otherwise the
 //! difference of the polynomials is nonzero, of degree at most `pieces + 1`, and vanishes for at
-//! most that many of 2^59 choices of `a` and `b` (Schwartz and Zippel). Hence `P(same check) <
-//! 2^-54 + (pieces + 1) / 2^59`: below 2^-42 for a million tokens. An observer of enough hashes can
+//! most that many of 2^59 choices of `a` and `b` (Schwartz and Zippel). For a million tokens,
+//! `P(same check) < 2^-54 + (pieces + 1) / 2^59` is below 2^-42. An observer of enough hashes can
 //! compute the secret.
 
 const PRIME: u64 = (1 << 61) - 1;
@@ -82,7 +82,8 @@ impl Check {
         let product = |i: usize| word(i) * word(i + 1);
         let n = (product(0).wrapping_add(product(2))).wrapping_add(product(4).wrapping_add(product(6)));
         let (low, high) = (n as u64 >> 4, (n >> 64) as u64 >> 4);
-        // Wrapping: only a check from outside is so large. Below (2^63 + 2^60) * 2^59 + 2^120.
+        // Wrapping: only a check from outside this process is so large. The sum is below (2^63 +
+        // 2^60) * 2^59 + 2^120.
         let sum =
             u128::from(check.wrapping_add(low)) * u128::from(self.a) + u128::from(high) * u128::from(self.b);
         // Below 2^63 again, since 2^61 is congruent to 1.
