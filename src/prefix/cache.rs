@@ -118,8 +118,8 @@ pub struct PrefixCache {
 }
 
 impl PrefixCache {
-    /// Creates an empty cache for a pool of `rows` blocks, up to `rows_max`. Fails for an invalid
-    /// number of queues or of tokens per block, and without a source of randomness.
+    /// Creates an empty cache for a pool of `rows` blocks that may grow to `rows_max`. Fails for
+    /// invalid parameters, and without a source of randomness.
     pub fn new(
         rows: usize,
         rows_max: usize,

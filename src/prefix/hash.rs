@@ -19,13 +19,11 @@
 //!
 //! A block found by its key is accepted only if the check is equal too. All input is little-endian.
 //!
-//! # Choice of the function
-//!
-//! [`Hashing`] has the criteria. XXH3 is not a cryptographic hash, and nothing is proven about it.
-//! `Fast` relies on two facts: its secret and that of the check are random, or derived from the
-//! configured key; and the failure probability of the check is proven, against senders that see
-//! neither the secrets nor any hash. BLAKE3 is collision-resistant even for parties that know the
-//! key. `cargo bench -p kvpool-benches --bench hashing` measures both; see `docs/prefix.md`.
+//! [`Hashing`] has the criteria for choosing a function. Nothing is proven about XXH3: `Fast`
+//! relies on its secret and that of the check, which are random or derived from the configured key,
+//! and on the proven failure probability of the check, against senders that see neither the secrets
+//! nor any hash. `cargo bench -p kvpool-benches --bench hashing` measures both; see
+//! `docs/prefix.md`.
 //!
 //! # Why concatenation cannot collide
 //!

@@ -426,8 +426,8 @@ impl Queues {
     }
 
     fn clear_front(&self, queue: usize, id: BlockId) -> bool {
-        // Acquire: pairs with the Release in `front`, for the entry, also if the block was taken and
-        // enqueued again since. Release: extends the order of swaps. Models: `queues`.
+        // Acquire: pairs with the Release in `front`, for the entry, also if the block was taken
+        // and enqueued again since. Release: extends the order of swaps. Models: `queues`.
         self.fronts[queue].compare_exchange(front_of(id), 0, AcqRel, Relaxed).is_ok()
     }
 }

@@ -44,7 +44,6 @@ impl PrefixCache {
         provenance
     }
 
-    /// Returns the origins of a block on which the caller has a reference.
     pub(crate) fn origins_of(&self, id: BlockId) -> Vec<Origin> {
         let (row, provenance) = (self.row(id), self.origins.of(self.row(id).mark()));
         provenance.origins(provenance.is_own().then(|| self.origin_in(row.era())))

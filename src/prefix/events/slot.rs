@@ -1,4 +1,4 @@
-//! The state that the queue and its subscribers share: the ring, and a slot for each subscriber.
+//! The state that the queue and its subscribers share; the [module](super) documents its words.
 
 use std::ptr;
 
@@ -7,7 +7,6 @@ use crate::sync::{
     AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, AtomicWaker, CachePadded, Mutex, Ordering::*, StatisticU64,
 };
 
-/// The words are documented in the [module](super).
 pub(super) struct Shared {
     pub(super) capacity: usize,
     /// Null before the first subscription.

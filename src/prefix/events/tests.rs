@@ -75,7 +75,6 @@ fn a_slow_subscriber_goes_on_in_the_middle() {
     assert_eq!(drain(&mut events), want, "a whole ring is received, and the loss was reported once");
 }
 
-/// A publisher knows when its announcement may be lost, not before.
 #[test]
 fn a_publisher_knows_that_its_event_may_be_lost() {
     let queue = EventQueue::new(4);
@@ -117,7 +116,6 @@ fn what_is_for_earlier_subscriptions_is_skipped() {
     assert_eq!(drain(&mut events), [(0, removed(4))]);
 }
 
-/// A slow subscriber loses events and resyncs; others receive all events since they subscribed.
 #[test]
 fn a_slow_subscriber_loses_alone() {
     let queue = EventQueue::new(2);
@@ -151,7 +149,6 @@ fn a_slot_is_used_again() {
     assert_eq!(drain(&mut third), [(0, removed(1))]);
 }
 
-/// Late announcements to later subscriptions do not reach the first.
 #[test]
 fn an_event_goes_to_the_subscriptions_of_a_range() {
     let queue = EventQueue::new(4);

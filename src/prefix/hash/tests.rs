@@ -195,7 +195,6 @@ fn the_check_alone_tells_prefixes_apart() {
     assert_eq!(checks.len(), 10_000, "two different prefixes have the same check");
 }
 
-/// Key fields that concatenate to equal bytes give different hashes, at the root and after it.
 #[test]
 fn keys_never_collide_by_concatenation() {
     let hasher = hasher();

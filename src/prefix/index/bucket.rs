@@ -155,7 +155,6 @@ mod tests {
     use super::*;
     use crate::ids::BlockId;
 
-    /// Each set of slots is found exactly, among entries of other keys and empty slots.
     #[test]
     fn all_slots_of_a_fingerprint_are_found_and_no_others() {
         let (key, other) = (Key(0, 0x9123_4567_89ab_cdef), Key(0, 0x9123_4568_89ab_cdef));

@@ -238,7 +238,6 @@ fn growth_keeps_what_is_registered_and_leaves_the_rest_behind() {
     assert!((words_of_entries..words_of_entries + 256).contains(&index.bytes()), "{}", index.bytes());
 }
 
-/// An entry inserted while another thread grows goes into both tables.
 #[test]
 fn what_is_inserted_and_removed_during_growth_is_so_afterwards() {
     let index = Index::new(8);

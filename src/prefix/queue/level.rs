@@ -1,12 +1,10 @@
-//! One level of the rank queue: its slots, and two tiers of hints to the nonempty ones.
+//! One level of the rank queue: its slots, and two tiers of hints to the nonempty ones. See *Hints*
+//! in the [parent module](super).
 //!
 //! ```text
 //! summary   bit w: words[w] is not 0
 //! words     bit i of word w: slot 64 w + i is not empty
 //! ```
-//!
-//! Hints may be false positives, and false negatives while a thread is about to set one: see
-//! *Hints* in the [parent module](super).
 
 use super::head::Stack;
 use crate::sync::{AtomicU64, Ordering::*};
