@@ -24,7 +24,6 @@
 //! [`PrefixCache`](super::PrefixCache). For the index, the exchange of a list is a registration,
 //! like that of a word: the inserter fences between it and the insertion, and the thread that
 //! removed an entry reads word and list after its fence. Only adds and removals take the lock.
-//!
 //! Model: `loom-tests/tests/frame_pool.rs`.
 
 use crate::block::{GrowTable, TablePart};

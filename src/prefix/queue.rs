@@ -347,8 +347,7 @@ impl RankQueue {
         Some(Candidate { id, due: start })
     }
 
-    /// Requeues one block of each slot that is due next, which the window of the level below
-    /// already contains. With evenly dense ranks, little is left when such a slot is due.
+    /// Requeues a block of each slot due next: with evenly dense ranks, few are left when it is due.
     #[inline]
     fn look_ahead(&self, links: &impl Links, cursor: u64) {
         if !self.geometry.overlaps() {

@@ -27,8 +27,7 @@ pub(crate) struct ColdBlock {
 }
 
 impl PrefixCache {
-    /// Takes a reference on each of up to `wanted` evictable blocks, in eviction order. Skips
-    /// duplicates, and evicts blocks of earlier eras.
+    /// Takes up to `wanted` blocks, without duplicates. Evicts blocks of earlier eras.
     pub(crate) fn take_coldest(&self, core: &Core, wanted: usize) -> Vec<ColdBlock> {
         let (mut cold, mut passed_over, era) = (Vec::new(), Vec::new(), self.era());
         let mut stale = Vec::new();
@@ -109,8 +108,7 @@ impl PrefixCache {
         }
     }
 
-    /// Releases the references on blocks that are no longer useful here. Returns how many were
-    /// evicted at once, and how many are evicted first once no batch sees them; the rest is in use.
+    /// Returns how many were evicted at once, and how many later; the other blocks are in use.
     pub(crate) fn give_up(&self, pool: &Blocks, cold: &[ColdBlock]) -> (usize, usize) {
         let mut given_up = (0, 0);
         self.release_cold(pool, cold, |kept, orders| {

@@ -189,8 +189,7 @@ impl PrefixCache {
         }
     }
 
-    /// Removes a hash from all blocks known by it, and returns their number. Blocks without other
-    /// hashes are [uncached](Self::uncache).
+    /// Returns the number of blocks that were known by the hash.
     pub(crate) fn unname(&self, core: &Core, hash: BlockHash) -> usize {
         let Some(names) = &self.names else { return 0 };
         let _lock = names.lock();
@@ -217,8 +216,8 @@ impl PrefixCache {
         known.len()
     }
 
-    /// Moves the hashes of a block to another one, and returns their number. The caller has a
-    /// reference on both; `check` as in [`name`](Self::name).
+    /// Returns the number of hashes. The caller has a reference on both blocks; `check` as in
+    /// [`name`](Self::name).
     pub(crate) fn rename<E>(
         &self,
         core: &Core,
