@@ -347,7 +347,7 @@ impl RankQueue {
         Some(Candidate { id, due: start })
     }
 
-    /// Requeues a block of each slot due next: with evenly dense ranks, few are left when it is due.
+    /// Requeues a block of each slot due next. With evenly dense ranks, few are left by then.
     #[inline]
     fn look_ahead(&self, links: &impl Links, cursor: u64) {
         if !self.geometry.overlaps() {
