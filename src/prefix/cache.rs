@@ -12,45 +12,34 @@
 //!
 //! # Truth and hints
 //!
-//! The word says whether a block is cached, the row says what it holds. Index and queues hold
-//! hints, each of which is checked against the word. A stale hint is skipped; a missing hint costs
-//! a hit, or a walk over all words at the end of the allocation ladder, but never loses a block.
+//! The word says whether a block is cached; the row holds its hash. Index and queues hold hints,
+//! which are checked against the word. A stale hint is skipped. A missing hint costs a hit, or a
+//! walk over all words at the end of the allocation ladder, but never loses a block.
 //!
 //! # Duplicates
 //!
-//! Two sequences that compute the same tokens concurrently register two blocks under one hash.
-//! Block lists are append-only, so both blocks stay; a lookup returns either. Among the cached
-//! blocks of one hash, only the one with the smallest id is worth keeping when it is released; the
-//! others are evicted first. Blocks whose index entries lie in different buckets are not noticed,
-//! and are all kept.
+//! Sequences that compute the same tokens concurrently register several blocks under one hash. All
+//! stay, because block lists are append-only, and a lookup returns any. Once released, only the
+//! cached one with the smallest id is kept; the others are evicted first. Blocks whose index
+//! entries are in different buckets are not recognized as duplicates.
 //!
 //! # Clearing
 //!
-//! A block's contents are noted together with the cache's *era*. [`PrefixCache::clear`] begins a
-//! new era, in which nothing noted before is found, and does nothing else: a clear fails no request
-//! and waits for no thread. Blocks of earlier eras stay evictable, but their entries in the index
-//! may be overwritten. In the order of releases they are evicted before any of the current era; of
-//! several queues, one with such a front is served first. Blocks in use are evicted first of all
-//! once they were released. An era number is never reused: see the [rows](super::row). Events about
-//! an era end with its clear: see the [events](super::events).
+//! A block is noted together with the cache's *era*. [`PrefixCache::clear`] only begins a new era,
+//! in which no earlier block is found: it fails no request and waits for no thread. Blocks of
+//! earlier eras stay evictable, but their index entries may be overwritten. They precede others in
+//! the order of releases; of several queues, one whose front is of an earlier era is served first.
+//! Owned blocks are evicted before all others once released. [Rows](super::row) document era
+//! numbers, [events](super::events) the events of an era.
 //!
-//! # Uncaching
+//! # Parts
 //!
-//! Blocks whose contents proved to be wrong are uncached by their hashes; owners keep them: see
-//! `by_hash`. A sequence that holds such a block continues in no era: nothing that it registers is
-//! found.
-//!
-//! # Copying cold blocks elsewhere
-//!
-//! Evictable blocks can be [taken](PrefixCache::take_coldest) in eviction order, to be copied to
-//! another pool. Each is then held by a reference, like a block in a sequence: see `cold_blocks`.
-//!
-//! # Engines with their own hashes
-//!
-//! The cache of a frame pool knows blocks by hashes that the engine computes,
-//! several for a block if the engine says so (`names`), and evicts in the order of the engine's
-//! frees, after those that it freed to go first (`evict_first`): duplicates are not evicted early.
-//! Hits pin their blocks. See `foreign`.
+//! - `by_hash` uncaches blocks with wrong contents, which their owners keep. A sequence that holds
+//!   one continues in no era: no block that it registers is found.
+//! - `cold_blocks` references evictable blocks in eviction order, to copy them to another pool.
+//! - `foreign`: the engine of a frame pool computes the hashes, possibly several per block
+//!   (`names`). Its blocks are evicted in the order of its frees, after evict-first ones
+//!   (`evict_first`); duplicates are not evicted early. Hits pin their blocks.
 //!
 //! Models: `loom-tests/tests/evictable.rs`, `prefix_index.rs`, `eviction_queue.rs`.
 
@@ -90,16 +79,12 @@ const KEPT_AHEAD: usize = 16;
 /// Distance, in blocks, at which a lookup prefetches index lines.
 const AHEAD: usize = 8;
 
-/// Attributes of the releasing sequence that the policy uses.
+/// Attributes of the releasing sequence for the policy: see [`Released`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct PolicyInfo {
-    /// Value returned by [`Policy::looked_up`].
     pub context: u64,
-    /// Number of blocks in its chain.
     pub chain: u32,
-    /// Retention priority of its prefix.
     pub priority: CachePriority,
-    /// Time until which its blocks are kept if other blocks can be evicted instead.
     pub keep_until: Option<Millis>,
     /// Whether its blocks are evicted before all others, if the cache has a queue for them.
     pub is_evict_first: bool,
@@ -107,16 +92,14 @@ pub(crate) struct PolicyInfo {
 
 /// Cache of evictable and shared blocks, looked up by the chained hash of their tokens.
 ///
-/// Later lookups of the same tokens find a registered block. An unreferenced block stays evictable
-/// until its frame is needed; a [`Policy`] chooses the order of evictions. Lookups, registrations
-/// and evictions take no locks.
+/// An unreferenced block stays evictable until its frame is needed; a [`Policy`] orders evictions.
+/// Lookups and evictions take no locks; registrations do only after hashes were uncached.
 pub struct PrefixCache {
     hasher: PrefixHasher,
     rows: GrowTable<RowPart>,
     index: Index,
     queues: Queues,
     policy: std::sync::Arc<dyn Policy>,
-    /// Whether the policy places every block by the order of releases.
     by_order: bool,
     now: Now,
     events: EventQueue,
@@ -127,21 +110,16 @@ pub struct PrefixCache {
     tolerance: f64,
     /// Rank of the last eviction in order. Unused without a tolerance.
     reached: CachePadded<AtomicU64>,
-    /// Further hashes of blocks, in the cache of a frame pool.
     names: Option<Names>,
     uncached: UncachedHashes,
-    /// Tells this cache from all others, of any process.
+    /// Identifies this cache among those of all processes.
     number: u64,
     origins: OriginTable,
 }
 
 impl PrefixCache {
-    /// Creates an empty cache for a pool of `rows` blocks that may grow to `rows_max`.
-    ///
-    /// # Errors
-    ///
-    /// [`PrefixError`] if the policy has no queues or too many, if a block holds no tokens, or if
-    /// the system has no source of randomness.
+    /// Creates an empty cache for a pool of `rows` blocks that may grow to `rows_max`. Fails for
+    /// invalid parameters, and without a source of randomness.
     pub fn new(
         rows: usize,
         rows_max: usize,
@@ -190,9 +168,8 @@ impl PrefixCache {
         &self.events
     }
 
-    /// Returns the era in which a chain that begins now is noted and found.
+    /// Returns the current era, in which new chains are noted and looked up.
     pub fn era(&self) -> u64 {
-        // A chain that began just before a clear belongs to the earlier era.
         self.events.era()
     }
 
@@ -201,7 +178,7 @@ impl PrefixCache {
         self.tallies.read(self.index.forgotten())
     }
 
-    /// Returns counts of evictions. `forgotten` blocks were freed by their last owner instead.
+    /// Returns counts of evictions, without the `forgotten` blocks that their last owner freed.
     pub(crate) fn evictions(&self, forgotten: u64) -> EvictionCounts {
         self.tallies.evictions(self.queues.useless(), self.queues.evict_first(), forgotten)
     }
@@ -215,9 +192,8 @@ impl PrefixCache {
         self.row(id).prefetch();
     }
 
-    /// Takes a reference on each block of the longest cached prefix of a chain, for a sequence's
-    /// list, and passes each block to `take`, in chain order. Returns the block after them if it is
-    /// cached, but has as many references as it can.
+    /// Takes a reference on each block of the longest cached prefix, and passes it to `take`.
+    /// Returns the next block if it is cached but has the maximum of references.
     pub(crate) fn take_prefix(
         &self,
         core: &Core,
@@ -245,8 +221,7 @@ impl PrefixCache {
         full
     }
 
-    /// Returns the number of blocks of the longest cached prefix of a chain, and how many of them
-    /// are evictable. Takes nothing, and changes no recency.
+    /// Returns the numbers of cached and of evictable blocks in the longest cached prefix.
     pub(crate) fn count_prefix(&self, core: &Core, hashes: &[BlockHash], era: u64) -> (usize, usize) {
         let (mut blocks, mut evictable) = (0, 0);
         for (i, &hash) in hashes.iter().enumerate() {
@@ -268,15 +243,12 @@ impl PrefixCache {
         (blocks, evictable)
     }
 
-    /// Counts a lookup of a prompt of `blocks` full blocks, of which the first `hits` were hit. One
-    /// of a request that comes back is counted apart.
     pub(crate) fn count_lookup(&self, blocks: usize, hits: usize, comes_back: bool) {
         self.tallies.looked_up(blocks, hits, comes_back);
     }
 
-    /// Tells the policy of a lookup: `whole` are the hashes of all full blocks of the prompt, of
-    /// which the first `blocks` were hit, `last` the last of those. Returns the context that the
-    /// policy receives when these blocks are released.
+    /// Reports a lookup to the policy: the hashes of all full blocks of the prompt, the number of
+    /// hits, and the last hit block. Returns the context for the releases of these blocks.
     pub(crate) fn looked_up(&self, whole: &[BlockHash], blocks: usize, last: Option<BlockId>) -> u64 {
         let state = last.map_or(0, |id| self.row(id).state.load(Relaxed));
         let context = asked(|| {
@@ -291,21 +263,19 @@ impl PrefixCache {
         context.unwrap_or(0)
     }
 
-    /// Takes a reference, for a sequence's list, on one cached block that holds `hash`.
     pub(crate) fn take(&self, core: &Core, hash: BlockHash, era: u64) -> Option<BlockId> {
         let (id, was_evictable) = self.find(core, hash, era).ok()?;
         core.count_not_evictable(usize::from(was_evictable));
         Some(id)
     }
 
-    /// Takes a reference on one block that holds `hash`; also returns whether it was evictable. The
-    /// error is a block that holds it, but has as many references as it can.
+    /// Takes a reference on a block that holds `hash`; also returns whether it was evictable. The
+    /// error is a block that holds it but has the maximum of references.
     #[inline]
     fn find(&self, core: &Core, hash: BlockHash, era: u64) -> Result<(BlockId, bool), Option<BlockId>> {
         let mut found = Err(None);
         self.index.find(key_of(hash), |id| {
-            // Retry if the word changed after the row was read: another thread hit or released the
-            // block.
+            // Retry if another thread hit or released the block after the word was read.
             loop {
                 let word = core.word(id);
                 if word.hit().is_none() || !self.holds(id, hash, era) {
@@ -327,15 +297,14 @@ impl PrefixCache {
         found
     }
 
-    /// Takes a reference on a block that held `hash` when its word was `word`.
-    ///
-    /// Returns whether it was evictable; `None`, with no effect, if the word has changed since.
+    /// Takes a reference on a block that held `hash` under `word`; returns whether it was
+    /// evictable. Returns `None`, with no effect, if the word or the contents have changed.
     #[inline]
     fn hit(&self, core: &Core, id: BlockId, word: BlockWord, hash: BlockHash, era: u64) -> Option<bool> {
         let was_evictable =
             if self.names.is_some() { core.hit_in_place(id, word)? } else { core.hit(id, word)? };
-        // The word has only the low bits of its generation: the same word recurs after 65,536
-        // releases, with other contents. The reference keeps the noted contents from changing.
+        // A word has only the low bits of a generation, so it recurs after 65,536 releases, with
+        // other contents. The reference keeps the noted contents from changing.
         if self.holds(id, hash, era) {
             return Some(was_evictable);
         }
@@ -343,7 +312,6 @@ impl PrefixCache {
         None
     }
 
-    /// Returns whether a block is known by this hash in this era.
     #[inline]
     fn holds(&self, id: BlockId, hash: BlockHash, era: u64) -> bool {
         let row = self.row(id);
@@ -353,7 +321,7 @@ impl PrefixCache {
         }
     }
 
-    /// Marks as duplicates all blocks cached for `hash`, except the one with the smallest id.
+    /// Marks all blocks cached for `hash`, except the one with the smallest id.
     #[cold]
     fn mark_duplicates(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) {
         self.index.find(key_of(hash), |other| {
@@ -364,7 +332,6 @@ impl PrefixCache {
         });
     }
 
-    /// Returns whether a block with a smaller id is cached for the contents of `id`.
     fn is_duplicate(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) -> bool {
         let has = self.index.find(key_of(hash), |other| {
             if other < id && self.is_cached_for(core, other, hash, era) {
@@ -380,27 +347,22 @@ impl PrefixCache {
         core.word(id).is_cached() && self.holds(id, hash, era)
     }
 
-    /// Returns the cached blocks and their hashes, for a new subscriber or after lost events.
-    ///
-    /// Walks all rows.
     pub(crate) fn cached_blocks(&self, core: &Core) -> Vec<(BlockId, BlockHash)> {
         let era = self.era();
         let cached = |id| {
             let word: BlockWord = core.word(id);
             let (hash, is_of_era) = (self.row(id).hash(), self.row(id).is_of(era));
-            // The row counts only if it did not change while it was read: the unchanged word proves
-            // it.
+            // The row counts only if the word did not change while the row was read.
             let now = core.word(id);
             (word.is_cached() && is_of_era && now == word).then_some((id, hash))
         };
         (0..core.rows() as u32).map(BlockId).filter_map(cached).collect()
     }
 
-    /// Returns the keys under which a block is registered; none if it is of an earlier era, in
-    /// which it is never found: its entries may give way.
+    /// Returns the keys of a block; none in an earlier era, so that its entries may be overwritten.
     fn registered(&self, core: &Core, id: BlockId) -> impl Iterator<Item = Key> {
-        // An index calls this after it has read an entry of the block, or after the fence by which it
-        // sees the block's word. So the era is no older than that in which it was registered.
+        // The caller has read an index entry of the block, or has fenced and sees its word, so this
+        // era is no older than the one in which the block was registered.
         let is_findable = core.word(id).is_cached() && self.row(id).is_of(self.era());
         let first = is_findable.then(|| self.row(id).hash());
         let (is_first, further) = match (&self.names, first) {
@@ -410,12 +372,10 @@ impl PrefixCache {
         first.filter(|_| is_first).into_iter().chain(further).map(key_of)
     }
 
-    /// Enqueues blocks of a sequence's list that became evictable in the queues that the policy
-    /// chooses.
+    /// Enqueues blocks that became evictable, in the queues that the policy chooses.
     pub(crate) fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket, policy_info: PolicyInfo) {
         let era = self.era();
-        // Release: pairs with the Acquire in `releases`. For itself, only uniqueness would matter, and
-        // the order of releases where they are ordered at all.
+        // Release: pairs with the Acquire in `releases`. The order itself needs only Relaxed.
         let order = self.order.fetch_add(kept.len() as u64, Release);
         let now = asked(|| if self.policy.learns() { self.now() } else { Millis(0) }).unwrap_or_default();
         let evict_first = self.queues.evict_first().filter(|_| policy_info.is_evict_first);
@@ -427,8 +387,7 @@ impl PrefixCache {
             }
             let (part, at) = self.rows.locate(id.index());
             let (row, links) = (&part.rows[at], &part.links[at]);
-            // Tagged for the word that the release made: the block may have been hit under a newer
-            // batch and released again since.
+            // For the word of this release: the block may have been hit and released since.
             row.set_tag(word, tag);
             let is_useless =
                 !row.is_of(era) || (row.is_duplicate() && self.is_duplicate(core, id, row.hash(), era));
@@ -447,7 +406,6 @@ impl PrefixCache {
         }
     }
 
-    /// Returns the place that the policy chooses for a released block.
     fn place(&self, row: &Row, order: u64, policy_info: PolicyInfo, now: Millis) -> Place {
         let released = Released {
             order,
@@ -463,21 +421,20 @@ impl PrefixCache {
         asked(|| self.policy.place(&released, now)).unwrap_or(Place { queue: 0, rank: order, state: 0 })
     }
 
-    /// Takes the entry of the blocks that are evicted next, except from the `skipped_queues`
-    /// queues.
+    /// Takes the entry that is evicted next, from a queue without a bit in `skipped_queues`.
     #[inline]
     fn take_next(&self, skipped_queues: u32) -> Option<Entry> {
         self.queues.take(&self.rows, &*self.policy, skipped_queues, self.era(), &self.now)
     }
 
-    /// Removes evicted blocks from the index, and publishes their removal. They were evicted from
-    /// `queue`, or out of order.
+    /// Like [`forget_uncached`](Self::forget_uncached), and counts evictions from `queue` or out of
+    /// order.
     fn forget_all(&self, core: &Core, queue: Option<usize>, ids: &[BlockId]) {
         self.forget_uncached(core, ids);
         self.tallies.evicted(queue, ids.len());
     }
 
-    /// Removes blocks that are cached no more from the index, and publishes their removal.
+    /// Removes blocks from the index, and publishes their removal.
     fn forget_uncached(&self, core: &Core, ids: &[BlockId]) {
         let further = self.take_further(ids);
         let entries = ids.iter().map(|&id| (key_of(self.row(id).hash()), id));
@@ -486,7 +443,7 @@ impl PrefixCache {
         let era = self.era();
         for &id in ids {
             let row = self.row(id);
-            // For a block of an earlier era, the `Cleared` event covers the removal.
+            // The `Cleared` event covers the removal of a block of an earlier era.
             if row.is_of(era) && !further.without_first.contains(&id) {
                 self.events.publish_in(row.era(), || KvEvent::Removed { block: id, hash: row.hash() });
             }
@@ -494,9 +451,7 @@ impl PrefixCache {
         self.tell_further(&further, era);
     }
 
-    /// Makes all blocks cached so far unfindable.
-    ///
-    /// Unowned ones stay evictable. Owned ones are evicted first of all once they were released.
+    /// Begins a new era: no block cached so far is found again.
     pub(crate) fn clear(&self) {
         self.events.clear();
     }
@@ -508,7 +463,6 @@ fn key_of(hash: BlockHash) -> Key {
     Key(low, high)
 }
 
-/// Returns the bits by which a policy identifies a block.
 #[inline]
 fn bits_of(hash: BlockHash) -> u64 {
     hash.words()[0]
@@ -549,7 +503,7 @@ impl Evictor for PrefixCache {
     }
 
     fn releases(&self) -> u64 {
-        // Acquire: whoever sees a release counted sees that its blocks are evictable, and counted.
+        // Acquire: a thread that sees a release counted sees its blocks evictable, and counted.
         self.order.load(Acquire)
     }
 

@@ -12,10 +12,8 @@ use super::{EVENTS, HashKey, Hashing, PrefixHasher};
 /// Clock used by policies and for retention.
 pub type Now = Box<dyn Fn() -> Millis + Send + Sync>;
 
-/// Configuration of a pool's prefix cache.
-///
-/// Defaults: LRU with a [tolerance](Self::tolerance), [`Hashing::Fast`] with a random key, and the
-/// process's monotonic clock.
+/// Configuration of a pool's prefix cache. Defaults: LRU with a [tolerance](Self::tolerance),
+/// [`Hashing::Fast`] with a random key, and the process's monotonic clock.
 #[derive(Default)]
 #[must_use]
 pub struct PrefixConfig {
@@ -38,14 +36,12 @@ impl Default for Chosen {
     }
 }
 
-/// Default tolerance: fewer runs per sequence, at hit rates that do not differ from LRU's.
+/// Fewer runs per sequence, at hit rates that do not differ from LRU's.
 const TOLERANCE: f64 = 0.05;
 
 pub(super) struct CacheParts {
     pub(super) policy: Arc<dyn Policy>,
-    /// Number of queues, as reported by the policy.
     pub(super) queues: usize,
-    /// Share of the order by which an eviction may be early.
     pub(super) tolerance: f64,
     pub(super) hasher: PrefixHasher,
     pub(super) now: Now,
@@ -70,17 +66,13 @@ impl PrefixConfig {
         self
     }
 
-    /// Sets by how much an eviction may precede its place in LRU's order, to complete a unit of 64
-    /// free frames. Default: 0.05.
+    /// Sets how early an eviction may occur in LRU's order, to complete a unit of 64 free frames,
+    /// which gives sequences long runs. Default: 0.05; `docs/eviction.md` has the cost in hits.
     ///
-    /// It is a share, from 0 to 1, of the releases between the block that LRU evicts next and the
-    /// newest one: with 0.1, a block may be evicted early if at least nine tenths of these releases
-    /// came after its own; twice the share holds for units beside a completed one, which follow
-    /// it as a whole. Units of free frames give sequences long runs; `docs/eviction.md` has
-    /// what this costs in hits. With 0, blocks are evicted exactly in LRU's order. Other policies
-    /// than LRU are always followed exactly.
-    ///
-    /// A value that is not from 0 to 1 is refused when the pool is built.
+    /// It is a share, from 0 to 1 (otherwise building the pool fails), of the releases between the
+    /// block that LRU evicts next and the newest one: with 0.1, a block may be evicted early if at
+    /// least nine tenths of them came after its own. Twice the share holds for the units beside a
+    /// completed one, which follow as a whole. With 0, and for other policies, the order is exact.
     pub fn tolerance(mut self, share: f64) -> Self {
         self.tolerance = Some(share);
         self
@@ -98,8 +90,7 @@ impl PrefixConfig {
         self
     }
 
-    /// Sets the clock, in milliseconds from an arbitrary origin, for learning policies and
-    /// retention.
+    /// Sets the clock for learning policies and retention, in milliseconds from any origin.
     pub fn clock(mut self, now: impl Fn() -> Millis + Send + Sync + 'static) -> Self {
         self.now = Some(Box::new(now));
         self
@@ -111,7 +102,6 @@ impl PrefixConfig {
         self
     }
 
-    /// Builds the components of a cache with blocks of `block_tokens` tokens.
     pub(super) fn parts(self, block_tokens: usize) -> Result<CacheParts, PrefixError> {
         let policy = match self.policy {
             Chosen::Kind(kind) => kind.build(),

@@ -1,38 +1,25 @@
 //! Events for request routers: a block was stored or removed, or all blocks were cleared.
 //!
-//! # Guarantees to a subscriber
-//!
-//! - Events come in the order of their publication: if one publication ends before another begins,
-//!   its event comes first. All subscribers receive concurrent publications in the same order.
-//! - The newest [`EVENTS`] events are kept, or as many as the queue was created for, and publishing
-//!   never waits. A subscriber that is further behind loses events, for itself alone: it receives
-//!   one [`KvEvent::Resync`] in their place or later, never earlier, and must then list the pool's
-//!   cached blocks again. It goes on with the newer half of the events, so that it does not lose
-//!   the next ones at once.
+//! - Events come in the order of their publication, the same for all subscribers: if one
+//!   publication ends before another begins, its event comes first.
+//! - The newest events are kept, by default [`EVENTS`], and publishing never waits. A subscriber
+//!   that lags further loses events, which affects no other: in their place or later, never
+//!   earlier, it receives one [`KvEvent::Resync`], and must list the pool's cached blocks again. It
+//!   continues with the newer half of the events, so that it does not lose the next ones at once.
 //! - [`Numbered::number`] counts all events published since the subscription, including lost ones.
-//!   The number of lost ones may include some that the subscriber would have skipped: those for
-//!   other subscribers, or covered by a clear.
-//! - Every change before the subscription is visible in the pool after it; every other change is an
+//! - A change before the subscription is visible in the pool after it; every other change is an
 //!   event. So: subscribe, list the cached blocks, then follow the events. An event may repeat what
 //!   the list or an earlier event showed.
-//! - After a [`KvEvent::Cleared`] no event concerns a block that was noted before the clear: such a
-//!   block is never found, and its removal is not announced.
-//! - The stream ends when no block can be stored, found or evicted any more: when the last `Pool`,
-//!   `Sequence`, `SequenceView` and `Batch` is dropped, and any migration or manual
-//!   compaction in progress has ended. Leases, block handles, a running `Defragmenter`, and threads
-//!   that have used the pool do not keep it open.
+//! - After a [`KvEvent::Cleared`], no event concerns a block that was noted before the clear.
+//! - The stream ends when no block can be stored, found or evicted any more: see [`KvEvents`].
 //!
-//! Any number of subscribers may follow the events at once, and an event costs its publisher the
-//! same: a position, an exchange in the ring, and one of `sleeps`. It wakes subscribers
-//! only if one has gone to sleep since the last event, and then wakes all. Without a subscriber,
-//! publishing costs a load, and no event is constructed.
+//! The cost of an event does not depend on the number of subscribers: a position, an exchange in
+//! the ring, and one of `sleeps`. Publishing wakes all subscribers if one has gone to sleep since
+//! the last event. Without a subscriber, it costs a load, and no event is constructed.
 //!
-//! # Layout
-//!
-//! One [`ring`], made at the first subscription, is read by all subscribers, each at a position of
-//! its own. Each has a [slot] with its waker. Slots are in a list that only grows; a subscription
-//! takes a slot that an earlier one has left, or adds one. The events that a ring holds are freed
-//! when they are overwritten, and the rest with the ring.
+//! All subscribers read one [`ring`], created at the first subscription, each at its own position.
+//! Each has a [slot] with its waker, in a list that only grows; vacated slots are reused. Events
+//! are freed when they are overwritten, and the rest with the ring.
 //!
 //! | word | meaning |
 //! |---|---|
@@ -45,13 +32,9 @@
 //! | a slot's `taken` | a subscriber exists, possibly one that is being dropped |
 //!
 //! Each event carries its *audience*: the numbers of the subscriptions that it is for. Others skip
-//! it, and do not count it.
-//!
-//! Invariant: an event whose audience includes `n` has the position at which subscription `n`
-//! began, or a later one. Its publisher has read `newest >= n`, which is written after that
-//! position was chosen. Subscriptions begin under a lock, one at a time.
-//!
-//! # Protocol
+//! it without counting it. Invariant: an event for `n` has the position at which subscription `n`
+//! began, or a later one, as its publisher has read `newest >= n`, which is written after that
+//! position was chosen. A lock serializes subscribing.
 //!
 //! ```text
 //! publish:      (the pool changed);  light_fence;  active?  newest => n;  push for 1..=n, with the era of the event;  wake
@@ -67,35 +50,26 @@
 //! ```
 //!
 //! A registration announces a block *before* it can be hit, so that its removal is announced later.
-//! A subscription that begins in between may have listed the cached blocks too early to see the
-//! block. The registration therefore reads `newest` before the announcement, which goes to the
-//! subscriptions up to that number, and again once the block is cached: later subscriptions are
-//! told then. An announcement that may be overwritten before the block is cached is repeated
-//! afterwards: a subscriber may have received the loss, and listed the cached blocks, in between.
-//! The ring's tail tells whether this is possible. A subscriber that loses the announcement later
-//! sees the block cached, and so does one that loses the second announcement.
+//! A subscription that begins in between may have listed the cached blocks too early to see it. So
+//! the registration reads `newest` before the announcement, which is for the subscriptions up to
+//! that number, and again once the block is cached, to announce it to later ones. If the
+//! announcement may be overwritten before the block is cached (by the ring's tail), it is repeated
+//! afterwards, because a subscriber may have received the loss, and listed the blocks, in between.
 //!
 //! By the asymmetric fence, a publisher sees `active` and the number, or the subscriber sees the
-//! publisher's change of the pool. So an event needs no audience beyond the number that its
-//! publisher has read.
+//! publisher's change of the pool, so the number that the publisher has read bounds the audience.
 //!
-//! Publishers and subscribers that are about to sleep exchange `sleeps`. If the publisher does so
-//! first, the second `read` sees its event; otherwise it counts the sleep and sees the waker, which
-//! it wakes unless another publisher that counted the sleep has done so. A publisher that is
-//! stopped before it has woken the others leaves that to the next one. The [`ring`] documents the
-//! rest.
+//! Publishers and subscribers about to sleep exchange `sleeps`. If the publisher is first, the
+//! second `read` sees its event; otherwise it sees the waker, and wakes it unless another publisher
+//! has. A publisher that stops before it has woken all leaves the rest to the next one.
 //!
 //! # Eras
 //!
-//! The cache notes the *era* in which a block's chain began, and finds the block only in that era.
-//! A publisher that runs concurrently with a clear may push an event about the old era behind its
-//! `Cleared`, or one about the new era before it. The publisher cannot know, and does not wait; the
-//! reader can tell by the era that each event carries. An event about an era that the publisher
-//! knows to be over is not pushed. `told` begins with the era that the subscriber sees: by the
-//! asymmetric fence, a clear whose new era the subscriber does not yet see does see `active`, and
-//! publishes its `Cleared`.
-//!
-//! Model: `loom-tests/tests/kv_events.rs`.
+//! A publisher concurrent with a clear may push an event of the old era behind its `Cleared`, or
+//! one of the new era before it. It cannot know, and does not wait; the reader can tell by the era
+//! of each event. An event of an era that its publisher knows to be over is not pushed. `told`
+//! begins with the era that the subscriber sees: by the asymmetric fence, a clear whose era it does
+//! not see does see `active`, and publishes its `Cleared`. Model: `loom-tests/tests/kv_events.rs`.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -121,13 +95,11 @@ pub use self::subscriber::KvEvents;
 /// Default number of events that subscribers can receive late.
 pub const EVENTS: usize = if cfg!(kvpool_loom) { 2 } else { 4096 };
 
-/// The pool's end of its events. Dropping it ends the subscribers' streams, if they have not
-/// ended before.
+/// The pool's end of its events. Dropping it ends the subscribers' streams.
 pub struct EventQueue(Arc<Shared>);
 
 impl EventQueue {
     /// Creates a queue of the newest `capacity` events, rounded up to a power of two, at least two.
-    /// Allocates at the first subscription.
     pub fn new(capacity: usize) -> Self {
         Self(Arc::new(Shared::new(capacity)))
     }
@@ -138,39 +110,33 @@ impl EventQueue {
         self.0.era.load(Acquire)
     }
 
-    /// Begins a new era and publishes `Cleared`.
     pub(super) fn clear(&self) {
         let ended = self.0.era.fetch_add(1, AcqRel);
         self.publish_in(ended, || KvEvent::Cleared);
     }
 
-    /// Ends the subscribers' streams after the events published so far.
     pub(crate) fn close(&self) {
         // Release: pairs with the Acquire of `poll_recv`: everything was pushed.
         self.0.closed.store(true, Release);
         self.0.wake();
     }
 
-    /// Publishes the result of `event` and returns true. Without a subscriber, returns false and
-    /// does not call it.
+    /// Publishes the result of `event`; without a subscriber, returns false without a call.
     #[cfg(any(test, feature = "internals"))]
     pub fn publish(&self, event: impl FnOnce() -> KvEvent) -> bool {
         self.publish_in(ANY_ERA, event)
     }
 
-    /// Like `publish`, for a block noted in this era, or the end of the era. Not
-    /// delivered after the era's clear.
+    /// Publishes an event of this era, or its end; it is not delivered after the era's clear.
     #[inline]
     pub(super) fn publish_in(&self, era: u64, event: impl FnOnce() -> KvEvent) -> bool {
         // Pairs with the heavy fence of `subscribe`.
         light_fence();
-        // Acquire: as in `subscriptions_now`. Not for later subscriptions: they see this change,
-        // and may see a later one whose event is not for them either.
+        // Acquire: as in `subscriptions_now`. Later subscriptions see this change, or a later one.
         self.is_subscribed() && self.publish_to(era, 0..=self.0.newest.load(Acquire), event).is_some()
     }
 
-    /// As [`publish_in`](Self::publish_in), to the subscriptions of these numbers, after a call of
-    /// [`subscriptions_now`](Self::subscriptions_now). Returns the event's position.
+    /// Publishes to these [subscriptions](Self::subscriptions_now); returns the event's position.
     #[inline]
     pub(super) fn publish_to(
         &self,
@@ -181,20 +147,17 @@ impl EventQueue {
         self.is_subscribed().then(|| self.push(Told { audience, era, event: event() }))?
     }
 
-    /// Returns whether a subscriber that does not see this thread's changes so far may lose the
-    /// event at this position.
+    /// Returns whether a subscriber that does not see this thread's changes may lose this event.
     pub(super) fn may_be_lost(&self, position: u64) -> bool {
         self.0.ring().is_some_and(|ring| ring.may_be_lost(position))
     }
 
-    /// Returns the number of subscriptions begun so far. One that begins later sees the changes of
-    /// words that this thread has made so far.
+    /// Returns the number of subscriptions so far; later ones see this thread's changes of words.
     #[inline]
     pub(super) fn subscriptions_now(&self) -> u64 {
         // Pairs with the heavy fence of `subscribe`.
         light_fence();
-        // Acquire: pairs with the Release of `subscribe`: these subscriptions have chosen where
-        // they begin.
+        // Acquire: pairs with the Release of `subscribe`, after these subscriptions' positions.
         self.0.newest.load(Acquire)
     }
 
@@ -218,8 +181,8 @@ impl EventQueue {
         self.0.active.load(Relaxed)
     }
 
-    /// Returns the number of events that subscribers found lost since the queue was created: an
-    /// event counts once for each subscriber that lost it, when that one would have received it.
+    /// Returns the number of events that subscribers lost since the queue was created; an event
+    /// counts once for each subscriber that would have received it.
     pub fn lost(&self) -> u64 {
         self.0.lost.load(Relaxed)
     }
@@ -229,14 +192,11 @@ impl EventQueue {
         self.0.capacity
     }
 
-    /// Subscribes to everything published from now on.
-    ///
-    /// Any number of subscribers may follow the events. All read the same ring of the newest
-    /// [capacity](Self::capacity) events, whose memory is kept until the queue and its subscribers
-    /// are dropped.
+    /// Subscribes to everything published from now on. The memory of the ring, which all
+    /// subscribers share, is kept until the queue and its subscribers are dropped.
     ///
     /// # Errors
-    /// [`PrefixError::NoFence`] if the system refuses a fence that it granted before.
+    /// [`PrefixError::NoFence`] if the system denies a fence that it granted before.
     pub fn subscribe(&self) -> Result<KvEvents, PrefixError> {
         let one_at_a_time = self.0.subscribing.lock().unwrap_or_else(PoisonError::into_inner);
         let (ring, slot) = (self.0.make_ring(), self.0.take_slot());

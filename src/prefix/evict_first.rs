@@ -1,13 +1,11 @@
-//! Links of the queue of blocks that their engine wants evicted first.
+//! Links of the queue of evict-first blocks. Only caches of frame pools have this queue.
 //!
-//! A block that was released in the usual way, hit, and released *to be evicted first* may still be in an
-//! entry of a queue of the policy: a hit does not dequeue it. With one set of links it would wait
-//! there. So this queue has links and an `enqueued` flag of its own, and a block may be in two
-//! entries, of which the place in its [row](super::row) makes one outdated. The theorem of the
-//! [queues](super::queues) holds for each flag by itself: a release sets the place, and then swaps
-//! the flag of that place's queue.
-//!
-//! Only the caches of frame pools have this queue.
+//! A block that was released normally, hit, and released as evict-first may still be in an entry of
+//! a queue of the policy, because a hit does not dequeue it. With one set of links it would wait
+//! there. So this queue has its own links and `enqueued` flag, and a block may be in two entries;
+//! the place in its [row](super::row) makes one outdated. The theorem of the
+//! [queues](super::queues) holds for each flag: a release sets the place, then swaps the flag of
+//! its queue.
 
 use crate::block::{GrowTable, TablePart};
 use crate::ids::BlockId;
@@ -16,7 +14,6 @@ use crate::sync::{AtomicBool, AtomicU32, Ordering::*};
 use super::queue::Links;
 use super::row::QueueLinks;
 
-/// Links and flags of consecutive blocks.
 pub(super) struct EvictFirstPart {
     enqueued: Box<[AtomicBool]>,
     links: Box<[QueueLinks]>,
@@ -35,7 +32,6 @@ impl TablePart for EvictFirstPart {
     }
 }
 
-/// Links of all blocks in the queue of blocks that are evicted first.
 pub(super) type EvictFirst = GrowTable<EvictFirstPart>;
 
 impl EvictFirst {

@@ -17,34 +17,21 @@
 //! | `key` | 128 | [`Hashing`]: XXH3 with a secret, or BLAKE3 with a key |
 //! | `check` | 64 | [`check`]: a keyed universal hash, independent of the key's function and of attacks on it |
 //!
-//! A block found by its key is accepted only if the check is equal too.
+//! A block found by its key is accepted only if the check is equal too. All input is little-endian.
 //!
-//! # Choice of the function
-//!
-//! | untrusted parties can | choose |
-//! |---|---|
-//! | send prompts, and observe whether a prefix was cached (by the time to the first token) | [`Hashing::Fast`] |
-//! | also see hashes (in logs, or as events) | [`Hashing::Keyed`] |
-//!
-//! XXH3 is not a cryptographic hash, and nothing is proven about it. `Fast` rests on two facts: its
-//! secret and that of the check are drawn at random, or derived from the configured key; and the
-//! failure probability of the check is proven, against senders that see neither the secrets nor any
-//! hash. BLAKE3 is collision-resistant even for parties that know the key. `cargo bench -p
-//! kvpool-benches --bench hashing` measures the cost; `docs/prefix.md` has the figures.
+//! [`Hashing`] has the criteria for choosing a function. Nothing is proven about XXH3: `Fast`
+//! relies on its secret and that of the check, which are random or derived from the configured key,
+//! and on the proven failure probability of the check, against senders that see neither the secrets
+//! nor any hash. `cargo bench -p kvpool-benches --bench hashing` measures both; see
+//! `docs/prefix.md`.
 //!
 //! # Why concatenation cannot collide
 //!
-//! All variable-length input goes through B, preceded by its length and a tag, and so does
-//! everything that is not a full block. The exception is an unfinished block under `Fast`: XXH3
-//! receives fewer tokens than for a full block, and the check a mark. All full blocks of a chain
-//! have the same number of tokens. The output of B is unpredictable without the key, so no tokens
-//! can imitate a root or an extra key.
-//!
-//! # Agreement between processes
-//!
-//! All processes with the same [`HashKey`], [`Hashing`] and block size compute the same hashes: on
-//! other machines, and in routers. With [`HashKey::random`] no other process does. Byte order is
-//! little-endian everywhere.
+//! All variable-length input, and everything that is not a full block, goes through B, preceded by
+//! its length and a tag. The exception is an unfinished block under `Fast`: XXH3 receives fewer
+//! tokens than for a full block, and the check also their number. All full blocks of a chain have
+//! the same number of tokens. Without the key, B's output is unpredictable, so no tokens can
+//! imitate a root or an extra key.
 
 use std::fmt;
 use std::str::FromStr;
@@ -65,10 +52,8 @@ pub use function::{HashKey, Hashing};
 pub use hasher::PrefixHasher;
 pub use keys::{ExtraKey, PrefixKeys, PrefixRoot};
 
-/// Chained hash of a block: of its tokens, and of all blocks and keys before it.
-///
-/// It has a 128-bit key, by which the block is looked up, and a 64-bit check that must be equal
-/// too. Equal hashes require the same [`HashKey`], [`Hashing`] and block size.
+/// Chained hash of a block: of its tokens, and of all blocks and keys before it. Equal hashes
+/// require the same [`HashKey`], [`Hashing`] and block size.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockHash {
     key: [u64; 2],
@@ -119,8 +104,7 @@ impl BlockHash {
     }
 }
 
-/// 32 hexadecimal digits of the key, a hyphen, 16 of the check. `{:.8}` prints only the first eight
-/// digits.
+/// 32 hexadecimal digits of the key, a hyphen, 16 of the check; `{:.8}` prints the first eight.
 impl fmt::Display for BlockHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&format!("{:032x}-{:016x}", self.key(), self.check))
@@ -133,8 +117,8 @@ impl fmt::Debug for BlockHash {
     }
 }
 
-/// In formats for people as text, the output of `Display`: other languages lose digits of large
-/// numbers. In others as [bytes](BlockHash::to_bytes).
+/// The `Display` text in human-readable formats, as other languages lose digits of large numbers;
+/// [bytes](BlockHash::to_bytes) in others.
 #[cfg(feature = "serde")]
 impl serde::Serialize for BlockHash {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -1,10 +1,9 @@
 //! Maps a hash to the blocks that may hold it: a concurrent table of *hints*.
 //!
-//! The block's word and row are authoritative: whether it is *registered*, and under which keys
-//! (one, or several in a [frame pool](super::names)). The index only says where to look. Every
-//! reader checks the word of a block that it finds, so an outdated entry costs one check and
-//! nothing else. The index has a single duty: **not to drop an entry without counting it**
-//! ([`Index::forgotten`]).
+//! A block's word and row are authoritative: whether it is *registered*, and under which keys
+//! (several in a [frame pool](super::names)). Readers check the word of each block that they find,
+//! so an outdated entry only costs a check. The index must only **not drop an entry without
+//! counting it** ([`Index::forgotten`]).
 //!
 //! ```text
 //! key.0 ── low bits ──► bucket   [entry entry  0   entry  0     0   entry  0  ]   64 bytes: one cache line
@@ -12,11 +11,9 @@
 //!    └──── high bits ─► fingerprint in the entry (`entry`)
 //! ```
 //!
-//! A key may be stored in either of two buckets, in any slot. It goes to the first bucket while
-//! that has room to spare, so most lookups read one line; then to the emptier one, so both are full
-//! only when the whole table is overfull.
-//!
-//! # Transitions of a slot
+//! An entry may be in any slot of its key's two buckets: in the first while that has room to spare,
+//! so that most lookups read one line; then in the emptier one, so that both are full only when the
+//! whole table is overfull.
 //!
 //! | from | to | by |
 //! |---|---|---|
@@ -24,10 +21,9 @@
 //! | entry | empty | [`remove`](Index::remove) |
 //! | entry of a block that is not registered under its key | another entry | `insert`, when both buckets are full |
 //!
-//! Each transition is one compare-exchange; a thread stopped between any two of its steps blocks no
-//! other thread. An entry may return to the slot that it was removed from (the same block, with the
-//! same tokens again), so a compare-exchange can remove an entry that is *not* the one that was
-//! examined. The second look handles this.
+//! Each transition is one compare-exchange; a thread stopped between two of its steps blocks no
+//! other. An entry may return to its former slot (the same block with the same tokens again), so a
+//! compare-exchange can remove another entry than the one examined; a second look handles this.
 //!
 //! # Invariants
 //!
@@ -35,29 +31,27 @@
 //! is counted as forgotten, or another thread is between removing the entry and its second look.
 //! Hence, when no thread is inside a call: `registered blocks <= correct entries + forgotten`.
 //!
-//! One block may have two equal entries (an insertion concurrent with one by growth), one key may
-//! have two blocks, and an entry may outlive its block's registration. All of this is harmless;
-//! `remove` removes the copies of one bucket, and looks into the second if the first has none.
+//! A block may have two equal entries (an insertion concurrent with growth), a key may have two
+//! blocks, and an entry may outlive its block's registration. All of this is harmless; `remove`
+//! removes the copies in one bucket, and searches the second if the first has none.
 //!
 //! # Protocols
 //!
 //! 1. *An inserter* has registered the block in its word; it fences, then reads the slots and the
-//!    tables. *A remover* of an entry removes it, fences, and re-reads the word; if the block is
+//!    tables. *A remover* removes an entry, fences, and re-reads the word; if the block is
 //!    registered under that key, it restores the entry. So either the inserter finds the entry gone
 //!    and makes a new one, or the remover sees the word.
 //! 2. *A grower* publishes the larger table as the `next` of the current one, fences, walks all
-//!    words, inserts the registered blocks into the new table, and then makes it current. *An
-//!    inserter* inserts into every table from the current one on. So either the inserter sees the
-//!    new table, or the walk sees the word: the fence before the inserter's first read serves both
-//!    purposes, and it need not look at the tables a second time. *A lookup* reads the current
-//!    table only, which is complete.
-//! 3. *A grower that finds another grower's table* fills it as well and makes it current: a stopped
+//!    words, inserts the registered blocks into the new table, and makes it current. *An inserter*
+//!    inserts into every table from the current one on. So either the inserter sees the new table,
+//!    or the walk sees the word; the inserter's one fence serves both protocols. *A lookup* reads
+//!    only the current table, which is complete.
+//! 3. *A grower that finds another grower's table* also fills it and makes it current: a stopped
 //!    grower blocks no other thread, not even another grower.
 //! 4. Tables are freed with the index. Each is at least twice as large as the one before, so all
-//!    old tables together are no larger than the last, and readers need no epoch.
+//!    old ones together are no larger than the last, and readers need no epoch.
 //!
-//! All of this rests on fences, because a compare-exchange of one word does not order reads of
-//! another before it.
+//! The fences are needed because a compare-exchange of one word does not order reads of another.
 
 mod bucket;
 mod entry;
@@ -76,11 +70,10 @@ pub use entry::Key;
 pub use table::Inserted;
 use table::Table;
 
-/// Concurrent table from a hash to the blocks that may be registered under it.
+/// Concurrent table from a hash to the blocks that may be registered under it. No operation blocks.
 ///
-/// Entries are hints: callers check the word of each block that [`find`](Self::find) reports. An
-/// outdated entry is harmless, and each entry that is dropped for lack of room is
-/// [counted](Self::forgotten). No operation blocks.
+/// Entries are hints: callers check the word of each block that [`find`](Self::find) reports. Each
+/// entry that is dropped for lack of room is [counted](Self::forgotten).
 pub struct Index {
     /// First table of the chain; read only when all tables are freed or measured.
     oldest: AtomicPtr<Table>,
@@ -102,43 +95,33 @@ impl Index {
         unsafe { &*self.current.load(Acquire) }
     }
 
-    /// Returns the successor of a table, if a thread has begun to grow.
     fn next<'a>(&'a self, table: &'a Table) -> Option<&'a Table> {
         // SAFETY: tables live as long as the index. Acquire: pairs with the Release in `grow`.
         unsafe { table.next.load(Acquire).as_ref() }
     }
 
-    /// Returns the current table and its successors.
     fn tables(&self) -> impl Iterator<Item = &Table> {
         std::iter::successors(Some(self.current()), |table| self.next(table))
     }
 
-    /// Calls `look` with each block that may be registered under `key`.
+    /// Calls `look` with each block that may be registered under `key`, until it breaks.
     ///
-    /// Stops when `look` breaks, and returns the break value.
-    ///
-    /// Reports every block that has been inserted and stays registered, unless its entry was
-    /// forgotten or another thread is restoring it at this moment. A block may be reported twice.
-    ///
-    /// `look` must check the block's word. It sees the word as it was when the block was inserted,
-    /// or newer.
+    /// Reports every block that was inserted and stays registered, perhaps twice, unless its entry
+    /// was forgotten or another thread is restoring it. `look` must check the block's word, and
+    /// sees it as it was at the insertion, or newer.
     #[inline]
     pub fn find<R>(&self, key: Key, look: impl FnMut(BlockId) -> ControlFlow<R>) -> Option<R> {
         self.current().find(key, look)
     }
 
-    /// Prefetches the line that [`find`](Self::find) reads first, where the processor supports it.
-    ///
-    /// For a chain of keys, call it a few keys ahead of the lookup.
+    /// Prefetches the line that [`find`](Self::find) reads first. Call it a few keys ahead.
     #[inline]
     pub fn prefetch(&self, key: Key) {
         self.current().prefetch(key);
     }
 
-    /// Inserts a block that the caller has registered under `key`.
-    ///
-    /// `registered` returns the keys under which a block is registered; it must re-read the block's
-    /// word at each call. It is called for blocks whose entries the new one might replace.
+    /// Inserts a block that the caller has registered under `key`. `registered` returns the keys of
+    /// a block that might be replaced, re-reading its word at each call.
     #[cfg(feature = "internals")]
     pub fn insert<K: IntoIterator<Item = Key>>(
         &self,
@@ -150,11 +133,9 @@ impl Index {
         self.insert_announced(key, id, &registered).0
     }
 
-    /// Like [`insert`](Self::insert), for several blocks, all registered beforehand.
-    ///
-    /// Fences once, and prefetches the first bucket of each key. Calls `alike` with the position of
-    /// each block whose key another block in the same bucket has, unless threads insert both at the
-    /// same moment into different slots.
+    /// Like [`insert`](Self::insert), for several registered blocks, with one fence. Calls `alike`
+    /// with the position of each block whose key another block in the same bucket has, unless
+    /// threads insert both at the same moment into different slots.
     pub fn insert_all<K: IntoIterator<Item = Key>>(
         &self,
         blocks: impl IntoIterator<Item = (Key, BlockId), IntoIter: Clone>,
@@ -172,12 +153,10 @@ impl Index {
         }
     }
 
-    /// Fences between a block's registration and its insertion.
     #[inline]
     fn announce(&self) {
-        // Pairs with the fence in `grow` (the walk sees the word, or we see the new table) and
-        // with the one in `Table::restore` (the thread that removed our entry sees the word, or
-        // we see the entry gone).
+        // Pairs with the fences in `grow` (the walk sees the word, or we see the new table) and in
+        // `second_look` (the remover of our entry sees the word, or we see it gone).
         fence(SeqCst);
     }
 
@@ -198,10 +177,8 @@ impl Index {
         inserted
     }
 
-    /// Removes the entry of a block that is no longer registered under `key`, if it is there.
-    ///
-    /// Removing a block that is registered, or has been registered again, is harmless: its entry is
-    /// restored. `registered` as in [`insert`](Self::insert).
+    /// Removes the entry of a block that is no longer registered under `key`; if the block is
+    /// registered again, restores it. `registered` as in [`insert`](Self::insert).
     #[cfg(feature = "internals")]
     pub fn remove<K: IntoIterator<Item = Key>>(
         &self,
@@ -212,7 +189,7 @@ impl Index {
         self.remove_all(std::iter::once((key, id)), registered);
     }
 
-    /// As [`remove`](Self::remove), for several blocks, with one fence.
+    /// Like [`remove`](Self::remove), for several blocks, with one fence.
     pub fn remove_all<K: IntoIterator<Item = Key>>(
         &self,
         blocks: impl Iterator<Item = (Key, BlockId)> + Clone,
@@ -223,10 +200,8 @@ impl Index {
         }
     }
 
-    /// Makes room for the blocks of a larger pool, concurrently with all other operations.
-    ///
-    /// `walk` calls its argument with every registered block and its key; it reads each word anew.
-    /// It may be called more than once, and by two growing threads at once.
+    /// Makes room for a larger pool, concurrently with all other operations. `walk` passes every
+    /// registered block and its key, reading each word anew; it may run several times at once.
     pub fn grow(&self, blocks: usize, mut walk: impl FnMut(&mut dyn FnMut(Key, BlockId))) {
         loop {
             let current = self.current();
@@ -234,8 +209,7 @@ impl Index {
                 return;
             }
             let next = self.next(current).unwrap_or_else(|| self.publish(current, Table::new(blocks)));
-            // Pairs with the fence in `announce`: an inserter whose word the walk does not see
-            // registered sees the new table.
+            // Pairs with the fence in `announce`: an inserter that the walk misses sees `next`.
             fence(SeqCst);
             walk(&mut |key, id| {
                 let _counted = next.add_counted(key.entry(id), key, &self.forgotten);
@@ -244,7 +218,6 @@ impl Index {
         }
     }
 
-    /// Publishes a successor of `current`; returns the existing one if another thread was faster.
     fn publish<'a>(&'a self, current: &'a Table, table: Table) -> &'a Table {
         let table = Box::into_raw(Box::new(table));
         // Release: readers see the table empty.
@@ -254,14 +227,12 @@ impl Index {
             Err(faster) => {
                 // SAFETY: owned by us; no other thread has seen it.
                 drop(unsafe { Box::from_raw(table) });
-                // SAFETY: not null, as null was expected; lives as long as the index. Acquire: as
-                // above.
+                // SAFETY: not null, as null was expected; lives like the index. Acquire: as above.
                 unsafe { &*faster }
             }
         }
     }
 
-    /// Makes the larger table current, unless another thread already has.
     fn switch(&self, current: &Table, next: &Table) {
         // Release: readers of the table see the insertions of the walk.
         let (from, to) = (ptr::from_ref(current).cast_mut(), ptr::from_ref(next).cast_mut());

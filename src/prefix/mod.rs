@@ -1,9 +1,9 @@
 //! Prefix reuse: cached blocks outlive their sequence and are found again by their contents.
 //!
-//! A full block of final tokens is *registered* under the chained [`BlockHash`] of its tokens and
-//! all tokens before them when the batch that filled it ends. From then on, every lookup of the
-//! same tokens shares the block. Once its last reference is released the block is *evictable*: it
-//! counts as available, not as free, and the [`policy`] decides when it is evicted.
+//! When a batch ends, each full block of final tokens is *registered* under the chained
+//! [`BlockHash`] of its tokens and of all tokens before them. Later lookups of the same tokens
+//! share the block. When its last reference is released, the block becomes *evictable*: it counts
+//! as available, not as free, and the [`policy`] decides when it is evicted.
 //!
 //! ```
 //! use kvpool::prefix::{PrefixConfig, PrefixKeys};
@@ -25,11 +25,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-// Files: `hash` the hash of a block, `index` from a hash to candidate blocks, `row` metadata of a
-// block, `names` further hashes of blocks in a frame pool, `queue` a lock-free priority queue,
-// `queues` the queues of evictable blocks, `evict_first` the links of one of them, `policy` the
-// eviction order, `cache` the whole, `events` notifications for routers, `origin` where blocks from
-// other pools were computed, `config` the construction parameters.
+// `hash`: block hashes; `index`: hash to candidate blocks; `row`: metadata per block; `names`:
+// further hashes in a frame pool; `queue`: a lock-free priority queue; `queues`: queues of
+// evictable blocks; `evict_first`: links of one of them; `policy`: eviction order; `cache`: the
+// whole; `events`: notifications for routers; `origin`: origins of blocks from other pools.
 
 mod cache;
 mod config;

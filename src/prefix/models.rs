@@ -50,7 +50,7 @@ pub fn take(cache: &PrefixCache, blocks: &Blocks, hash: BlockHash) -> Option<Blo
     cache.take(blocks, hash, cache.era())
 }
 
-/// ColdBlock blocks held for copying.
+/// Cold blocks held for copying.
 pub struct ColdBlocks(Vec<ColdBlock>);
 
 /// Takes up to `wanted` of the coldest blocks.
@@ -103,8 +103,7 @@ impl EnqueuedBlocks {
         Self { rows: GrowTable::new(blocks), queues: Queues::new(policy.queues(), blocks), policy }
     }
 
-    /// Enqueues blocks that the caller holds, in these places: consecutive ranks of a queue as one
-    /// entry.
+    /// Enqueues blocks that the caller holds; consecutive ranks of a queue form one entry.
     pub fn enqueue(&self, blocks: &[(BlockId, Place)]) {
         for &(id, Place { queue, rank, state }) in blocks {
             row(&self.rows, id).set_place(usize::from(queue), rank, state);

@@ -1,37 +1,29 @@
 //! Further hashes of blocks, for engines that know one block by several hashes.
 //!
-//! The first hash of a block is in its [row](super::row). Engines with their own hashes may add
-//! others: of fewer tokens than the block holds, or of another group of layers. They are in an
-//! immutable list beside the row, which is replaced as a whole and read under `epoch::pin`. Most
-//! blocks have no list: reading a null pointer needs no pin.
+//! The [row](super::row) has a block's first hash. Engines may add others: of fewer tokens than the
+//! block holds, or of another group of layers. They are in an immutable list beside the row, which
+//! is replaced as a whole and read under `epoch::pin`. Most blocks have none: a null pointer.
 //!
 //! ```text
 //! known by = (the row's hash, unless the list says that it was taken away) + the list's hashes
 //! ```
-//!
-//! # Who changes a list
 //!
 //! | step | thread | by |
 //! |---|---|---|
 //! | add, remove | an engine's call, under the [lock](Names::lock) | compare-exchange |
 //! | take | the thread that evicted the block, or uncached it | swap with null |
 //!
-//! An engine adds hashes to blocks that it holds by a reference, so that no thread evicts them
-//! meanwhile. If it breaks this rule, a taker may come between an engine's read of the list and its
-//! exchange, which then fails; or after it, and takes the new list. If it came before the read, the
-//! engine finds the block uncached after its exchange, and takes the list back. No other thread can
-//! have cached the block since: that needs the lock. So a list of a block that is not cached is
-//! empty, or in the hands of one of these two threads, and no hash passes from one content to the
-//! next.
-//!
-//! The lock is held by calls that add and remove hashes. Allocations, frees, shares, lookups and
-//! evictions do not take it.
+//! An engine references the blocks to which it adds hashes, so that no thread evicts them
+//! meanwhile. If it breaks this rule, a taker between the engine's read of the list and its
+//! exchange makes the exchange fail, and a later taker takes the new list. After an earlier taker,
+//! the engine finds the block uncached after its exchange, and takes the list back; no thread can
+//! have cached the block since, as that needs the lock. So the list of an uncached block is empty
+//! or held by one of these two threads, and no hash passes to the next contents.
 //!
 //! A lookup reads the list before and after the exchange that takes its reference: see
-//! [`PrefixCache`](super::PrefixCache). For the index, the exchange of a list is a registration as
-//! the exchange of a word is: the inserter fences between it and the insertion, and the thread that
-//! removed an entry reads word and list after its fence.
-//!
+//! [`PrefixCache`](super::PrefixCache). For the index, the exchange of a list is a registration,
+//! like that of a word: the inserter fences between it and the insertion, and the thread that
+//! removed an entry reads word and list after its fence. Only adds and removals take the lock.
 //! Model: `loom-tests/tests/frame_pool.rs`.
 
 use crate::block::{GrowTable, TablePart};
@@ -41,10 +33,10 @@ use crate::sync::{Frozen, Mutex, MutexGuard, Ordering::*};
 
 use super::hash::BlockHash;
 
-/// Hashes of a block beside its row. Immutable once published.
+/// Hashes of a block beside its row; immutable once published.
 #[derive(Clone, Default)]
 struct NameList {
-    /// The row's hash was taken away.
+    /// The row's hash was removed.
     is_first_gone: bool,
     further: Vec<BlockHash>,
 }
@@ -71,7 +63,6 @@ impl Drop for NamePart {
     }
 }
 
-/// The further hashes of all blocks of a cache.
 pub(super) struct Names {
     lists: GrowTable<NamePart>,
     lock: Mutex<()>,
@@ -86,17 +77,14 @@ impl Names {
         self.lists.grow(rows);
     }
 
-    /// Takes the right to change what blocks are known by.
     pub(super) fn lock(&self) -> MutexGuard<'_, ()> {
         self.lock.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Calls `f` with a block's list, if it has one.
     #[inline]
     fn read<R>(&self, id: BlockId, f: impl FnOnce(Option<&NameList>) -> R) -> R {
         let (part, at) = self.lists.locate(id.index());
-        // SAFETY: the pointer is compared with null and not followed. Relaxed: as for any hint, the
-        // word under which it is read decides.
+        // SAFETY: compared with null only. Relaxed: a hint, as the word decides.
         if unsafe { part.0[at].load(Relaxed, epoch::unprotected()) }.is_null() {
             return f(None);
         }
@@ -106,7 +94,7 @@ impl Names {
         f(unsafe { part.0[at].load(Acquire, &guard).as_ref() }.map(|list| &**list))
     }
 
-    /// Returns whether a block is known by `hash`; `is_first`: the hash is its row's.
+    /// `is_first`: the hash is the row's.
     #[inline]
     pub(super) fn has(&self, id: BlockId, is_first: bool, hash: BlockHash) -> bool {
         self.read(id, |list| match list {
@@ -115,7 +103,6 @@ impl Names {
         })
     }
 
-    /// Returns all hashes that a block is known by, of which `first` is its row's.
     pub(super) fn all(&self, id: BlockId, first: BlockHash) -> Vec<BlockHash> {
         self.read(id, |list| match list {
             None => vec![first],
@@ -134,14 +121,12 @@ impl Names {
         })
     }
 
-    /// Adds a hash to a cached block; `is_first`: the hash is its row's. The caller has the
-    /// [lock](Self::lock). Returns false if the list was taken meanwhile.
+    /// Adds a hash, or the row's (`is_first`), under the lock. Returns false if the list was taken.
     pub(super) fn add(&self, id: BlockId, is_first: bool, hash: BlockHash) -> bool {
         self.change(id, |list| if is_first { list.is_first_gone = false } else { list.further.push(hash) })
     }
 
-    /// Removes a hash from a cached block; `is_first` as in [`add`](Self::add). The caller has the
-    /// lock. Returns false if the list was taken meanwhile.
+    /// Removes a hash; otherwise like [`add`](Self::add).
     pub(super) fn remove(&self, id: BlockId, is_first: bool, hash: BlockHash) -> bool {
         self.change(id, |list| {
             list.is_first_gone |= is_first;
@@ -166,8 +151,7 @@ impl Names {
         changed.is_ok()
     }
 
-    /// Takes a block's list away, and returns its contents as [`parts`](Self::parts) does. For the
-    /// thread that evicted or uncached the block.
+    /// Removes the list of a block that the caller evicted or uncached; returns its parts.
     pub(super) fn take(&self, id: BlockId) -> (bool, Vec<BlockHash>) {
         let (part, at) = self.lists.locate(id.index());
         // SAFETY: as in `read`.

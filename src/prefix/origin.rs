@@ -1,14 +1,13 @@
 //! Where and when K and V were computed: in which caches, and in which of their eras.
 //!
-//! A cache that was cleared must not find blocks from before the clear. Of blocks that stay in
-//! their pool, the [row](super::row) tells the era. Blocks and sequences that leave it take their
-//! *origins* along: the caches in which they, and what they were computed from, were computed, each
-//! with its era. A cache takes up nothing that has an earlier era of this cache among its origins.
+//! A cleared cache must not find blocks from before the clear. While a block stays in its pool, its
+//! [row](super::row) has the era. Blocks and sequences that leave carry their *origins*: the caches
+//! in which they, and what they were computed from, were computed, each with its era. A cache
+//! rejects blocks that have an earlier era of this cache among their origins.
 //!
 //! # Mark of a block
 //!
-//! Beside its hash, the row of a block has a *mark*. It is zero for a block that was computed here,
-//! from such blocks alone.
+//! The row of a block has a *mark*: zero if the block was computed here, from such blocks alone.
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
@@ -21,13 +20,11 @@
 //! ```
 //!
 //! The table is locked when blocks arrive or leave, and when a sequence is opened with a prefix of
-//! such blocks. It keeps a set as long as a row, a sequence or an import has its number: when it
-//! has doubled, all rows are read, and the other sets are removed.
+//! such blocks. It keeps a set while a row, a sequence or an import has its number: when it has
+//! doubled, all rows are read, and the other sets are removed.
 //!
-//! # Limits
-//!
-//! Origins tell of clears, not of weights. Blocks that another pool computes with old weights,
-//! after the clear or without one of its own, are found here under the same hashes.
+//! Origins record clears, not weights: blocks that another pool computes with old weights, after
+//! the clear or without its own, are found here under the same hashes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -35,7 +32,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use crate::error::PrefixError;
 use crate::sync::{Ordering::Acquire, fence};
 
-/// Most origins of a block. No other cache takes up a block of more.
+/// Maximum number of origins of a block; other caches reject a block with more.
 pub const ORIGINS_MAX: usize = 12;
 
 /// A cache in which K and V were computed, and the era of that cache.
@@ -49,20 +46,19 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// In place of too many origins: no cache takes it up.
+    /// Replaces too many origins: every cache rejects it.
     pub(crate) const UNKNOWN: Self = Self { cache: u64::MAX, era: u64::MAX };
 }
 
-/// A set of origins in order, at most one of each cache.
+/// A set of origins in order, at most one per cache.
 pub(super) type Origins = Arc<[Origin]>;
 
-/// Draws the number of a cache.
 pub(super) fn random() -> Result<u64, PrefixError> {
     let number = getrandom::u64().map_err(|error| PrefixError::NoRandomness { reason: error.to_string() })?;
     Ok(number.clamp(1, u64::MAX - 1))
 }
 
-/// Joins two sets. Of two eras of one cache the earlier one stays, which that cache refuses.
+/// Joins two sets. Of two eras of a cache, keeps the earlier one, which that cache rejects.
 pub(crate) fn join(set: &mut Vec<Origin>, more: &[Origin]) {
     set.extend_from_slice(more);
     set.sort_unstable();
@@ -80,9 +76,7 @@ pub(crate) fn is_older(one: &[Origin], other: &[Origin]) -> bool {
 const COMPUTED: u32 = 2;
 const NUMBER_SHIFT: u32 = 2;
 
-/// The mark of the blocks of a sequence or an import. Keeps its set in the table.
-///
-/// The default is that of blocks that were computed here.
+/// The mark of the blocks of a sequence or an import, whose set it keeps. Default: computed here.
 #[derive(Clone, Default)]
 pub(crate) struct Provenance {
     pub(crate) mark: u32,
@@ -90,25 +84,23 @@ pub(crate) struct Provenance {
 }
 
 impl Provenance {
-    /// Returns the mark of blocks that are computed here, from blocks of this one.
+    /// Returns the mark of blocks that are computed here from blocks with this one.
     pub(crate) fn computing(&self) -> u32 {
         self.mark | if self.set.is_some() { COMPUTED } else { 0 }
     }
 
-    /// Returns the origins, with that of this cache if given.
     pub(crate) fn origins(&self, own: Option<Origin>) -> Vec<Origin> {
         let mut origins = self.set.as_deref().unwrap_or_default().to_vec();
         join(&mut origins, own.as_slice());
         origins
     }
 
-    /// Returns whether this cache is among the origins.
     pub(crate) fn is_own(&self) -> bool {
         self.mark >> NUMBER_SHIFT == 0 || self.mark & COMPUTED != 0
     }
 }
 
-/// The sets of origins that the marks of a cache refer to. Empty until blocks arrive.
+/// The sets of origins to which the marks of a cache refer. Empty until blocks arrive.
 #[derive(Default)]
 pub(super) struct OriginTable(OnceLock<Mutex<Sets>>);
 
@@ -140,8 +132,8 @@ impl OriginTable {
             &mut *sets.lock().unwrap_or_else(PoisonError::into_inner);
         if !numbers.contains_key(set) {
             if by_number.len() > 2 * *kept + 64 {
-                // Two references are of the maps. Without another one no thread can mark a row, and
-                // the rows that were marked are read afterwards.
+                // The maps have two references. Without a third, no thread can mark a row, and the
+                // rows that were marked are read afterwards.
                 let held = by_number.iter().filter(|(_, set)| Arc::strong_count(set) > 2);
                 let mut used: HashSet<u32> = held.map(|(&number, _)| number).collect();
                 // Pairs with the Release of the drop of a provenance.
@@ -204,7 +196,6 @@ mod tests {
             [0, 1, marked, marked | COMPUTED].map(|mark| table.of(mark).is_own()),
             [true, true, false, true]
         );
-        // Many sets, each of a moment.
         let mut reads = 0;
         for era in 2..10_000 {
             let marks = || {
@@ -222,8 +213,7 @@ mod tests {
         assert_eq!(table.of(marked).origins(None), set(&[(1, 1)]), "a row has it");
     }
 
-    /// Threads mark rows of their own with sets of a moment, and drop them: a row never gets
-    /// another set, whichever thread removes sets meanwhile.
+    /// A row never gets another set, while threads mark rows with short-lived sets and remove sets.
     #[test]
     fn no_set_of_a_row_is_removed() {
         use crate::sync::{AtomicU32, Ordering::Relaxed};

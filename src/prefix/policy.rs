@@ -1,39 +1,33 @@
 //! Eviction policies: the order in which evictable blocks are evicted.
 //!
 //! A policy decides at two points. When a block's last reference is released,
-//! [`place`](Policy::place) assigns it a queue and a rank in that queue. When a block must be
-//! evicted, [`victim`](Policy::victim) sees the head of each queue, which is the block with
-//! approximately the smallest rank, and names a queue; its head is evicted. Nothing is called in
-//! between: a place stays unchanged until the block is reused and released again. The cost of a
-//! decision therefore depends on the number of queues, not of blocks. A policy can express any
-//! order within a class of blocks that is known at release, and any comparison of classes at
-//! eviction, by the age of their heads and by what it has learned since.
-//!
-//! Policies learn from [`looked_up`](Policy::looked_up), called once per request, for hits and
-//! misses alike.
+//! [`place`](Policy::place) assigns it a queue and a rank. When a block must be evicted,
+//! [`victim`](Policy::victim) sees the head of each queue, a block with approximately the smallest
+//! rank, and selects the queue whose head is evicted. A place stays unchanged until the block is
+//! reused and released again, so the cost of a decision depends on the number of queues, not of
+//! blocks. A policy can order the blocks of a class freely at release, and compare classes freely
+//! at eviction, by the age of their heads and by what it has learned from
+//! [`looked_up`](Policy::looked_up), called once per request, for hits and misses alike.
 //!
 //! # Guarantees of the pool
 //!
 //! - [`Released::order`] increases from release to release and, within one release of a sequence,
 //!   from the end of its chain to the beginning. A block's descendants are thus always released
 //!   before it: a referenced child keeps its parents referenced.
-//! - [`Released::state`] is the [`Place::state`] of the block's last place while the block holds
-//!   the same tokens.
-//! - A [`Head`] shows a rank and a state that once belonged to one place. It may be stale, or gone
-//!   by the time it is evicted.
+//! - [`Released::state`] is the block's last [`Place::state`] while it holds the same tokens.
+//! - A [`Head`] shows the rank and state of one place. It may be stale, or gone by its eviction.
 //!
 //! # Obligations of a policy
 //!
-//! - No call may block, and every call may run on any number of threads at once. Learned state
-//!   belongs in relaxed atomics; a racy update may lose some statistics, nothing else.
-//! - No value of a state, context, rank or time may cause a panic.
-//! - If any head is given, `victim` names a queue that has one.
+//! - Calls must not block, and may run on any number of threads at once. Learned state belongs in
+//!   relaxed atomics; a racy update may only lose statistics.
+//! - No state, context, rank or time may cause a panic.
+//! - If any head is given, `victim` returns a queue that has one.
 //!
-//! Violations cannot corrupt the pool; they only cost hits. A panicking call counts as a call
-//! without an answer, because its caller holds blocks: the panic prints its message and is caught.
-//! The block is then placed in the first queue by the order of its release, the victim is taken
-//! from the first nonempty queue, and the observation is dropped. A queue number out of range means
-//! the last queue.
+//! Violations cannot corrupt the pool; they only cost hits. A panic is printed and caught, because
+//! the caller holds blocks: the block is then placed in the first queue by the order of its
+//! release, the victim is taken from the first nonempty queue, and the observation is dropped. A
+//! queue number out of range means the last queue.
 
 mod lru;
 mod priority;
@@ -53,16 +47,14 @@ pub use priority::PriorityLru;
 /// Maximum number of queues of a policy.
 pub const QUEUES_MAX: usize = 16;
 
-/// Milliseconds since an arbitrary origin, the same for all calls to one policy.
-///
-/// Should not decrease; if it does, ages count as zero.
+/// Milliseconds since an arbitrary origin, the same for all calls to one policy. If it decreases,
+/// ages count as zero.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Millis(pub u64);
 
 impl Sub for Millis {
     type Output = u64;
 
-    /// Returns the milliseconds since `earlier`, saturating at zero.
     fn sub(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -71,7 +63,6 @@ impl Sub for Millis {
 impl Add<u64> for Millis {
     type Output = Self;
 
-    /// Returns the time `ms` milliseconds later.
     fn add(self, ms: u64) -> Self {
         Self(self.0.saturating_add(ms))
     }
@@ -111,8 +102,7 @@ pub struct Lookup<'a> {
 /// The release of the last reference on a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Released {
-    /// Position in the order of all releases. Within one sequence, the end of the chain comes
-    /// first.
+    /// Position in the order of all releases; in a sequence, the end of the chain comes first.
     pub order: u64,
     /// The block's hash: the same bits as in [`Lookup::hashes`].
     pub hash: u64,
@@ -152,10 +142,8 @@ pub struct Head {
     pub state: u64,
 }
 
-/// Decides the order in which evictable blocks are evicted.
-///
-/// See the [module documentation](crate::prefix::policy) for what the pool guarantees and what an
-/// implementation must ensure.
+/// Decides the order in which evictable blocks are evicted. The [module](crate::prefix::policy) has
+/// the pool's guarantees and an implementation's obligations.
 pub trait Policy: Send + Sync + fmt::Debug {
     /// Returns the name by which it is selected.
     fn name(&self) -> &'static str;
@@ -168,8 +156,8 @@ pub trait Policy: Send + Sync + fmt::Debug {
         true
     }
 
-    /// Returns whether [`place`](Self::place) returns queue 0 and the [order](Released::order) as
-    /// rank for every block. Then it is not called. Constant over the policy's lifetime.
+    /// Returns whether [`place`](Self::place) always returns queue 0 and the
+    /// [order](Released::order) as rank; then it is not called. Constant.
     fn places_by_order(&self) -> bool {
         false
     }
@@ -183,23 +171,19 @@ pub trait Policy: Send + Sync + fmt::Debug {
     /// Places a block whose last reference was released.
     fn place(&self, released: &Released, now: Millis) -> Place;
 
-    /// Selects the queue whose head is evicted. `heads` has one entry per queue, `None` for an
-    /// empty queue. Up to 64 blocks are evicted after one answer, if they were released together
-    /// and have consecutive or equal ranks.
-    ///
-    /// Returns `None` only if all queues are empty.
+    /// Selects the queue whose head is evicted; `None` only if all queues are empty. `heads` has
+    /// one entry per queue. One answer evicts up to 64 blocks, if they were released together and
+    /// have consecutive or equal ranks.
     fn victim(&self, heads: &[Option<Head>], now: Millis) -> Option<usize>;
 }
 
 /// Returns the policy's answer, or `None` if it panics.
 pub(super) fn asked<R>(answer: impl FnOnce() -> R) -> Option<R> {
-    // Unwind safe: learned state belongs to the policy, which is called again in whatever state
-    // this leaves it.
+    // Unwind safe: the policy owns its state, and is called again whatever that is.
     caught(answer)
 }
 
-/// The policies of this crate, by name. Another crate can provide others, for
-/// [`PrefixConfig::policy_of`](super::PrefixConfig::policy_of).
+/// The built-in policies. [`PrefixConfig::policy_of`](super::PrefixConfig::policy_of) takes others.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum PolicyKind {

@@ -1,15 +1,10 @@
-//! A lock-free priority queue of blocks by rank, smallest first, linked through the blocks' own
-//! rows.
-//!
-//! It allocates only at construction, and a push or a pop touches a constant number of rows on
-//! average, whatever the number of blocks.
-//!
-//! # Structure
+//! A lock-free priority queue of blocks by rank, smallest first, linked through the blocks' rows.
+//! It allocates only at construction; a push or a pop touches a constant number of rows on average.
 //!
 //! A hierarchical timing wheel (Varghese and Lauck) with ranks in place of times. A slot of level
-//! `l` holds the ranks that agree in all bits from `l * step` up; it is the head of a stack of
-//! blocks. A level has `2^digit` slots, used cyclically. The *cursor* is a rank that only grows. A
-//! level's window is the `2^digit` slots that begin with the cursor's slot:
+//! `l` is a stack of blocks whose ranks agree in all bits from `l * step` up. A level has `2^digit`
+//! slots, used cyclically. The *cursor* is a rank that only grows; a level's window is the
+//! `2^digit` slots from the cursor's slot on:
 //!
 //! ```text
 //!            cursor
@@ -27,72 +22,62 @@
 //! ```
 //!
 //! - *Push*: into the lowest level whose window contains the rank. A rank below the cursor is
-//!   *overdue*: it goes onto a stack of its own, which is served first.
-//! - *Pop*: compare the first nonempty slot of each level; choose the one that begins first, and
-//!   among equals the one of the highest level. A slot of level 0 yields a block. A slot of a
-//!   higher level that lies ahead moves the cursor to its beginning; then it is *due*, and its
-//!   blocks are requeued one by one, at lower levels. Any number of threads help.
+//!   *overdue*: it goes onto a separate stack, which is served first.
+//! - *Pop*: of the first nonempty slots of all levels, choose the one that begins first, and among
+//!   equals the one of the highest level. A slot of level 0 yields a block. A slot of a higher
+//!   level ahead of the cursor moves the cursor to its beginning; it is then *due*, and its blocks
+//!   are requeued one by one at lower levels. Any number of threads help.
 //! - *Look-ahead*: for each block that level 0 yields, one block of each slot that is due *next* is
-//!   requeued. Windows overlap, so each of these blocks already has a place at the level below.
-//!   With evenly spread ranks, a slot is nearly empty when it comes due, and no pop pays for a
-//!   whole slot; with uneven ranks, a pop may.
-//! - *Correction*: a rank may grow while its block is enqueued. A thread that takes a block from a
-//!   slot that its rank has outgrown requeues it.
+//!   requeued: windows overlap, so it already has a place at the level below. With evenly spread
+//!   ranks, a slot is nearly empty when it is due; with uneven ones, a pop may requeue many blocks.
+//! - *Correction*: ranks may grow meanwhile; a take from an outgrown slot requeues the block.
 //!
-//! The digits are chosen so that level 1 spans at least twice the number of blocks: with ranks from
-//! a counter, as in LRU, a block is enqueued, requeued once, and taken.
-//!
-//! # Words
+//! Level 1 spans at least twice the number of blocks: with ranks from a counter, as in LRU, a block
+//! is enqueued, requeued once, and taken.
 //!
 //! | word | of | what |
 //! |---|---|---|
 //! | [`head`] | a slot, and the overdue stack | the top block, the turn, a tag |
 //! | next | a block's row | the block below; written by the thread that holds the block |
-//! | hints | 64 slots, and 64 words of those | which are nonempty; may be wrong for a moment |
+//! | hints | 64 slots, and 64 words of those | which are nonempty; may be wrong briefly |
 //! | cursor | the whole queue | when it was set, no block was expected below it |
 //!
 //! # Invariants
 //!
 //! 1. *A block is in one stack or held by one thread.* A stack changes only by compare-exchange of
-//!    its head, whose tag grows with each pop: a stack that lost its top and regained it is not
-//!    mistaken for unchanged.
-//! 2. *All blocks in a slot have one number*, computed from their ranks when they were enqueued. A
-//!    push that meets another turn has an old cursor, or has met a *stale* slot.
+//!    its head, whose tag grows with each pop: a top that was removed and pushed again is detected.
+//! 2. *All blocks in a slot have one number*, computed from their ranks when enqueued. A push that
+//!    finds another turn has an old cursor, or a *stale* slot.
 //! 3. *A stale slot*, whose number is behind its level's window, is spilled: its blocks become
-//!    overdue, one by one.
+//!    overdue.
 //!
 //! # Protocols
 //!
-//! *Hints.* Push: change the head, then read the bit, and set it if needed. Pop, on an empty slot:
-//! clear the bit, then apply a read-modify-write to the head that changes nothing, and set the bit
-//! again if the slot is nonempty. Both sides touch the head with a read-modify-write, so the later
-//! one sees the effects of the earlier one. The same protocol applies between a word of hints and
-//! the word above it.
+//! *Hints.* Push: change the head, then set the bit if it is clear. Pop, on an empty slot: clear
+//! the bit, apply a read-modify-write without effect to the head, and set the bit again if the slot
+//! is nonempty. Both sides use read-modify-writes on the head, so the later one sees the effects of
+//! the earlier one. The same protocol applies between a word of hints and the word above it.
 //!
-//! *The cursor.* Push: read the cursor, file by it, fence, read it again; if it has passed the
-//! slot, spill the slot. Pop: move the cursor, fence, look at every slot that it has passed, and
-//! spill the nonempty ones. One of the two sees the other (as in Dekker's algorithm), so no block
-//! stays behind in a slot that will later count as one ahead.
+//! *The cursor.* Push: read the cursor, enqueue by it, fence, read it again, and spill the slot if
+//! the cursor has passed it. Pop: move the cursor, fence, and spill each nonempty slot that it has
+//! passed. One of the two sees the other (as in Dekker's algorithm), so no block stays in a slot
+//! that will later count as one ahead.
 //!
 //! *Stopped threads.* A thread stopped between clearing a hint and its second look hides blocks
-//! pushed in between. A caller that found nothing and has no alternative [looks](RankQueue::look)
-//! at every head.
+//! pushed in between; [`look`](RankQueue::look) finds them.
 //!
 //! # Guarantees
 //!
 //! 1. Every pushed block is popped exactly once.
-//! 2. Lock-free. A stopped thread withholds only the blocks that it holds: one block in `pop`, the
-//!    given blocks in a push, and in either one block that it spills. It may delay others; `look`
-//!    finds them.
-//! 3. Without concurrency, blocks come in the order of their ranks, preceded by the blocks whose
-//!    ranks were below the cursor when they were enqueued or overtaken, in any order. The cursor
-//!    never exceeds the smallest rank enqueued by an earlier operation. Equal ranks come in any
-//!    order.
+//! 2. Lock-free. A stopped thread withholds only the blocks that it holds: one in `pop`, the given
+//!    ones in a push, and one that it spills. It may delay others; `look` finds them.
+//! 3. Without concurrency, blocks come in the order of their ranks (equal ranks in any order),
+//!    after those whose ranks were below the cursor when they were enqueued or overtaken. The
+//!    cursor never exceeds the smallest rank enqueued by an earlier operation.
 //! 4. A block is enqueued at most once per level, and once more whenever its rank has grown or the
 //!    cursor has passed it.
-//! 5. `None` from `pop`: no hint was set. From `pop` after `look` returned false: each head was
-//!    empty at some moment during the call. A block enqueued before, and not moved meanwhile, would
-//!    have been found.
+//! 5. `None` from `pop`: no hint was set. After `look` returned false: each head was empty at some
+//!    moment during the call, so blocks enqueued before, and not moved meanwhile, were found.
 //!
 //! Models: `loom-tests/tests/eviction_queue.rs`.
 
@@ -108,31 +93,27 @@ use head::{LinkedBlocks, Stack};
 use level::Level;
 pub use links::Links;
 
-/// Lock-free priority queue of blocks by rank, smallest first.
+/// Lock-free priority queue of blocks by rank, smallest first; under concurrency, approximately.
 ///
-/// Without concurrency blocks are popped in the order of their ranks; under concurrency,
-/// approximately. A block whose rank was below the [cursor](Self::cursor) when it was enqueued
-/// comes before all others. Every pushed block is popped exactly once, and a stopped thread
-/// withholds only the blocks that it holds. Ranks may grow while their blocks are enqueued.
+/// Ranks may grow while blocks are enqueued. A block whose rank was below the
+/// [cursor](Self::cursor) when it was enqueued comes before all others.
 pub struct RankQueue {
     geometry: Geometry,
     levels: Box<[Level]>,
-    /// Number of levels that were ever used, which only grows: ranks of a counter use two or three.
+    /// Number of levels that were ever used: ranks of a counter use two or three.
     used: CachePadded<AtomicUsize>,
     cursor: CachePadded<AtomicU64>,
-    /// Blocks whose ranks are below the cursor.
     overdue: CachePadded<Stack>,
 }
 
-/// Distance, in slots of level 0, at which a pop prefetches a block: pops are faster than memory by
-/// about this factor.
+/// Distance of a pop's prefetch in slots of level 0: about the memory latency in pops.
 const SOON: u64 = 4;
 
 /// The nonempty slot that begins first.
 struct FirstSlot {
     slot: Slot,
     start: u64,
-    /// Smallest beginning of a slot of another level.
+    /// Smallest start of a slot of another level.
     runner_up: u64,
 }
 
@@ -143,20 +124,17 @@ struct Candidate {
 }
 
 impl RankQueue {
-    /// Creates an empty queue with digits suited to a pool of `blocks`.
-    ///
-    /// It allocates about `24 * sqrt(blocks)` slots.
+    /// Creates an empty queue suited to a pool of `blocks`, with about `24 * sqrt(blocks)` slots.
     pub fn new(blocks: usize) -> Self {
         Self::of(Geometry::suited(blocks))
     }
 
-    /// Creates an empty queue of at most `levels` levels with digits of `bits` bits.
-    ///
-    /// Levels beyond those needed for ranks of 64 bits are omitted. Ranks beyond the last level
-    /// count as the largest rank that fits.
+    /// Creates an empty queue of `levels` levels with digits of `bits` bits; of fewer levels, if
+    /// these suffice for ranks of 64 bits. Ranks beyond the last level count as the largest that
+    /// fits.
     ///
     /// # Panics
-    /// If `bits` is 0 or more than 12, or if `levels` is 0.
+    /// If `bits` is 0 or more than 12, or `levels` is 0.
     pub fn with_digits(bits: u32, levels: u32) -> Self {
         Self::of(Geometry::new(bits, levels))
     }
@@ -171,14 +149,12 @@ impl RankQueue {
         }
     }
 
-    /// Enqueues a block by its rank. The block is in no rank queue, and only the caller holds it.
+    /// Enqueues a block that only the caller holds, and that is in no rank queue.
     pub fn push(&self, links: &impl Links, id: BlockId) {
         self.enqueue(links, id, self.rank(links, id));
     }
 
-    /// Like [`push`](Self::push), for several blocks.
-    ///
-    /// Consecutive blocks of one slot are linked first, and pushed by one compare-exchange.
+    /// Pushes several blocks, consecutive ones of one slot by a single compare-exchange.
     pub fn push_all(&self, links: &impl Links, ids: &[BlockId]) {
         let mut rest = ids;
         while let Some(&first) = rest.first() {
@@ -198,9 +174,8 @@ impl RankQueue {
         }
     }
 
-    /// Takes a block of about the smallest rank; exactly the smallest without concurrency.
-    ///
-    /// `None` means that the queue looks empty. Costs a few loads plus the work of requeueing.
+    /// Takes a block of about the smallest rank; exactly the smallest without concurrency. `None`:
+    /// the queue looks empty.
     pub fn pop(&self, links: &impl Links) -> Option<BlockId> {
         loop {
             let cursor = self.cursor.load(Relaxed);
@@ -218,20 +193,16 @@ impl RankQueue {
         }
     }
 
-    /// Reads every head and repairs hints that a stopped thread left wrong. Returns whether there
-    /// is a block to pop.
-    ///
-    /// For callers that found the queue empty and have no alternative.
+    /// Reads every head and repairs wrong hints; returns whether there is a block to pop. For
+    /// callers that found the queue empty and have no alternative.
     #[cold]
     pub fn look(&self) -> bool {
         let found = self.levels.iter().map(Level::mark_all).filter(|&found| found).count();
         found > 0 || !self.overdue.head().is_empty()
     }
 
-    /// Returns a lower bound of all enqueued ranks, where ranks below the cursor count as the
-    /// cursor.
-    ///
-    /// Returns `None` if the queue looks empty. Costs a few loads.
+    /// Returns a lower bound of all enqueued ranks, counting ranks below the cursor as the cursor;
+    /// `None` if the queue looks empty.
     pub fn head(&self) -> Option<u64> {
         let cursor = self.cursor.load(Relaxed);
         if !self.overdue.head().is_empty() {
@@ -240,7 +211,7 @@ impl RankQueue {
         self.first(cursor).map(|first| first.start.max(cursor))
     }
 
-    /// Returns the cursor. Smaller ranks enqueued from now on count as this rank.
+    /// Returns the cursor. Smaller ranks that are enqueued from now on count as this rank.
     #[cfg(feature = "internals")]
     pub fn cursor(&self) -> u64 {
         self.cursor.load(Relaxed)
@@ -255,7 +226,6 @@ impl RankQueue {
         self.levels[slot.level].stack(self.geometry.index(slot.number))
     }
 
-    /// Enqueues a block held by this thread.
     fn enqueue(&self, links: &impl Links, id: BlockId, rank: u64) {
         loop {
             let cursor = self.cursor.load(Relaxed);
@@ -267,8 +237,7 @@ impl RankQueue {
         }
     }
 
-    /// Pushes a chain into the slot that `cursor` selects. Returns false, with no effect, if the
-    /// cursor has moved.
+    /// Pushes a chain into the slot that `cursor` selects; false, without effect, if it moved.
     fn put(&self, links: &impl Links, slot: Slot, chain: LinkedBlocks, cursor: u64) -> bool {
         let turn = self.geometry.turn(slot.number);
         let stack = self.stack(slot);
@@ -277,9 +246,9 @@ impl RankQueue {
             self.used.fetch_max(slot.level + 1, Relaxed);
         }
         while let Err(other_turn) = stack.try_push(links, chain, turn) {
-            // The thread that enqueued there read the cursor before its push of the head, which we
-            // have acquired: if we still read our own cursor value, theirs was no later, and the
-            // slot is stale. Model: `met_a_stale_slot`.
+            // The thread that enqueued there read the cursor before the push that we acquired: if
+            // it is still ours, theirs was no later, and the slot is stale. Model:
+            // `met_a_stale_slot`.
             if self.cursor.load(Relaxed) != cursor {
                 return false;
             }
@@ -302,16 +271,13 @@ impl RankQueue {
         }
     }
 
-    /// Returns the levels that were ever used.
-    ///
-    /// Relaxed: like a hint, it may lack a level to which another thread pushes. A thread that
-    /// acquired a head of that level, or whose fence comes after the one in `put`, sees it.
+    /// Returns the levels that were ever used. Relaxed, like a hint: may lack a level, unless this
+    /// thread has acquired a head of it, or fenced after the fence in `put`.
     #[inline]
     fn used_levels(&self) -> impl Iterator<Item = (usize, &Level)> {
         self.levels[..self.used.load(Relaxed)].iter().enumerate()
     }
 
-    /// Returns the slot that begins first, according to the hints.
     fn first(&self, cursor: u64) -> Option<FirstSlot> {
         let mut best: Option<FirstSlot> = None;
         for (level, slots) in self.used_levels() {
@@ -347,8 +313,7 @@ impl RankQueue {
         if slot.level == 0 {
             let due = self.geometry.start_above(start);
             if due > cursor {
-                // All of its level-1 slot has been requeued ahead. The cursor moves on for the
-                // slots after it.
+                // Its level-1 slot was requeued ahead; the cursor advances for the slots after it.
                 self.advance(links, cursor, due);
                 return None;
             }
@@ -358,8 +323,7 @@ impl RankQueue {
         if start <= cursor {
             return self.cascade(links, stack, cursor);
         }
-        // The block is alone in its slot and precedes everything else: take it here instead of
-        // requeueing it at each level below.
+        // Alone in its slot, before all others: take it without requeueing at each level.
         let due = self.geometry.end(slot).min(runner_up);
         if links.next(top).load(Relaxed) == 0 && self.rank(links, top) <= due {
             return stack.take_exactly(links, head).map(|id| Candidate { id, due });
@@ -368,7 +332,6 @@ impl RankQueue {
         None
     }
 
-    /// Takes a block from a slot of level 0.
     #[inline]
     fn take_nearest(&self, links: &impl Links, slot: Slot, start: u64) -> Option<Candidate> {
         let slots = &self.levels[0];
@@ -377,18 +340,14 @@ impl RankQueue {
             prefetch(links.next(soon));
         }
         let id = slots.stack(index).take(links)?;
-        // Usually each rank belongs to one block, and the hint would mislead the next pop.
+        // A rank usually has one block; the hint would mislead the next pop.
         if slots.stack(index).head().is_empty() {
             slots.clear(index);
         }
         Some(Candidate { id, due: start })
     }
 
-    /// Requeues one block of each slot that comes due next.
-    ///
-    /// Such a slot lies in the window of the level below already.
-    ///
-    /// With ranks about as dense as before, little is left to do when such a slot is due.
+    /// Requeues a block of each slot due next. With evenly dense ranks, few are left by then.
     #[inline]
     fn look_ahead(&self, links: &impl Links, cursor: u64) {
         if !self.geometry.overlaps() {
@@ -409,10 +368,8 @@ impl RankQueue {
         }
     }
 
-    /// Requeues the blocks of a due slot, unless one of them can be popped at once.
-    ///
-    /// Stops when the cursor moves: the slot may then be one that lies ahead, to which requeued
-    /// blocks would return.
+    /// Requeues the blocks of a due slot, unless one of them can be popped at once. Stops when the
+    /// cursor moves: the slot may then lie ahead, and requeued blocks would return to it.
     fn cascade(&self, links: &impl Links, stack: &Stack, cursor: u64) -> Option<Candidate> {
         while self.cursor.load(Relaxed) == cursor
             && let Some(id) = stack.take(links)
@@ -426,14 +383,12 @@ impl RankQueue {
         None
     }
 
-    /// Moves the cursor to the beginning of the first slot, and spills blocks pushed behind it
-    /// meanwhile.
+    /// Moves the cursor to the first slot's start, and spills blocks pushed behind it meanwhile.
     fn advance(&self, links: &impl Links, cursor: u64, to: u64) {
         if self.cursor.compare_exchange(cursor, to, Relaxed, Relaxed).is_err() {
             return;
         }
-        // Pairs with the fence in `put`: a push by the old cursor sees the new one, or we see its
-        // blocks.
+        // Pairs with the fence in `put`: the push sees the new cursor, or we see its blocks.
         fence_after_rmw();
         for (level, slots) in self.used_levels() {
             let from = self.geometry.number(cursor, level);

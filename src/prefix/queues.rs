@@ -1,13 +1,10 @@
 //! The queues of evictable blocks: one per class of the policy, one for useless blocks and, in a
-//! frame pool, one for blocks that are evicted [first](super::evict_first).
+//! frame pool, one for [evict-first](super::evict_first) blocks.
 //!
-//! # Entries
-//!
-//! Blocks that were released together are mostly evicted together: the end of a sequence first. So
-//! a queue holds *entries*. An entry is a list of up to [`ENTRY_MAX`] blocks, linked by `below`,
-//! whose ranks are consecutive or equal; the [rank queue](super::queue) orders entries by the rank
-//! of their first block. A release of hundreds of blocks files a few entries, and an eviction walks
-//! along an entry. No rank lies between those of an entry, so the order is that of the blocks.
+//! Blocks that are released together are mostly evicted together, the end of a sequence first. So a
+//! queue holds *entries*: lists of up to [`ENTRY_MAX`] blocks, linked by `below`, with consecutive
+//! or equal ranks. The [rank queue](super::queue) orders entries by the rank of their first block.
+//! No rank lies between those of an entry, so the order is that of the blocks.
 //!
 //! ```text
 //! rank queue:   7 -> 100 -> 260
@@ -19,9 +16,9 @@
 //!
 //! # Enqueueing
 //!
-//! A block is in at most one entry, which may be outdated; in a frame pool, in at most one more, of
-//! the blocks that are evicted first. `enqueued` in its row says that it is in one, and its links
-//! have the rank under which it was enqueued:
+//! A block is in at most one entry, which may be outdated, and in a frame pool in at most one more,
+//! of evict-first blocks. `enqueued` in its row is set while it is in one, and its links have the
+//! rank under which it was enqueued:
 //!
 //! ```text
 //! release   word: evictable;  row: place;   enqueued: swap true,  was false  =>  link into a new entry, push
@@ -37,15 +34,13 @@
 //!
 //! An evictable block that no thread holds is in an entry of a queue. The swaps of one flag are
 //! totally ordered. If a release finds `enqueued` true, the next take in that order reads from that
-//! swap or a later one, and so sees the word evictable, or changed again since; then it does not
-//! drop the block. If the release finds it false, it files the block.
+//! swap or a later one, so it sees the word evictable, or changed again since, and does not drop
+//! the block. If the release finds it false, it enqueues the block.
 //!
-//! The links of a block change only in the hands of the thread that changed `enqueued` from false
-//! to true, or that popped its entry; `below` is read before `enqueued` becomes false.
-//!
-//! A thread holds the blocks that it is about to file, and those of the entry that it popped. A
-//! thread stopped there withholds these, at most [`ENTRY_MAX`] or those of one release, from the
-//! queues; only the walk at the end of the allocation ladder finds them.
+//! Only the thread that set `enqueued`, or popped the entry, changes a block's links, and it reads
+//! `below` before it clears `enqueued`. A thread holds the blocks that it is about to enqueue, and
+//! those of the entry that it popped. If it stops, it withholds these, at most [`ENTRY_MAX`] or
+//! those of one release; only the walk at the end of the allocation ladder finds them.
 
 use smallvec::SmallVec;
 
@@ -58,25 +53,20 @@ use super::policy::{Head, Millis, Policy, QUEUES_MAX, asked};
 use super::queue::{Links, RankQueue};
 use super::row::{QueueLinks, Row, RowPart};
 
-/// Maximum number of blocks of an entry: what a stopped thread may withhold.
 pub(super) const ENTRY_MAX: usize = if cfg!(kvpool_loom) { 2 } else { 64 };
 
 /// Distance in blocks at which a walk along an entry prefetches links.
 const LINKS_AHEAD: usize = 48;
 
-/// Number of entries that are pushed together.
 const PUSHED: usize = 16;
 
-/// An entry in the hands of a thread.
+/// An entry that this thread holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Entry {
-    /// The queue from which it was taken.
     pub queue: usize,
-    /// Its first block; the others follow by [`Queues::below`].
     pub first: BlockId,
 }
 
-/// A block of an entry that this thread holds.
 pub(super) struct Enqueued<'a> {
     pub row: &'a Row,
     flag: &'a AtomicBool,
@@ -85,20 +75,18 @@ pub(super) struct Enqueued<'a> {
 }
 
 impl Enqueued<'_> {
-    /// Returns the rank under which the block was enqueued.
     #[inline]
     pub(super) fn rank(&self) -> u64 {
         self.place.1
     }
 
-    /// Returns whether the block has got another place since it was enqueued.
     #[inline]
     pub(super) fn is_outdated(&self) -> bool {
         self.row.place() != self.place
     }
 
-    /// Takes the block out of the entry, whose other blocks the caller keeps. Returns whether its
-    /// place is still that of the entry. The caller reads the block's word afterwards.
+    /// Removes the block from the entry, and returns whether its place is still that of the entry.
+    /// The caller keeps the other blocks, and reads this block's word afterwards.
     #[inline]
     pub(super) fn dequeue(&self) -> bool {
         self.flag.swap(false, TAKE_ORDER);
@@ -106,32 +94,26 @@ impl Enqueued<'_> {
     }
 }
 
-/// The ordering of a take. Acquire: the taker of an entry sees what the release that enqueued the
-/// block, or found it enqueued, did before. Release: extends the order of swaps.
+/// The ordering of a take. Acquire: the taker sees what the release that enqueued the block, or
+/// found it enqueued, did before. Release: extends the order of swaps.
 const TAKE_ORDER: Ordering = AcqRel;
 
-/// The queues of evictable blocks of one cache.
 pub(super) struct Queues {
-    /// One per queue of the policy, then the queue of useless blocks, then, if there is one, that of
-    /// the blocks that are evicted first.
+    /// By queue of the policy; then useless blocks; then evict-first blocks, if any.
     wheels: Box<[RankQueue]>,
     evict_first: Option<EvictFirst>,
-    /// For a policy with several queues: the next block of each, or 0. It was popped, and still
-    /// counts as enqueued.
+    /// With several policy queues: the next block of each, plus one, or 0. Counts as enqueued.
     fronts: Box<[CachePadded<AtomicU64>]>,
 }
 
-/// Creates a rank queue for a pool of `blocks` blocks; a small one in a model.
 fn queue(blocks: usize) -> RankQueue {
     if cfg!(kvpool_loom) { RankQueue::with_digits(1, 3) } else { RankQueue::new(blocks) }
 }
 
-/// Encodes a front that holds a block.
 const fn front_of(id: BlockId) -> u64 {
     id.0 as u64 + 1
 }
 
-/// Links of the rank queues.
 struct LinksOf<'a>(&'a GrowTable<RowPart>);
 
 impl Links for LinksOf<'_> {
@@ -144,7 +126,6 @@ impl Links for LinksOf<'_> {
     }
 }
 
-/// Returns the row of a block of this pool.
 #[inline]
 pub(super) fn row(rows: &GrowTable<RowPart>, id: BlockId) -> &Row {
     let (part, row) = rows.locate(id.index());
@@ -157,15 +138,14 @@ fn links(rows: &GrowTable<RowPart>, id: BlockId) -> &QueueLinks {
     &part.links[row]
 }
 
-/// Enqueues blocks one by one: those with consecutive or equal ranks of a queue as one entry. Dropping
-/// it pushes the last entries.
+/// Enqueues blocks; consecutive ones with consecutive or equal ranks in a queue form one entry.
+/// Dropping it pushes the last entries.
 pub(super) struct Enqueueing<'a> {
     queues: &'a Queues,
     rows: &'a GrowTable<RowPart>,
     queue: usize,
-    /// First blocks of entries of one queue, to be pushed.
     entries: SmallVec<[BlockId; PUSHED]>,
-    /// Links of the last block of the newest entry, its rank, and the number of blocks in that entry.
+    /// Links and rank of the last block of the newest entry, and the length of that entry.
     last: Option<&'a QueueLinks>,
     rank: u64,
     len: usize,
@@ -179,18 +159,15 @@ impl<'a> Enqueueing<'a> {
         self.add_row(id, &part.rows[at], &part.links[at]);
     }
 
-    /// As [`add`](Self::add), with the block's row and links.
     #[inline]
     pub(super) fn add_row(&mut self, id: BlockId, row: &'a Row, links: &'a QueueLinks) {
-        // Read once: the flag and the links are those of this queue. A later place makes the entry
-        // outdated.
+        // Read once: flag and links belong to this queue. A later place makes the entry outdated.
         let (queue, rank) = row.place();
         let (flag, mine) = match self.queues.evict_first_of(queue) {
             None => (&row.enqueued, links),
             Some(evict_first) => evict_first.of(id),
         };
-        // Release: the taker of the entry sees the word and the place. Acquire: extends the order of
-        // swaps.
+        // Release: the taker sees the word and the place. Acquire: extends the order of swaps.
         if flag.swap(true, AcqRel) {
             return;
         }
@@ -216,7 +193,6 @@ impl<'a> Enqueueing<'a> {
         self.len = 1;
     }
 
-    /// Pushes the entries, which are complete.
     fn push(&mut self) {
         if !self.entries.is_empty() {
             let wheel = &self.queues.wheels[self.queue];
@@ -244,54 +220,46 @@ impl Queues {
         }
     }
 
-    /// As [`new`](Self::new), with a queue of blocks that are evicted first, for a pool of `rows`
-    /// blocks that may grow to `blocks`.
+    /// Like [`new`](Self::new), with an evict-first queue for `rows` blocks, up to `blocks`.
     pub(super) fn with_evict_first(policy_queues: usize, rows: usize, blocks: usize) -> Self {
         let queues = Self::new(policy_queues, blocks);
         let wheels = queues.wheels.into_iter().chain([queue(blocks)]).collect();
         Self { wheels, evict_first: Some(EvictFirst::new(rows)), ..queues }
     }
 
-    /// Adds links for a pool of `rows` blocks.
     pub(super) fn grow(&self, rows: usize) {
         self.evict_first.iter().for_each(|evict_first| evict_first.grow(rows));
     }
 
-    /// Returns the queue of useless blocks, which is served before all others.
+    /// Returns the queue of useless blocks, which is served first.
     #[inline]
     pub(super) fn useless(&self) -> usize {
         self.fronts.len()
     }
 
-    /// Returns the queue of the blocks that are evicted first, after useless ones.
+    /// Returns the queue of evict-first blocks, which is served second.
     pub(super) fn evict_first(&self) -> Option<usize> {
         self.evict_first.as_ref().map(|_| self.useless() + 1)
     }
 
-    /// Returns the links of a queue if it is that of the blocks that are evicted first.
     #[inline]
     fn evict_first_of(&self, queue: usize) -> Option<&EvictFirst> {
         self.evict_first.as_ref().filter(|_| queue > self.useless())
     }
 
-    /// Begins to file blocks.
     pub(super) fn filing<'a>(&'a self, rows: &'a GrowTable<RowPart>) -> Enqueueing<'a> {
         Enqueueing { queues: self, rows, queue: 0, entries: SmallVec::new(), last: None, rank: 0, len: 0 }
     }
 
-    /// Enqueues blocks by the places in their rows, unless they are enqueued.
     pub(super) fn enqueue(&self, rows: &GrowTable<RowPart>, ids: impl IntoIterator<Item = BlockId>) {
         let mut filing = self.filing(rows);
         ids.into_iter().for_each(|id| filing.add(id));
     }
 
-    /// Takes the entry of the block that the policy evicts next, or of one at the front of its
-    /// queue that was not noted in the current `era`.
-    ///
-    /// Its blocks are enqueued until [`dequeue`](Enqueued::dequeue); each may be owned, evictable
-    /// or free. The caller [puts back](Self::put_back) the rest. Queues with a bit in
-    /// `skipped_queues` are skipped, except for the only one of a policy. Returns `None` if
-    /// all other entries are held by other threads.
+    /// Takes the entry that the policy evicts next, or one whose first block is not of this `era`.
+    /// Its blocks count as enqueued until [`dequeue`](Enqueued::dequeue); each may be owned,
+    /// evictable or free. The caller [puts back](Self::put_back) the rest. Skips queues with a bit
+    /// in `skipped_queues`, except for a policy's only one. `None`: other threads hold the others.
     pub(super) fn take(
         &self,
         rows: &GrowTable<RowPart>,
@@ -317,29 +285,26 @@ impl Queues {
                 None if useless == 1 => pop(0),
                 None => self.take_front(rows, policy, skipped_queues, era, &now),
             };
-            // The hints may be wrong where a thread is stopped. Reserved for growth queues may be
-            // nonempty without being searched.
+            // Stopped threads may leave wrong hints. Skipped queues may be nonempty.
             if next.is_some() || skipped_queues != 0 || !self.look() {
                 return next;
             }
         }
     }
 
-    /// Returns the block behind an enqueued block of the caller's entry of a queue.
     #[inline]
     pub(super) fn below(&self, rows: &GrowTable<RowPart>, queue: usize, id: BlockId) -> Option<BlockId> {
         if let Some(evict_first) = self.evict_first_of(queue) {
             return evict_first.of(id).1.below();
         }
         let (part, at) = rows.locate(id.index());
-        // Most entries are blocks in descending order, of which four share a line.
+        // Most entries are blocks in descending order, four to a cache line.
         if let Some(links) = part.links.get(at.wrapping_sub(LINKS_AHEAD)) {
             prefetch(links);
         }
         part.links[at].below()
     }
 
-    /// Returns a block of the caller's entry.
     #[inline]
     pub(super) fn enqueued<'a>(
         &'a self,
@@ -356,7 +321,7 @@ impl Queues {
         Enqueued { row, flag, place: (queue, links.rank.load(Relaxed)) }
     }
 
-    /// Puts an entry back, or the rest of one: its blocks from `first` on.
+    /// Puts back an entry, or its blocks from `first` on.
     pub(super) fn put_back(&self, rows: &GrowTable<RowPart>, entry: Entry) {
         let wheel = &self.wheels[entry.queue];
         match self.evict_first_of(entry.queue) {
@@ -365,16 +330,14 @@ impl Queues {
         }
     }
 
-    /// Returns whether there is an entry after all, hidden by a thread stopped between two steps.
-    ///
-    /// For callers that found nothing and have no alternative.
+    /// Returns whether there is an entry, perhaps hidden by a stopped thread. For callers that
+    /// found nothing and have no alternative.
     #[cold]
     pub(super) fn look(&self) -> bool {
         let found = self.wheels.iter().filter(|queue| queue.look()).count();
         found > 0
     }
 
-    /// Takes a front of another era, or the one that the policy selects.
     fn take_front(
         &self,
         rows: &GrowTable<RowPart>,
@@ -395,7 +358,7 @@ impl Queues {
             let heads: SmallVec<[Option<Head>; QUEUES_MAX]> =
                 fronts.iter().map(|front| front.as_ref().map(head)).collect();
             let is_stale = |front: &Option<BlockId>| front.is_some_and(|id| !row(rows, id).is_of(era));
-            // If the policy names no queue, or an empty one, take the first nonempty queue.
+            // If the policy names no queue, or an empty one: the first nonempty queue.
             let named = || {
                 asked(|| policy.victim(&heads, now()))
                     .flatten()
@@ -413,18 +376,15 @@ impl Queues {
         }
     }
 
-    /// Returns the next block of a queue.
     fn front(&self, rows: &GrowTable<RowPart>, queue: usize) -> Option<BlockId> {
         let links = LinksOf(rows);
         loop {
-            // Acquire: pairs with the Release below, for the row. The exchange that takes the front
-            // acquires by itself, as the block may have come back here; the policy judges by these
-            // loads.
+            // Acquire: pairs with the Release below, for the row by which the policy judges. The
+            // exchange that takes the front also acquires: the block may have returned here.
             let front = self.fronts[queue].load(Acquire);
             if front == 0 {
                 let id = self.wheels[queue].pop(&links)?;
-                // Release: publishes the row and the entry as the popping thread saw them. Acquire: as
-                // above.
+                // Release: publishes the row and the entry as popped. Acquire: as above.
                 if self.fronts[queue].compare_exchange(0, front_of(id), AcqRel, Relaxed).is_err() {
                     self.wheels[queue].push(&links, id);
                 }
@@ -433,8 +393,7 @@ impl Queues {
             let id = BlockId(front as u32 - 1);
             let enqueued = self.enqueued(rows, queue, id);
             if enqueued.is_outdated() {
-                // Reused and released since it was enqueued: a policy that judged this queue by it
-                // would spare all other blocks in it.
+                // Reused and released since: its new place would make the policy skip the queue.
                 if self.clear_front(queue, id) {
                     let rest = self.below(rows, queue, id);
                     enqueued.dequeue();
@@ -443,18 +402,17 @@ impl Queues {
                 }
                 continue;
             }
-            // Enqueued since it reached the front: others may precede it.
+            // Blocks that were enqueued since this one reached the front may precede it.
             let may_be_late = self.wheels[queue].head().is_some_and(|head| head < links.rank(id));
             if !may_be_late {
                 return Some(id);
             }
             let Some(other) = self.wheels[queue].pop(&links) else { return Some(id) };
-            // The rank queue's head is the beginning of a slot, which may be far below the first
-            // block in it. Compare the ranks themselves, or two blocks would swap places forever.
-            // Reached by `a_front_gives_way_to_smaller_ranks_alone`.
+            // The rank queue's head is the start of a slot, perhaps far below the first block in
+            // it. Compare the ranks themselves, or two blocks would swap places forever. Reached by
+            // `a_front_gives_way_to_smaller_ranks_alone`.
             let is_late = links.rank(other) < links.rank(id);
-            // Acquire and Release: as in `clear_front`, for the entry that goes back to the rank queue,
-            // and as above.
+            // Acquire and Release: as in `clear_front`, for the re-pushed entry, and as above.
             let to = front_of(other);
             if is_late && self.fronts[queue].compare_exchange(front, to, AcqRel, Relaxed).is_ok() {
                 self.wheels[queue].push(&links, id);
@@ -467,10 +425,9 @@ impl Queues {
         }
     }
 
-    /// Removes a block from a front, if it is still there.
     fn clear_front(&self, queue: usize, id: BlockId) -> bool {
-        // Acquire: pairs with the Release in `front`, for the entry, also if the block was taken and
-        // enqueued again since. Release: extends the order of swaps. Models: `queues`.
+        // Acquire: pairs with the Release in `front`, for the entry, also if the block was taken
+        // and enqueued again since. Release: extends the order of swaps. Models: `queues`.
         self.fronts[queue].compare_exchange(front_of(id), 0, AcqRel, Relaxed).is_ok()
     }
 }

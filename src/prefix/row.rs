@@ -1,5 +1,4 @@
-//! Metadata of a block: one cache line per block, and its links in the eviction queues, beside its
-//! word.
+//! Metadata of a block, beside its word: one cache line, and its links in the eviction queues.
 //!
 //! | field | meaning | written by |
 //! |---|---|---|
@@ -20,20 +19,19 @@
 //! | `below` | the block that follows it in its entry | the same |
 //! | `next` | of the first block of an entry: link of the rank queue that contains it | the rank queue |
 //!
-//! The contents are read under a word that says "cached", and count only if that exact word is
-//! still there afterwards. Relaxed suffices, because the Release and Acquire of the word publish
-//! them. `released` counts only if its generation is the word's. The remaining fields are hints.
+//! Contents are read under a word that says "cached", and count only if that exact word is still
+//! there afterwards. Relaxed suffices, because the Release and Acquire of the word publish them.
+//! `released` counts only if its generation is the word's. The remaining fields are hints.
 //!
-//! `mark` is apart from `uses`: a duplicate is marked without a reference on the block, so that its
-//! row may hold other contents by then, to which no bit may go over.
+//! `mark` is separate from `uses`: a duplicate is marked without a reference, so its row may hold
+//! other contents by then, which must not inherit bits of a mark.
 //!
 //! # Eras
 //!
-//! A block is found only in the era in which it was noted, and a sequence may hold a block through
-//! any number of clears. Therefore era numbers must not repeat. The last number that fits the row's
-//! bits is no era: blocks noted then or later are never found. It is reached after 2^37 - 1 clears:
-//! a pool of a single block, cleared a hundred million times a second, takes 23 minutes to get
-//! there, and then has a cache without hits.
+//! A block is found only in the era in which it was noted, and a sequence may hold it through any
+//! number of clears, so era numbers must not repeat. The last number that fits is no era: blocks
+//! noted then or later are never found. It is reached after 2^37 - 1 clears, which take 23 minutes
+//! at a hundred million a second; the cache has no hits from then on.
 
 use crate::block::{BlockWord, TablePart};
 use crate::config::FRAME_BITS;
@@ -43,7 +41,6 @@ use crate::sync::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Orderin
 use super::hash::BlockHash;
 
 const DUPLICATE: u16 = 1;
-/// Bit of a mark: the block has a checksum.
 const HAS_SUM: u32 = 1;
 const HITS_SHIFT: u32 = 1;
 const HITS_MAX: u16 = u16::MAX >> HITS_SHIFT;
@@ -53,11 +50,10 @@ const DEPTH_MASK: u64 = (1 << DEPTH_BITS) - 1;
 /// Never matches an era.
 const NO_ERA: u64 = u64::MAX >> DEPTH_BITS;
 const TICKET_BITS: u32 = u64::BITS - BlockWord::GENERATION_BITS;
-/// Bit of `released`: the ticket was assumed by another thread than the releaser.
+/// Bit of `released`: another thread than the releaser assumed the ticket.
 const ASSUMED: u64 = 1 << (TICKET_BITS - 1);
 const TICKET_MASK: u64 = ASSUMED - 1;
 
-/// Metadata of one block; the module documentation has the fields.
 #[repr(align(64))]
 pub(super) struct Row {
     key: [AtomicU64; 2],
@@ -79,8 +75,7 @@ impl Row {
         Self {
             key: [AtomicU64::new(0), AtomicU64::new(0)],
             check: AtomicU64::new(0),
-            // Matches no generation of a kept block: the first release of a block makes its
-            // generation 1.
+            // No generation of a kept block: the first release of a block makes it 1.
             released: AtomicU64::new(0),
             rank: AtomicU64::new(0),
             state: AtomicU64::new(0),
@@ -92,14 +87,12 @@ impl Row {
         }
     }
 
-    /// Prefetches the row, where the processor supports it.
     #[inline]
     pub(super) fn prefetch(&self) {
         crate::sync::prefetch(self);
     }
 
-    /// Notes the future contents of a block, and its mark without a checksum. The caller is an
-    /// owner of the block, which is not cached.
+    /// Notes the future contents of the caller's uncached block, and its mark without a checksum.
     pub(super) fn note(&self, hash: BlockHash, era: u64, depth: u32, mark: u32) {
         let [low, high] = hash.words();
         self.key[0].store(low, Relaxed);
@@ -113,18 +106,15 @@ impl Row {
         self.state.store(0, Relaxed);
     }
 
-    /// Takes a note back: the block is not found, even if it is registered. Returns the note's
-    /// chain, for [`note_again`](Self::note_again).
+    /// Takes a note back, so that the block is not found; returns the chain, to restore it.
     pub(super) fn unnote(&self) -> u64 {
         self.chain.fetch_or(NO_ERA << DEPTH_BITS, Relaxed)
     }
 
-    /// Restores a note that was taken back.
     pub(super) fn note_again(&self, chain: u64) {
         self.chain.store(chain, Relaxed);
     }
 
-    /// Returns whether the block was noted with this hash in this era.
     #[inline]
     pub(super) fn holds(&self, hash: BlockHash, era: u64) -> bool {
         let [low, high] = hash.words();
@@ -133,7 +123,6 @@ impl Row {
         is_key && is_check
     }
 
-    /// Returns the noted hash.
     pub(super) fn hash(&self) -> BlockHash {
         let [low, high] = &self.key;
         let key = u128::from(low.load(Relaxed)) | u128::from(high.load(Relaxed)) << 64;
@@ -144,18 +133,15 @@ impl Row {
         (self.chain.load(Relaxed) & DEPTH_MASK) as u32
     }
 
-    /// Returns the queue and the rank with which the block is to be enqueued.
     #[inline]
     pub(super) fn place(&self) -> (usize, u64) {
         (self.queue(), self.rank.load(Relaxed))
     }
 
-    /// Returns the queue in which the block is to be enqueued.
     pub(super) fn queue(&self) -> usize {
         usize::from(self.queue.load(Relaxed))
     }
 
-    /// Returns the number of hits.
     pub(super) fn hits(&self) -> u32 {
         u32::from(self.uses.load(Relaxed) >> HITS_SHIFT)
     }
@@ -167,22 +153,19 @@ impl Row {
         }
     }
 
-    /// Returns the era in which it was noted, saturating at the first number that is no era.
+    /// Returns the era in which the block was noted, or `NO_ERA`.
     pub(super) fn era(&self) -> u64 {
         self.chain.load(Relaxed) >> DEPTH_BITS
     }
 
-    /// Returns whether it was noted in this era.
     pub(super) fn is_of(&self, era: u64) -> bool {
         self.era() == era && era != NO_ERA
     }
 
-    /// Marks it as a duplicate of another block with the same hash.
     pub(super) fn mark_duplicate(&self) {
         self.uses.store(self.uses.load(Relaxed) | DUPLICATE, Relaxed);
     }
 
-    /// Notes that the block has a checksum. Follows its [note](Self::note), before it is cached.
     fn note_sum(&self) {
         self.mark.store(self.mark() | HAS_SUM, Relaxed);
     }
@@ -191,7 +174,6 @@ impl Row {
         self.mark() & HAS_SUM != 0
     }
 
-    /// Returns the mark of its origins.
     pub(super) fn mark(&self) -> u32 {
         self.mark.load(Relaxed)
     }
@@ -200,15 +182,13 @@ impl Row {
         self.uses.load(Relaxed) & DUPLICATE != 0
     }
 
-    /// Sets its place in the eviction queues.
     pub(super) fn set_place(&self, queue: usize, rank: u64, state: u64) {
         self.rank.store(rank, Relaxed);
         self.state.store(state, Relaxed);
         self.queue.store(queue as u8, Relaxed);
     }
 
-    /// Returns the newest batch that may have seen the block before the release that made `word`.
-    ///
+    /// Returns the newest batch that may have seen the block before the release that made `word`;
     /// `None` if that release has not noted it yet.
     #[inline]
     pub(super) fn tag(&self, word: BlockWord) -> Option<Ticket> {
@@ -216,22 +196,20 @@ impl Row {
         (released >> TICKET_BITS == word.generation_low()).then_some(Ticket(released & TICKET_MASK))
     }
 
-    /// Returns the [tag](Self::tag) if the release has noted it.
+    /// Returns the [tag](Self::tag) unless it is assumed.
     pub(super) fn noted_tag(&self, word: BlockWord) -> Option<Ticket> {
         let released = self.released.load(Relaxed);
         (released >> TICKET_BITS == word.generation_low() && released & ASSUMED == 0)
             .then_some(Ticket(released & TICKET_MASK))
     }
 
-    /// Sets the tag that [`tag`](Self::tag) returns for this word. The caller made the word by a
-    /// release.
+    /// Sets the tag of a word that the caller made by a release.
     pub(super) fn set_tag(&self, word: BlockWord, tag: Ticket) {
-        // These bits hold every ticket for longer than a pool can live; a larger ticket would only
-        // be taken for an older one.
+        // The bits last longer than a pool can live; a larger ticket would only look older.
         self.released.store(word.generation_low() << TICKET_BITS | tag.0 & TICKET_MASK, Relaxed);
     }
 
-    /// Sets the tag for a release that has not noted it.
+    /// Sets the tag of a release that has not noted it.
     pub(super) fn assume_tag(&self, word: BlockWord, tag: Ticket) {
         let assumed = word.generation_low() << TICKET_BITS | ASSUMED | tag.0 & TICKET_MASK;
         self.released.store(assumed, Relaxed);
@@ -240,21 +218,19 @@ impl Row {
 
 const _: () = assert!(super::policy::QUEUES_MAX < 1 << u8::BITS);
 
-/// Links of a block in the eviction queues.
-///
-/// Apart from the rows: a queue passes over many blocks without a look at their contents.
+/// Links of a block in the eviction queues. Apart from the rows, which a queue rarely reads.
 #[derive(Default)]
 pub(super) struct QueueLinks {
     pub(super) rank: AtomicU64,
     pub(super) next: AtomicU32,
-    /// The number of the block, plus one; 0 at the end of an entry.
+    /// Block id plus one; 0 at the end of an entry.
     below: AtomicU32,
 }
 
 const _: () = assert!(cfg!(kvpool_loom) || size_of::<QueueLinks>() == 16);
 
 impl QueueLinks {
-    /// Returns the block that follows in its entry. The caller holds the entry.
+    /// Returns the next block of the entry, which the caller holds.
     #[inline]
     pub(super) fn below(&self) -> Option<BlockId> {
         // Relaxed: the entry came to us by an Acquire.
@@ -267,22 +243,19 @@ impl QueueLinks {
     }
 }
 
-/// Rows and links of consecutive blocks.
 pub(super) struct RowPart {
     pub(super) rows: Box<[Row]>,
     pub(super) links: Box<[QueueLinks]>,
-    /// Checksums of contents that arrived from another pool.
+    /// Checksums of contents that arrived from other pools.
     sums: Box<[AtomicU64]>,
 }
 
 impl RowPart {
-    /// Notes the checksum of a block that was [noted](Row::note) and is not cached.
     pub(super) fn note_sum(&self, at: usize, sum: u64) {
         self.sums[at].store(sum, Relaxed);
         self.rows[at].note_sum();
     }
 
-    /// Returns the checksum of a block on which the caller has a reference.
     pub(super) fn sum(&self, at: usize) -> Option<u64> {
         self.rows[at].has_sum().then(|| self.sums[at].load(Relaxed))
     }
@@ -315,7 +288,6 @@ mod tests {
                 assert!(!row.is_of(other) && !row.holds(hash, other), "{era} in {other}");
             }
         }
-        // The eras are exhausted: nothing is found, in the era it was noted in or in any other.
         for era in [NO_ERA, NO_ERA + 1, NO_ERA + (1 << 37), u64::MAX] {
             row.note(hash, era, 5, 0);
             assert!(
@@ -345,7 +317,6 @@ mod tests {
         let note = |at: usize| part.rows[at].note(BlockHash::new(1, 2), 0, 0, 4);
         note(0);
         assert_eq!(part.sum(0), None, "computed here");
-        // Any number is a checksum.
         for sum in [0, 7, u64::MAX] {
             note(0);
             part.note_sum(0, sum);

@@ -4,21 +4,19 @@ use crate::sync::{CachePadded, Ordering::*, StatisticU64};
 
 use super::policy::QUEUES_MAX;
 
-/// Counts since the pool was built. Each is exact; together they are a snapshot of about one
-/// moment.
+/// Counts since the pool was built. Each is exact; together they are about one snapshot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct PrefixStats {
-    /// Prompts that were looked up. A request counts once, at the first append to its sequence: not
-    /// while it is refused, and not if it is [resumed](Self::resumed_lookups).
+    /// Prompts that were looked up. A request counts once, at its first append, but not while it is
+    /// refused, nor when it is [resumed](Self::resumed_lookups).
     pub lookups: u64,
     /// Full blocks of those prompts.
     pub lookup_blocks: u64,
     /// Leading blocks that were cached, over all prompts.
     pub hit_blocks: u64,
-    /// Prompts of requests that came back after a [preemption](crate::Preempt::Recompute), and find
-    /// what they have computed themselves.
+    /// Prompts of requests that were resumed after a [preemption](crate::Preempt::Recompute).
     pub resumed_lookups: u64,
     /// Full blocks of those prompts.
     pub resumed_lookup_blocks: u64,
@@ -29,19 +27,17 @@ pub struct PrefixStats {
     pub full_blocks: u64,
     /// Blocks that were registered.
     pub registered_blocks: u64,
-    /// Entries of registered blocks that found no room in the index. Lookups miss those blocks.
-    /// Blocks with the same content as a cached one, which sequences that compute the same tokens
-    /// side by side register, compete for the same places and are counted here.
+    /// Entries of registered blocks that found no room in the index, so that lookups miss them.
+    /// Includes entries of duplicates, which compete for the same places.
     pub forgotten_blocks: u64,
     /// Blocks that were evicted.
     pub evicted_blocks: u64,
-    /// Blocks that were [uncached](crate::Pool::uncache). They are no evictions.
+    /// Blocks that were [uncached](crate::Pool::uncache); not evictions.
     pub uncached_blocks: u64,
 }
 
 impl PrefixStats {
-    /// Returns the share of looked-up blocks that were cached; 0 before the first lookup. Resumed
-    /// requests do not count.
+    /// Returns the hit share of `lookup_blocks`; 0 before the first lookup.
     pub fn hit_rate(&self) -> f64 {
         if self.lookup_blocks == 0 { 0.0 } else { self.hit_blocks as f64 / self.lookup_blocks as f64 }
     }
@@ -58,8 +54,8 @@ pub struct EvictionCounts {
     pub useless: u64,
     /// Frames of a frame pool that were freed to be evicted first.
     pub evict_first: u64,
-    /// Blocks evicted out of order: for a run, for a whole unit of free frames, by a shrink, or by
-    /// an export of cold blocks that met some from before a clear.
+    /// Blocks evicted out of order: for a run, for a unit of free frames, by a shrink, or, if
+    /// cached before a clear, by an export of cold blocks.
     pub out_of_order: u64,
 }
 
@@ -70,20 +66,17 @@ impl EvictionCounts {
     }
 }
 
-/// Index of the count of blocks evicted out of order.
 const OUT_OF_ORDER: usize = QUEUES_MAX + 2;
 
-/// The counters. Relaxed throughout: no other data depends on them. Counters that one call changes
-/// share a cache line.
+/// Relaxed counters: no other data depends on them. Those that one call changes share a cache line.
 #[derive(Default)]
 pub(super) struct Tallies {
-    /// Of new requests, and of resumed ones.
+    /// Of new and of resumed requests.
     lookups: CachePadded<[[StatisticU64; 3]; 2]>,
     registered: CachePadded<StatisticU64>,
     pub(super) uncached: StatisticU64,
     full: StatisticU64,
-    /// By queue; the one after the policy's queues is of useless blocks, the next of those evicted
-    /// first, the last of those evicted out of order.
+    /// By queue of the policy; then useless blocks, evict-first ones, and those out of order.
     evicted: CachePadded<[StatisticU64; OUT_OF_ORDER + 1]>,
 }
 
@@ -110,9 +103,7 @@ impl Tallies {
         self.evicted[queue.unwrap_or(OUT_OF_ORDER)].fetch_add(blocks as u64, Relaxed);
     }
 
-    /// Returns the evictions of a policy with `queues` queues, and a queue of blocks that are evicted
-    /// first. `forgotten` of those out of order were none: their blocks were freed by their last
-    /// owner.
+    /// `forgotten` blocks were freed by their last owner, and are not counted as out of order.
     pub(super) fn evictions(
         &self,
         queues: usize,

@@ -1,24 +1,20 @@
-//! Blocks by their hashes, apart from any chain: whether they are cached, and how they are uncached.
+//! Uncaching of blocks by their hashes, whatever their chain.
 //!
-//! A block is uncached under a reference, which a hit takes of the very word under which its row was
-//! read. If another thread hits, evicts or refills it in between, the word has changed, and the thread
-//! looks again: contents of another hash are never uncached. Owners keep the block; without one it
-//! becomes free.
+//! A block is uncached under a reference, which a hit takes from the exact word under which its row
+//! was read. If another thread hits, evicts or refills the block in between, the word has changed
+//! and the thread retries: contents of another hash are never uncached.
 //!
-//! # Blocks that are registered later
-//!
-//! A block that was written before the call, even in part, may be registered after it. So the hashes
-//! are remembered by the number of the call, and each sequence, batch and import knows the number
-//! of the last call before its blocks were written.
+//! A block written before such a call, even in part, may be registered after it. So the cache keeps
+//! the hashes with the call's number, and each sequence, batch and import records the number of the
+//! last call before its blocks were written.
 //!
 //! ```text
 //! uncache    remember the hashes;  fence;  uncache those that are cached;  remember them again
 //! register   word: cached;  fence;  remembered since the blocks were written?  uncache it;  index
 //! ```
 //!
-//! By the fences, the call sees the block cached, or the registration sees the call, before a lookup
-//! finds the block. A sequence that was opened during the call may have hit such a block; the second
-//! number tells it.
+//! By the fences, the call sees the block cached, or the registration sees the call before a lookup
+//! finds the block. The second number reveals hits of sequences opened during the call.
 //!
 //! Models: `loom-tests/tests/evictable.rs`, `uncached.rs`.
 
@@ -31,8 +27,8 @@ use crate::sync::{AtomicU64, CachePadded, Mutex, Ordering::*, fence};
 
 use super::{BlockHash, PrefixCache};
 
-/// Number of hashes that are remembered. If there are more, those of earlier calls are dropped, and
-/// every block that was written before counts as uncached.
+/// Number of remembered hashes. If there are more, those of earlier calls are dropped, and every
+/// block written before counts as uncached.
 const REMEMBERED_MAX: usize = if cfg!(kvpool_loom) { 2 } else { 1 << 16 };
 
 /// Numbers of blocks that were uncached by their hashes.
@@ -45,14 +41,12 @@ pub struct UncachedBlocks {
     pub kept_blocks: usize,
 }
 
-/// A cached block, its hash, and the era in which it was noted.
 type Cached = (BlockId, BlockHash, u64);
 
 #[derive(Default)]
 pub(crate) struct UncachedHashes {
-    /// Number of the newest call.
     newest: CachePadded<AtomicU64>,
-    /// The newest call of each hash, and the newest whose hashes were dropped.
+    /// The newest call of each hash, and the newest call whose hashes were dropped.
     calls: Mutex<(HashMap<BlockHash, u64>, u64)>,
 }
 
@@ -89,23 +83,20 @@ impl PrefixCache {
         &self.uncached
     }
 
-    /// Returns whether a block is cached for the hash. Takes nothing, and changes no recency.
+    /// Returns whether a block is cached for the hash. Changes no recency.
     pub(crate) fn has(&self, core: &Core, hash: BlockHash) -> bool {
         self.count_prefix(core, &[hash], self.era()).0 > 0
     }
 
-    /// Returns whether a lookup may find this block at this moment.
     pub(crate) fn is_found(&self, core: &Core, id: BlockId) -> bool {
         core.word(id).is_cached() && self.row(id).is_of(self.era())
     }
 
-    /// Uncaches all blocks of these hashes: those that are cached, and those that were written before
-    /// and are registered later. Visits every block.
+    /// Uncaches all blocks of these hashes, including written ones that are registered later.
     pub(crate) fn uncache_hashes(&self, core: &Core, hashes: &[BlockHash]) -> UncachedBlocks {
         let (hashes, era) = (HashSet::from_iter(hashes.iter().copied()), self.era());
         self.uncached.remember(&hashes);
-        // Pairs with the fences before `uncache_late`, between the exchange of a block's word (or the
-        // restored note) and the look at the newest call.
+        // Pairs with the fences before `uncache_late`, after the exchange of a word or note.
         fence(SeqCst);
         let (ids, mut counts) = ((0..core.rows() as u32).map(BlockId), [0; 2]);
         for (id, hash) in ids.map(|id| (id, self.row(id).hash())).filter(|(_, hash)| hashes.contains(hash)) {
@@ -116,8 +107,7 @@ impl PrefixCache {
         UncachedBlocks { evicted_blocks: counts[1], kept_blocks: counts[0] }
     }
 
-    /// Uncaches a block of this hash; returns whether it had no owner. `None`: it is not cached for
-    /// the hash.
+    /// Uncaches a block of this hash; returns whether it had no owner, `None` if not cached.
     fn uncache_of(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) -> Option<bool> {
         loop {
             let word = core.word(id);
@@ -125,7 +115,7 @@ impl PrefixCache {
                 return None;
             }
             let hit = self.hit(core, id, word, hash, era);
-            // A block with as many references as it can have stays its owners' without ours.
+            // A block with the maximum of references is kept by its owners without ours.
             if hit.is_some() || word.hit().is_none() {
                 let is_uncached = core.uncache(id);
                 if is_uncached {
@@ -138,8 +128,7 @@ impl PrefixCache {
         }
     }
 
-    /// Uncaches those of these blocks, which were cached just now, whose hashes were uncached after
-    /// the call `since`. The caller has fenced.
+    /// Uncaches newly cached blocks whose hashes were uncached after call `since`. Follows a fence.
     #[inline]
     pub(super) fn uncache_late(&self, core: &Core, since: u64, blocks: impl Iterator<Item = Cached>) {
         if self.uncached.newest() != since {

@@ -6,9 +6,7 @@
 //! given up    released; evicted at once if no batch may see it, else before all others
 //! ```
 //!
-//! A lookup in between makes a block warm: after `put_back` or `give_up` it goes where the policy
-//! then places it, or stays with the sequence that shares it. All of these are steps of the word
-//! that the [cache](super) takes anyway: a hit, a release, an eviction.
+//! A block with a hit in between is warm: the policy places it when its last reference is released.
 
 use crate::block::{Blocks, Core, Evictable};
 use crate::ids::{BlockId, Ticket};
@@ -17,26 +15,19 @@ use crate::sync::Ordering::Release;
 use super::super::queues::Entry;
 use super::{BlockHash, PolicyInfo, PrefixCache};
 
-/// Number of blocks of earlier eras that a search for cold blocks evicts at a time.
+/// Number of blocks of earlier eras that a search for cold blocks evicts at once.
 const STALE_MAX: usize = 1024;
 
-/// A formerly evictable block, held by a reference.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct ColdBlock {
-    /// Its id.
     pub id: BlockId,
-    /// The hash of its contents.
     pub hash: BlockHash,
-    /// Number of blocks before it in its chain.
     pub depth: u32,
-    /// Its hit count when it was taken.
     hits: u32,
 }
 
 impl PrefixCache {
-    /// Takes a reference on each of up to `wanted` evictable blocks, in eviction order.
-    ///
-    /// Skips duplicates, and evicts the blocks of earlier eras that it meets.
+    /// Takes up to `wanted` blocks, without duplicates. Evicts blocks of earlier eras.
     pub(crate) fn take_coldest(&self, core: &Core, wanted: usize) -> Vec<ColdBlock> {
         let (mut cold, mut passed_over, era) = (Vec::new(), Vec::new(), self.era());
         let mut stale = Vec::new();
@@ -50,7 +41,7 @@ impl PrefixCache {
                 }
                 next = self.queues.below(&self.rows, entry.queue, id);
                 let is_in_place = self.queues.enqueued(&self.rows, entry.queue, id).dequeue();
-                // Otherwise its next release enqueues it again.
+                // The next release of an owned block enqueues it again.
                 if !core.word(id).is_evictable() {
                     continue;
                 }
@@ -74,13 +65,12 @@ impl PrefixCache {
         cold
     }
 
-    /// Evicts blocks of earlier eras. Those that are being moved are `left`.
+    /// Evicts blocks of earlier eras; adds those that are being moved to `left`.
     fn evict_stale(&self, core: &Core, stale: &mut Vec<BlockId>, left: &mut Vec<BlockId>) {
         core.evict_these(stale.iter().copied());
         left.extend(stale.drain(..).filter(|&id| core.word(id).is_evictable()));
     }
 
-    /// Takes a reference on a block, if it is evictable.
     fn take_cold(&self, core: &Core, id: BlockId) -> Option<ColdBlock> {
         let row = self.row(id);
         loop {
@@ -88,7 +78,7 @@ impl PrefixCache {
             if !word.is_evictable() {
                 return None;
             }
-            // Fails if this exact word has changed: another thread was faster.
+            // `hit` fails if this exact word has changed.
             let taken = ColdBlock { id, hash: row.hash(), depth: row.depth(), hits: row.hits() };
             if core.hit(id, word).is_some() {
                 return Some(taken);
@@ -96,18 +86,14 @@ impl PrefixCache {
         }
     }
 
-    /// Releases the references and returns each block to its former place in the queue.
     pub(crate) fn put_back(&self, pool: &Blocks, cold: &[ColdBlock]) {
         self.release_cold(pool, cold, |kept, _| {
             self.queues.enqueue(&self.rows, kept.iter().map(|kept| kept.id));
         });
     }
 
-    /// Releases references that a [lookup](Self::take_prefix) took and that were not used: blocks
-    /// return to their former places in the queue.
-    ///
-    /// `is_in_line`: the caller has a place in the queue, and signals the line when it leaves. It would
-    /// wake itself by an announcement.
+    /// Releases unused references of a [lookup](Self::take_prefix); the blocks return to their
+    /// places. With `is_in_line`, the caller is in the wait queue, and notifies it when it leaves.
     pub(crate) fn untake(&self, pool: &Blocks, ids: &[BlockId], is_in_line: bool) {
         // The end of a chain first, as in entries of the queues.
         let ids: Vec<BlockId> = ids.iter().rev().copied().collect();
@@ -122,15 +108,12 @@ impl PrefixCache {
         }
     }
 
-    /// Releases the references on blocks that are no longer useful in this cache.
-    ///
-    /// Returns the number evicted at once, and the number that will be evicted first once no batch
-    /// sees them. The remaining blocks are in use.
+    /// Returns how many were evicted at once, and how many later; the other blocks are in use.
     pub(crate) fn give_up(&self, pool: &Blocks, cold: &[ColdBlock]) -> (usize, usize) {
         let mut given_up = (0, 0);
         self.release_cold(pool, cold, |kept, orders| {
             let mut stay = Vec::new();
-            // Before the eviction: afterwards the rows may belong to other contents.
+            // Before the eviction: afterwards, the rows may have other contents.
             kept.iter().zip(orders).for_each(|(kept, &order)| {
                 self.row(kept.id).set_place(self.queues.useless(), order, 0);
             });
@@ -141,18 +124,16 @@ impl PrefixCache {
         given_up
     }
 
-    /// Releases blocks. Passes those without a hit since they were taken to `cool`, tagged, with a
-    /// release number for each; the policy places the others.
+    /// Releases blocks. Passes those without a hit since they were taken, tagged, with release
+    /// numbers, to `cool`; the policy places the others.
     fn release_cold(&self, pool: &Blocks, cold: &[ColdBlock], cool: impl FnOnce(&[Evictable], &[u64])) {
         let ids: Vec<BlockId> = cold.iter().map(|cold| cold.id).collect();
         pool.release_cached(&ids, |kept, tag: Ticket| {
-            // `kept` is a subsequence of `cold`.
             let mut taken = cold.iter();
             let (mut warm, mut still_cold) = (Vec::new(), Vec::new());
             for &kept in kept {
                 let before = taken.find(|cold| cold.id == kept.id);
-                // This statistic may miss a hit. A warm block is then evicted early, which is
-                // always allowed.
+                // Hit counts are racy; a missed hit only evicts a warm block early.
                 let was_hit = before.is_none_or(|cold| self.row(kept.id).hits() != cold.hits);
                 if was_hit { warm.push(kept) } else { still_cold.push(kept) }
             }

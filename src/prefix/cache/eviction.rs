@@ -1,16 +1,12 @@
 //! One eviction: blocks in the order of the policy, a few at a time.
 //!
-//! What a block costs is mostly the wait for its word, its row and its index entry, and writes to
-//! lines that all threads share. So an eviction proceeds in steps of a few blocks of one entry:
-//! it prefetches all of them, changes their words, and then removes them from the index under one
-//! fence and counts them at once. Their frames are passed on only after that, because a row belongs
-//! to its block's next contents as soon as the frame is given away.
+//! A block costs mostly cache misses on its word, row and index entry, and writes to shared lines.
+//! So an eviction takes steps of a few blocks of one entry: it prefetches them, changes their
+//! words, removes them from the index under one fence, counts them, and only then passes on their
+//! frames, after which the rows may belong to the blocks' next contents.
 //!
-//! # Blocks that stay
-//!
-//! A block that a batch in flight may see keeps its place, and with it the rest of its entry, which
-//! was released at the same time. A block that is being moved is enqueued again alone. An eviction
-//! that meets too many of both gives up.
+//! A block that a batch in flight may see keeps its place, as does the rest of its entry, released
+//! with it. A moving block is enqueued again alone. An eviction stops after too many skips.
 
 use smallvec::SmallVec;
 
@@ -22,25 +18,22 @@ use super::super::policy::QUEUES_MAX;
 use super::super::queues::{ENTRY_MAX, Entry};
 use super::{PrefixCache, key_of};
 
-/// Entries with blocks seen by a batch, and moving blocks, that one eviction skips before it gives
-/// up.
+/// Skipped entries that a batch may see, and moving blocks, after which an eviction gives up.
 const SKIPPED_MAX: usize = if cfg!(kvpool_loom) { 2 } else { 32 };
 
-/// Skips allowed per queue of a policy with several queues, so that a queue of recently released
-/// blocks cannot use up the whole budget. The queues that are served first are in the order of
-/// releases: of these, a batch that may see one entry may see the rest.
+/// Skips per queue of a policy with several queues, so that a queue of recently released blocks
+/// cannot use up the budget. Useless and evict-first blocks are in the order of releases: if a
+/// batch may see one entry, it may see the rest of the queue.
 const SKIPPED_MAX_QUEUE: u8 = if cfg!(kvpool_loom) { 1 } else { (SKIPPED_MAX / QUEUES_MAX) as u8 };
 
 const STEP: usize = if cfg!(kvpool_loom) { 2 } else { 16 };
 
-/// The blocks or frames of a step.
 struct Few<T> {
     items: [T; STEP],
     len: usize,
 }
 
 impl<T: Copy> Few<T> {
-    /// Creates an empty list; `filler` fills its memory.
     fn new(filler: T) -> Self {
         Self { items: [filler; STEP], len: 0 }
     }
@@ -65,7 +58,7 @@ pub(super) struct Eviction<'a> {
     freed: &'a mut dyn FnMut(&[FrameId]),
     /// Entries to put back, whose first blocks a batch may see.
     seen: SmallVec<[Entry; SKIPPED_MAX]>,
-    /// Unfiled blocks to file again: moving ones.
+    /// Dequeued blocks to enqueue again: moving ones, and ones that a batch may see after all.
     dequeued: SmallVec<[BlockId; SKIPPED_MAX]>,
     skipped: usize,
     /// Skips per queue, a byte each, and the set of queues that reached their limit.
@@ -110,7 +103,6 @@ impl<'a> Eviction<'a> {
         }
     }
 
-    /// Evicts up to `wanted` blocks of an entry, and returns their number.
     fn evict_entry(&mut self, entry: Entry, wanted: usize) -> usize {
         let cache = self.cache;
         let (mut blocks, mut next) = (SmallVec::<[BlockId; ENTRY_MAX]>::new(), Some(entry.first));
@@ -121,7 +113,7 @@ impl<'a> Eviction<'a> {
             next = cache.queues.below(&cache.rows, entry.queue, id);
         }
         if cache.tolerance > 0.0 && entry.queue < cache.queues.useless() {
-            // The rank in the queue: that in the row is newer if the block has been hit since.
+            // The rank in the queue: the row's is newer if the block has been hit since.
             let rank = cache.queues.enqueued(&cache.rows, entry.queue, entry.first).rank();
             // Relaxed: as in `evicts_early`.
             cache.reached.store(rank, Relaxed);
@@ -151,8 +143,7 @@ impl<'a> Eviction<'a> {
             .for_each(|&id| cache.index.prefetch(key_of(cache.row(id).hash())));
     }
 
-    /// Evicts blocks of an entry. Returns their number, and whether the entry was put aside because
-    /// a batch may see a block.
+    /// Returns the number of evicted blocks, and whether a batch may see the rest of the entry.
     fn evict_step(&mut self, queue: usize, step: &[BlockId]) -> (usize, bool) {
         let (cache, core) = (self.cache, self.core);
         let (mut evicted, mut frames) = (Few::new(BlockId(0)), Few::new(FrameId(0)));
@@ -183,7 +174,7 @@ impl<'a> Eviction<'a> {
                     evicted.push(id);
                     frames.push(frame);
                 }
-                // Its next release enqueues it again.
+                // The next release of an owned block enqueues it again.
                 Err(NotEvicted::Owned) => {}
                 Err(NotEvicted::Seen | NotEvicted::Moving) => {
                     self.skip(queue);

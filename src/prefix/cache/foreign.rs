@@ -7,18 +7,15 @@
 //! rename     the hashes of a block go to another one
 //! ```
 //!
-//! These calls take turns by the lock of the [names](super::super::names). Only they make a block
-//! cached, so a row is written by one thread at a time, and not while its block is cached: what
-//! hits rely on. Nothing but the row decides in which era a block was noted, so that a clear ends
-//! further hashes too.
+//! The lock of the [names](super::super::names) serializes these calls. Only they make a block
+//! cached, so one thread at a time writes a row, and never while its block is cached; hits rely on
+//! this. The row alone determines the era of a block, so a clear covers its further hashes too.
 //!
-//! # Collisions
-//!
-//! The cache compares 128 + 64 bits that [`PrefixHasher::foreign`] derives from the engine's hash
-//! and group, by BLAKE3 with the cache's key. Two different inputs agree in all of them with
-//! probability 2^-192 (2^-128 in the key alone). Equal inputs agree: if the engine's own hash has
-//! `b` bits, two of `n` contents share it with probability about `n^2 / 2^(b + 1)`, which no pool
-//! can notice. With 64-bit hashes and 2^20 blocks seen that is 2^-25; with 128 bits, 2^-89.
+//! The cache compares 192 bits that [`PrefixHasher::foreign`] derives from the engine's hash and
+//! group, by BLAKE3 with the cache's key. Different inputs agree in all with probability 2^-192
+//! (2^-128 in the key alone). Equal hashes of different contents are not detected: two of `n`
+//! contents share a hash of `b` bits with probability about `n^2 / 2^(b + 1)`. For 2^20 blocks that
+//! is 2^-25 with 64 bits, and 2^-89 with 128.
 
 use std::ops::ControlFlow;
 
@@ -29,24 +26,18 @@ use crate::sync::fence_after_rmw;
 
 use super::{BlockHash, Index, KvEvent, Names, PrefixCache, PrefixConfig, Queues, key_of};
 
-/// Index entries per block and two: one hash is usual, some blocks have two.
+/// Factor by which the index is larger than for one hash per block; some blocks have two.
 const ENTRIES_PER_BLOCK: usize = 2;
 
-/// Further hashes that were taken away.
 #[derive(Default)]
 pub(super) struct Further {
     pub(super) hashes: Vec<(BlockId, BlockHash)>,
-    /// Blocks that were not known by their row's hash any more.
+    /// Blocks that were no longer known by their row's hash.
     pub(super) without_first: Vec<BlockId>,
 }
 
 impl PrefixCache {
-    /// Creates the cache of a frame pool of `rows` blocks that may grow to `rows_max`. It evicts in
-    /// the order of releases.
-    ///
-    /// # Errors
-    ///
-    /// As [`new`](Self::new).
+    /// Like [`new`](Self::new), for a frame pool; it evicts in the order of releases.
     pub(crate) fn foreign(rows: usize, rows_max: usize, config: PrefixConfig) -> Result<Self, PrefixError> {
         let cache = Self::new(rows, rows_max, 1, config.tolerance(0.0))?;
         let index = Index::new(rows * ENTRIES_PER_BLOCK);
@@ -54,17 +45,15 @@ impl PrefixCache {
         Ok(Self { index, queues, names: Some(Names::new(rows)), ..cache })
     }
 
-    /// Returns the factor by which the index is larger than for one hash per block.
     pub(super) fn entries_per_block(&self) -> usize {
         if self.names.is_some() { ENTRIES_PER_BLOCK } else { 1 }
     }
 
-    /// Takes the lists of uncached blocks.
     pub(super) fn take_further(&self, ids: &[BlockId]) -> Further {
         let mut further = Further::default();
         let Some(names) = &self.names else { return further };
-        // Pairs with the fence in `add_further`: either its thread sees the block uncached, or we
-        // see its list. The caller has exchanged the word.
+        // Pairs with the fence in `add_further`: its thread sees the block uncached, or we see its
+        // list. The caller has exchanged the word.
         fence_after_rmw();
         for &id in ids {
             let (is_first, hashes) = names.take(id);
@@ -74,15 +63,13 @@ impl PrefixCache {
         further
     }
 
-    /// Publishes the removal of further hashes.
     pub(super) fn tell_further(&self, further: &Further, era: u64) {
         for &(id, hash) in further.hashes.iter().filter(|(id, _)| self.row(*id).is_of(era)) {
             self.events.publish_in(era, || KvEvent::Removed { block: id, hash });
         }
     }
 
-    /// Returns a frame whose block is cached for `hash`, without a reference: it may be evicted, or
-    /// moved, by the time the caller looks at it.
+    /// Returns the frame of a block cached for `hash`, which may be evicted or moved at any time.
     pub(crate) fn peek(&self, core: &Core, hash: BlockHash) -> Option<FrameId> {
         let era = self.era();
         self.index.find(key_of(hash), |id| {
@@ -91,8 +78,7 @@ impl PrefixCache {
                 if !word.is_cached() || !self.holds(id, hash, era) {
                     return ControlFlow::Continue(());
                 }
-                // Otherwise another thread hit, released or moved it: the names may not be this
-                // word's.
+                // Otherwise the word has changed, and the names may not belong to it.
                 if core.word(id) == word {
                     return ControlFlow::Break(word.frame());
                 }
@@ -100,13 +86,8 @@ impl PrefixCache {
         })
     }
 
-    /// Makes blocks known by hashes. The caller has a reference on each.
-    ///
-    /// `check` decides, under the lock, whether all of it is done.
-    ///
-    /// # Errors
-    ///
-    /// That of `check`; nothing has changed.
+    /// Adds hashes to blocks on which the caller has references. `check` runs first, under the
+    /// lock; if it fails, nothing has changed.
     pub(crate) fn name<E>(
         &self,
         core: &Core,
@@ -125,12 +106,11 @@ impl PrefixCache {
         if sorted.is_sorted_by(|a, b| a < b) {
             self.name_some(core, blocks);
         } else {
-            // A block with several new hashes: it has the first when the second is added.
+            // A block with several new hashes has the first when the second is added.
             blocks.iter().for_each(|block| self.name_some(core, std::slice::from_ref(block)));
         }
     }
 
-    /// Makes different blocks known by hashes.
     fn name_some(&self, core: &Core, blocks: &[(BlockId, BlockHash)]) {
         let era = self.era();
         let (mut first, mut further) = (Vec::with_capacity(blocks.len()), Vec::new());
@@ -154,10 +134,10 @@ impl PrefixCache {
         }
     }
 
-    /// Adds a hash to a cached block; returns whether it is to be inserted into the index.
+    /// Adds a hash to a cached block; returns whether to insert it into the index.
     fn add_further(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) -> bool {
         let Some(names) = &self.names else { return false };
-        // Published before the block can be hit by it.
+        // Published before a lookup can hit the block by it.
         let before = self.events.subscriptions_now();
         let announced = self.events.publish_to(era, 0..=before, || self.stored(id, hash));
         if !names.add(id, self.row(id).holds(hash, era), hash) {
@@ -170,8 +150,7 @@ impl PrefixCache {
             names.take(id);
             return false;
         }
-        // A thread that subscribed in between, or lost the event, may have listed the hashes too early
-        // to see this one.
+        // A subscriber that began in between, or lost the event, may have listed the hashes before.
         let is_lost = announced.is_some_and(|position| self.events.may_be_lost(position));
         let (told, now) = (if is_lost { 0 } else { before }, self.events.subscriptions_now());
         if now != told {
@@ -180,8 +159,7 @@ impl PrefixCache {
         true
     }
 
-    /// Takes all hashes of these blocks away, and returns the number of blocks that had any. Blocks
-    /// without references become free.
+    /// Removes all hashes of these blocks; returns how many had any. Unreferenced ones become free.
     pub(crate) fn uncache(&self, core: &Core, ids: impl IntoIterator<Item = BlockId>) -> usize {
         let _lock = self.names.as_ref().map(Names::lock);
         ids.into_iter().map(|id| usize::from(self.uncache_one(core, id))).sum()
@@ -197,7 +175,7 @@ impl PrefixCache {
             if !word.is_cached() {
                 return false;
             }
-            // A block that is being moved is not evicted: hold it meanwhile, which ends the move.
+            // A moving block is not evicted: a reference ends the move.
             if word.is_moving() && !word.is_owned() {
                 if core.hit_in_place(id, word).is_some() {
                     core.uncache(id);
@@ -208,12 +186,10 @@ impl PrefixCache {
             } else if core.evict_these([id]) > 0 {
                 return true;
             }
-            // Another thread hit, released or evicted it in between.
         }
     }
 
-    /// Takes a hash away from all blocks that are known by it, and returns their number. Blocks
-    /// without other hashes are uncached, as by [`uncache`](Self::uncache).
+    /// Returns the number of blocks that were known by the hash.
     pub(crate) fn unname(&self, core: &Core, hash: BlockHash) -> usize {
         let Some(names) = &self.names else { return 0 };
         let _lock = names.lock();
@@ -240,12 +216,8 @@ impl PrefixCache {
         known.len()
     }
 
-    /// Moves the hashes of a block to another one, and returns their number. The caller has a
-    /// reference on both; `check` as in [`name`](Self::name).
-    ///
-    /// # Errors
-    ///
-    /// That of `check`; nothing has changed.
+    /// Returns the number of hashes. The caller has a reference on both blocks; `check` as in
+    /// [`name`](Self::name).
     pub(crate) fn rename<E>(
         &self,
         core: &Core,
@@ -277,8 +249,7 @@ impl PrefixCache {
         }
     }
 
-    /// Returns a block that has further hashes and is not cached, if there is one: an error. For an
-    /// audit, while no thread uses the pool.
+    /// Returns an uncached block that has further hashes: an error. For audits of idle pools.
     pub(crate) fn stray(&self, core: &Core) -> Option<BlockId> {
         let names = self.names.as_ref()?;
         (0..core.rows() as u32)

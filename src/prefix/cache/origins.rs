@@ -1,5 +1,4 @@
-//! Origins of blocks that arrive from other pools, and of those that leave: see
-//! [`origin`](super::super::origin).
+//! Origins of blocks that arrive from or leave for other pools: [`origin`](super::super::origin).
 
 use std::collections::HashSet;
 
@@ -18,8 +17,8 @@ impl PrefixCache {
         Origin { cache: self.number, era }
     }
 
-    /// Returns whether blocks of these origins may be found here: none was computed in this cache
-    /// before it was last cleared.
+    /// Returns whether blocks of these origins may be found here: none is unknown, or of an earlier
+    /// era of this cache.
     pub fn accepts(&self, origins: &[Origin]) -> bool {
         self.accepts_in(self.era(), origins)
     }
@@ -30,8 +29,7 @@ impl PrefixCache {
         !origins.iter().any(is_refused)
     }
 
-    /// Returns how blocks of these origins, which are [accepted](Self::accepts_in), are marked
-    /// here.
+    /// Returns the provenance of blocks of these [accepted](Self::accepts_in) origins.
     pub(crate) fn provenance(&self, origins: &[Origin]) -> Provenance {
         let others: Vec<_> = origins.iter().copied().filter(|origin| origin.cache != self.number).collect();
         if others.is_empty() && !origins.is_empty() {
@@ -46,19 +44,16 @@ impl PrefixCache {
         provenance
     }
 
-    /// Returns the origins of a block on which the caller has a reference.
     pub(crate) fn origins_of(&self, id: BlockId) -> Vec<Origin> {
         let (row, provenance) = (self.row(id), self.origins.of(self.row(id).mark()));
         provenance.origins(provenance.is_own().then(|| self.origin_in(row.era())))
     }
 
-    /// Returns whether blocks may have other origins than this cache.
     #[inline]
     pub(crate) fn has_origins(&self) -> bool {
         self.origins.is_used()
     }
 
-    /// Returns the origins of all of these blocks together. The caller has references on them.
     #[cold]
     pub(crate) fn joined_origins(&self, blocks: &[BlockId]) -> Vec<Origin> {
         let (mut joined, mut marks) = (Vec::new(), HashSet::new());

@@ -1,7 +1,7 @@
-//! Registration: blocks that a finished batch filled become cached, and subscribers are told.
+//! Registration: blocks that a finished batch filled become cached, and are announced.
 //!
-//! The event of a block is published before the block is cached, so that the event of its eviction
-//! follows it. A subscriber that lists the cached blocks meanwhile gets the event once more.
+//! A block is announced before it is cached, so that the event of its eviction follows. A
+//! subscriber that lists the cached blocks meanwhile receives the event once more.
 
 use smallvec::SmallVec;
 
@@ -14,39 +14,33 @@ use super::{BlockHash, KvEvent, PrefixCache, key_of};
 struct Registered {
     hash: BlockHash,
     handle: BlockHandle,
-    /// The era in which it was noted.
     era: u64,
-    /// Subscriptions up to this number were told about it.
+    /// The newest subscription to which the block was announced.
     told: u64,
 }
 
 impl PrefixCache {
-    /// Notes what a block will hold once it is [registered](Self::register), and the mark of its
-    /// [provenance](Self::provenance). The block is in the caller's sequence and not cached.
+    /// Notes the future contents, and mark of [provenance](Self::provenance), of an uncached block.
     pub(crate) fn note(&self, id: BlockId, hash: BlockHash, era: u64, depth: u32, mark: u32) {
         self.row(id).note(hash, era, depth, mark);
     }
 
-    /// Notes the checksum of a [noted](Self::note) block that arrived from another pool. The block is the
-    /// caller's and not cached.
+    /// Notes the checksum of a [noted](Self::note) uncached block that arrived from another pool.
     pub(crate) fn note_sum(&self, id: BlockId, sum: u64) {
         let (part, at) = self.rows.locate(id.index());
         part.note_sum(at, sum);
     }
 
-    /// Returns the checksum that was noted of a cached block; `None` for one that was computed here. The
-    /// caller has a reference on it.
+    /// Returns the checksum of a cached block that the caller references; `None`: computed here.
     pub(crate) fn sum(&self, id: BlockId) -> Option<u64> {
         let (part, at) = self.rows.locate(id.index());
         part.sum(at)
     }
 
-    /// Takes back what was noted of a block that lost tokens before it was registered. The block is
-    /// in the caller's sequence.
-    ///
-    /// If its batch ends at this moment on another thread, the block is registered: the batch has
-    /// computed its tokens. Unless its hash was ever [uncached](Self::uncache_hashes): that call,
-    /// or the registration that saw it, may have looked at the row meanwhile.
+    /// Takes back the note of the caller's block, which lost tokens before it was registered. If
+    /// its batch ends at this moment on another thread, the block is registered, since the batch
+    /// has computed its tokens; unless its hash was ever [uncached](Self::uncache_hashes), as that
+    /// call, or the registration that saw it, may have read the row meanwhile.
     pub(crate) fn unnote(&self, core: &Core, id: BlockId) {
         if core.word(id).is_cached() {
             return;
@@ -62,10 +56,8 @@ impl PrefixCache {
         }
     }
 
-    /// Registers noted blocks: their bytes are final, and lookups can hit them.
-    ///
-    /// Stale handles are skipped. Each handle comes with the event for subscribers, or `None` for
-    /// an event without tokens. Blocks whose hashes were [uncached](Self::uncached) after the call
+    /// Registers noted blocks, whose bytes are final, except stale handles. `None` stands for an
+    /// event without tokens. Blocks whose hashes were [uncached](Self::uncached) after the call
     /// `since` are not found.
     pub(crate) fn register(
         &self,
@@ -75,23 +67,21 @@ impl PrefixCache {
     ) {
         let mut blocks = blocks.into_iter().peekable();
         if blocks.peek().is_none() {
-            // Most batches fill no block: no fence then.
+            // Most batches fill no block, and need no fence.
             return;
         }
         let mut registered = SmallVec::<[Registered; 64]>::new();
         let (era, mut subscriptions) = (self.era(), self.events.subscriptions_now());
         for (handle, stored) in blocks {
             let (id, row) = (handle.id, self.row(handle.id));
-            // Read before the block is cached, while the row cannot change; a stale handle is
-            // refused by `seal_cached`.
+            // The row cannot change until the block is cached; `seal_cached` checks the handle.
             let (hash, noted) = (row.hash(), row.era());
-            // Blocks noted before a clear are neither found nor announced. If the clear comes after
-            // this line, the reader of the event can tell by its era.
+            // Blocks noted before a clear are neither found nor announced. After a later clear, the
+            // reader of the event can tell by its era.
             let is_found = row.is_of(self.era());
             // Before the events of blocks that follow them.
             self.tell_late(core, &mut registered, &mut subscriptions);
-            // Published before the block can be hit, released and evicted: the eviction is
-            // published too.
+            // Published before the block can be evicted, which publishes its removal.
             let announce = || {
                 let stored = || stored.map_or_else(|| self.stored(id, hash), |stored| *stored);
                 self.events.publish_to(noted, 0..=subscriptions, stored)
@@ -113,8 +103,7 @@ impl PrefixCache {
         }
         self.tell_late(core, &mut registered, &mut subscriptions);
         self.tallies.registered(registered.len());
-        // Before a lookup finds them. Pairs with the fence in `uncache_hashes`; `seal_cached` has
-        // exchanged the words.
+        // Pairs with the fence in `uncache_hashes`; `seal_cached` has exchanged the words.
         fence_after_rmw();
         let written = registered.iter().map(|block| (block.handle.id, block.hash, block.era));
         self.uncache_late(core, since, written);
@@ -131,9 +120,8 @@ impl PrefixCache {
         );
     }
 
-    /// Publishes the events of registered blocks to subscriptions that began after `subscriptions`
-    /// were counted, and counts again. A thread that subscribed in between may have listed the
-    /// cached blocks too early to see a block, and its event came too early to reach that thread.
+    /// Announces registered blocks to subscriptions that began after `subscriptions` were counted,
+    /// which may have listed the cached blocks too early, and counts again.
     #[inline]
     fn tell_late(&self, core: &Core, registered: &mut [Registered], subscriptions: &mut u64) {
         let now = self.events.subscriptions_now();
@@ -143,8 +131,8 @@ impl PrefixCache {
         }
     }
 
-    /// Publishes the event of a cached block to the subscriptions up to `now` that it was not told
-    /// to. Reached by the models that subscribe during a registration, or lose its event.
+    /// Announces a cached block to the subscriptions up to `now` that have not received its event.
+    /// Reached by the models that subscribe during a registration, or lose its event.
     #[cold]
     fn tell_late_of(&self, core: &Core, block: &mut Registered, now: u64) {
         let (hash, handle, id) = (block.hash, block.handle, block.handle.id);
@@ -154,9 +142,8 @@ impl PrefixCache {
         let before = std::mem::replace(&mut block.told, now);
         let stored = || self.stored(id, hash);
         if self.events.publish_to(block.era, before + 1..=now, stored).is_some() {
-            // The block may have been evicted since, and that event published first. Pairs with the
-            // light fence of the evicting thread's `publish`: either that fence comes after ours,
-            // or we see the word that the eviction left.
+            // Its removal may have been published before. Pairs with the light fence of that
+            // `publish`: it follows ours, or we see the word that the eviction left.
             let is_fenced = heavy_fence();
             let word = core.word(id);
             let is_there = is_fenced && word.is_cached() && word.is_of(handle.generation);
@@ -167,7 +154,7 @@ impl PrefixCache {
         }
     }
 
-    /// Returns the event of a block that was filled before the subscription.
+    /// Returns an event without tokens, for a block filled before the subscription.
     #[cold]
     pub(super) fn stored(&self, block: BlockId, hash: BlockHash) -> KvEvent {
         let block_tokens = self.hasher.block_tokens() as u32;

@@ -8,7 +8,6 @@ fn hash(n: u64) -> BlockHash {
     BlockHash::new(u128::from(n) << 64 | u128::from(n) << 7 | 1, n + 100)
 }
 
-/// A pool of one block, and its cache.
 fn one_block() -> (Blocks, Arc<PrefixCache>) {
     let config = BlocksConfig {
         frames: 1,
@@ -25,7 +24,6 @@ fn one_block() -> (Blocks, Arc<PrefixCache>) {
     (Blocks::with_evictor(config, None, Some(Box::new(cache.clone()))), cache)
 }
 
-/// Replaces the contents of the block, evicting the previous ones.
 fn refill(blocks: &Blocks, cache: &PrefixCache, n: u64) -> BlockId {
     let mut taken = None;
     blocks.allocate_listed(&AllocRequest::new(1), None, &mut |id| taken = Some(id)).unwrap();
@@ -36,8 +34,7 @@ fn refill(blocks: &Blocks, cache: &PrefixCache, n: u64) -> BlockId {
     id
 }
 
-/// A lookup is stopped between reading the row and the word until the same word recurs with other
-/// contents.
+/// The word recurs with other contents between a lookup's reads of the row and of the word.
 #[test]
 fn a_hit_is_not_of_another_turn_of_the_generation() {
     let (blocks, cache) = one_block();

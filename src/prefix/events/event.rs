@@ -18,16 +18,14 @@ pub enum KvEvent {
         block: BlockId,
         /// The hash by which it is found.
         hash: BlockHash,
-        /// Hash of the block before it. `None` for the first block of a prefix, or if unknown: then
-        /// `tokens` is empty too.
+        /// Hash of the block before it; `None` for a first block, and if `tokens` are unknown.
         parent: Option<BlockHash>,
-        /// Its tokens; empty if unknown, because they were appended before the subscription, or the
-        /// block came from another pool without its sequence.
+        /// Its tokens; empty if appended before the subscription, or imported without a sequence.
         tokens: SmallVec<[u32; 16]>,
         /// Number of tokens per block.
         block_tokens: u32,
         /// The extra keys that touch its tokens, each after the position of its first token
-        /// relative to the block's, negative if it is in an earlier block. Empty if unknown.
+        /// relative to the block's, which may be negative. Empty if unknown.
         extra_keys: Box<[(i64, ExtraKey)]>,
     },
     /// The block can no longer be found by this hash. Other blocks with the same hash may still be.
@@ -57,15 +55,11 @@ pub struct Numbered {
     pub event: KvEvent,
 }
 
-/// An event in the ring.
 pub(super) struct Told {
-    /// Numbers of the subscriptions that it is for.
     pub(super) audience: RangeInclusive<u64>,
-    /// Era of the block, or the era that a `Cleared` ends; [`ANY_ERA`]: delivered regardless of
-    /// clears.
+    /// Era of the block, or that a `Cleared` ends; clears do not cover events of [`ANY_ERA`].
     pub(super) era: u64,
     pub(super) event: KvEvent,
 }
 
-/// Matches any era.
 pub(super) const ANY_ERA: u64 = u64::MAX;

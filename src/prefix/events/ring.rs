@@ -1,8 +1,5 @@
 //! A bounded ring with many writers and any number of readers. A writer takes the next position,
-//! and overwrites the entry that is `capacity` positions older, whether it was read or not. Readers
-//! change nothing in it.
-//!
-//! # Words
+//! and overwrites the entry `capacity` positions older, read or not. Readers change nothing in it.
 //!
 //! | word | meaning |
 //! |---|---|
@@ -10,8 +7,6 @@
 //! | `entries[i]` | null, or an entry of a position `p` with `p % capacity == i` |
 //!
 //! Invariant: the position in `entries[i]` only grows, and is below `tail`.
-//!
-//! # Protocol
 //!
 //! ```text
 //! push:  tail => p;  tail := p + 1;  entries(p) of a lower position, or null?   exchange it for p's, again if it has changed
@@ -21,25 +16,19 @@
 //!        else              nothing yet: p == h is not taken, or its writer is on its way
 //! ```
 //!
-//! # Guarantees
-//!
 //! - *A writer never waits.* It repeats its exchange only if another writer has overtaken it, or
 //!   came from an earlier lap.
 //! - *A reader skips no entry without a loss.* An overtaken writer may drop its entry: a reader
-//!   that has yet to read it finds the later entry, and has lost this one. A reader that has lost
-//!   an entry goes on in the middle of the ring. In the oldest entry it would lose the next one at
-//!   once, and a subscriber lists all cached blocks after each loss.
-//! - *A writer stopped between its position and its entry* delays readers for a lap at most, and no
-//!   other writer.
-//! - *A reader that loses position `p` has seen a tail above `p + capacity / 2`*, and whatever the
-//!   writers of all positions below that tail did before. So a thread that changes `tail` by zero,
-//!   and finds it lower, knows that a reader that loses `p` later sees what this thread did before:
-//!   all changes of `tail` are exchanges, and a later one continues the release of this one.
+//!   that has yet to read it finds the later entry, and so has lost it. After a loss, a reader
+//!   continues in the middle of the ring: at the oldest entry it would lose the next one at once.
+//! - *A writer stopped between its position and its entry* delays readers for a lap at most.
+//! - *A reader that loses position `p` has seen a tail above `p + capacity / 2`*, and what the
+//!   writers of all positions below did before. So a thread that adds zero to `tail` and finds it
+//!   lower knows that a reader that loses `p` later sees what this thread did before: all changes
+//!   of `tail` are exchanges, and a later one continues the release of this one.
 //!
-//! Replaced entries go to the epoch collector. A reader or writer that is stopped inside of a call
-//! delays the reclaiming of all entries replaced meanwhile, as in the other users of the collector.
-//!
-//! Model: `loom-tests/tests/kv_events.rs`.
+//! Replaced entries go to the epoch collector. A reader or writer that stops inside a call delays
+//! the reclaiming of all entries replaced meanwhile. Model: `loom-tests/tests/kv_events.rs`.
 
 use std::cmp::Ordering::{Equal, Greater, Less};
 
@@ -58,13 +47,11 @@ struct Entry {
 }
 
 impl Ring {
-    /// Rounds a capacity up to a power of two, at least two: a reader that lost an entry keeps
-    /// half.
+    /// Rounds a capacity up to a power of two, at least two: after a loss, a reader keeps half.
     pub(super) fn capacity(asked: usize) -> usize {
         asked.max(2).next_power_of_two()
     }
 
-    /// Creates a ring with a [rounded](Self::capacity) capacity.
     pub(super) fn new(capacity: usize) -> Self {
         Self {
             entries: (0..capacity).map(|_| Atomic::null()).collect(),
@@ -72,10 +59,8 @@ impl Ring {
         }
     }
 
-    /// Returns the position that is taken next.
     pub(super) fn tail(&self) -> u64 {
-        // Acquire: pairs with the Release of `push`: the actions of the writers of earlier
-        // positions are visible.
+        // Acquire: pairs with the Release of `push`, for the actions of earlier writers.
         self.tail.load(Acquire)
     }
 
@@ -83,7 +68,7 @@ impl Ring {
         &self.entries[position as usize & (self.entries.len() - 1)]
     }
 
-    /// Returns the number of positions before the tail that a reader keeps that lost others.
+    /// Positions before the tail that remain to a reader after a loss.
     fn kept(&self) -> u64 {
         self.entries.len() as u64 / 2
     }
@@ -95,8 +80,8 @@ impl Ring {
         let position = self.tail.fetch_add(1, Release);
         fresh.position = position;
         let entry = self.entry(position);
-        // Acquire: pairs with the Release below. loom plays no reader's load against a change by a
-        // thread that has itself loaded the same word since.
+        // Acquire: pairs with the Release below. Not in a model: loom plays no reader's load
+        // against a change by a thread that has itself loaded the same word since.
         let is_model = cfg!(kvpool_loom);
         let mut old = if is_model { Shared::null() } else { entry.load(Acquire, &guard) };
         // SAFETY: a replaced entry is destroyed through the epoch collector, and we are pinned.
@@ -116,16 +101,13 @@ impl Ring {
         position
     }
 
-    /// Returns whether a reader that does not see what this thread has done so far may lose a
-    /// position.
+    /// Returns whether a reader that does not see this thread's actions so far may lose a position.
     pub(super) fn may_be_lost(&self, position: u64) -> bool {
-        // Test: `followed_while_a_stored_block_is_lost`, a model. A change, and Release: see the
-        // module's docs.
+        // A Release change: see the module docs. Model: `followed_while_a_stored_block_is_lost`.
         self.tail.fetch_add(0, Release) - position > self.kept()
     }
 
-    /// Calls `f` with the value of a position. `None`: it is not there yet. `Err`: it is lost, with
-    /// all positions before this one.
+    /// `None`: the position is not there yet. `Err`: lost, with all before the returned one.
     pub(super) fn read<R>(&self, position: u64, f: impl FnOnce(&Told) -> R) -> Option<Result<R, u64>> {
         let guard = epoch::pin();
         // SAFETY: as in `push`. Acquire: pairs with the Release there.
@@ -142,8 +124,7 @@ impl Drop for Ring {
     fn drop(&mut self) {
         for entry in &mut self.entries {
             let entry = std::mem::replace(entry, Atomic::null());
-            // SAFETY: no other reference to the ring exists; replaced entries went to the
-            // collector.
+            // SAFETY: no other reference exists; replaced entries went to the collector.
             drop(unsafe { entry.try_into_owned() });
         }
     }

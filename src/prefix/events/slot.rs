@@ -1,4 +1,4 @@
-//! The state that the queue and its subscribers share: the ring, and a slot for each subscriber.
+//! The state that the queue and its subscribers share; the [module](super) documents its words.
 
 use std::ptr;
 
@@ -7,27 +7,19 @@ use crate::sync::{
     AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, AtomicWaker, CachePadded, Mutex, Ordering::*, StatisticU64,
 };
 
-/// State that the queue and its subscribers share.
 pub(super) struct Shared {
     pub(super) capacity: usize,
     /// Null before the first subscription.
     ring: AtomicPtr<Ring>,
-    /// The slots; a list that only grows. Pools without subscribers have none.
     slots: AtomicPtr<Slot>,
-    /// Number of subscriptions.
     pub(super) active: AtomicUsize,
-    /// Number of the newest subscription.
     pub(super) newest: AtomicU64,
     /// Held while a subscription begins.
     pub(super) subscribing: Mutex<()>,
     pub(super) closed: AtomicBool,
-    /// The cache's era: the number of clears.
     pub(super) era: CachePadded<AtomicU64>,
-    /// Number of times that a subscriber was about to sleep; read by exchanges only.
     pub(super) sleeps: CachePadded<AtomicU64>,
-    /// Those of them after which all were woken.
     woken: AtomicU64,
-    /// Number of events that subscribers found lost.
     pub(super) lost: StatisticU64,
 }
 
@@ -48,14 +40,12 @@ impl Shared {
         }
     }
 
-    /// Returns the ring, if there was a subscription.
     pub(super) fn ring(&self) -> Option<&Ring> {
-        // SAFETY: a published ring lives as long as this. Acquire: pairs with the Release of
-        // `make_ring`.
+        // SAFETY: the ring lives as long as this. Acquire: pairs with the Release of `make_ring`.
         unsafe { self.ring.load(Acquire).as_ref() }
     }
 
-    /// Returns the ring, which it makes if there is none. The caller holds `subscribing`.
+    /// Returns the ring, created if there is none. The caller holds `subscribing`.
     pub(super) fn make_ring(&self) -> &Ring {
         if self.ring().is_none() {
             // Release: pairs with the Acquire of `ring`.
@@ -65,8 +55,7 @@ impl Shared {
     }
 
     pub(super) fn slots(&self) -> impl Iterator<Item = &Slot> {
-        // SAFETY: published slots live as long as the list. Acquire: pairs with the Release in
-        // `take_slot`.
+        // SAFETY: slots live as long as the list. Acquire: pairs with the Release in `take_slot`.
         let mut next = unsafe { self.slots.load(Acquire).as_ref() };
         std::iter::from_fn(move || {
             let slot: &Slot = next?;
@@ -76,7 +65,7 @@ impl Shared {
         })
     }
 
-    /// Takes a slot without a subscriber, or adds one. The caller holds `subscribing`.
+    /// Takes a vacated slot, or adds one. The caller holds `subscribing`.
     pub(super) fn take_slot(&self) -> &Slot {
         // Acquire: pairs with the Release of the previous subscriber's drop.
         let left = self.slots().find(|slot| !slot.taken.load(Acquire));
@@ -93,22 +82,20 @@ impl Shared {
         unsafe { &*slot }
     }
 
-    /// Gives up a slot: its subscription has ended, or did not begin.
     pub(super) fn leave(&self, slot: &Slot) {
         self.active.fetch_sub(1, Relaxed);
         // Release: pairs with the Acquire of `take_slot`.
         slot.taken.store(false, Release);
     }
 
-    /// Wakes all subscribers, if one may sleep.
     pub(super) fn wake(&self) {
-        // Release: pairs with the Acquire of `poll_recv`, whose second look sees what was published
-        // before. Acquire: pairs with the Release there, so that the waker is seen.
+        // Release: pairs with the Acquire of `poll_recv`, whose second read sees what was published
+        // before. Acquire: pairs with the Release there; the waker is seen.
         let sleeps = self.sleeps.fetch_add(0, AcqRel);
         // Relaxed: an older number costs a wake.
         if self.woken.load(Relaxed) < sleeps {
             self.slots().filter_map(|slot| slot.waker.take()).for_each(crate::sync::wake);
-            // Behind the wakes: a thread that is stopped in between leaves them to the next one.
+            // After the wakes: a thread that is stopped in between leaves them to the next one.
             self.woken.fetch_max(sleeps, Release);
         }
     }
@@ -118,8 +105,7 @@ impl Drop for Shared {
     fn drop(&mut self) {
         let mut next = self.slots.load(Relaxed).cast_const();
         while !next.is_null() {
-            // SAFETY: the list is exclusively ours; each slot was made by `Box::into_raw` and is
-            // freed once.
+            // SAFETY: the list is exclusively ours; `Box::into_raw` made each slot, freed once.
             let slot = unsafe { Box::from_raw(next.cast_mut()) };
             next = slot.next;
         }
@@ -131,15 +117,13 @@ impl Drop for Shared {
     }
 }
 
-/// A place for one subscriber at a time; the fields are in the parent module's docs.
 pub(super) struct Slot {
     taken: AtomicBool,
     pub(super) waker: AtomicWaker,
     next: *const Slot,
 }
 
-// SAFETY: `next` is written before the slot is published, and points to a slot of the same list,
-// which lives as long.
+// SAFETY: `next` is written before publication, and its slot of the same list lives as long.
 unsafe impl Sync for Slot {}
 // SAFETY: as above.
 unsafe impl Send for Slot {}

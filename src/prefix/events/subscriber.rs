@@ -11,24 +11,20 @@ use super::ring::Ring;
 use super::slot::{Shared, Slot};
 use crate::sync::{Arc, Ordering::*};
 
-/// A subscriber's end: a stream of events.
+/// A subscriber's stream of events. Dropping it ends the subscription.
 ///
-/// Each subscriber receives all events since its subscription, and lags and loses independently of
-/// the others. The stream ends with the pool: when the last `Pool`, `Sequence`,
-/// `SequenceView` and `Batch` is dropped. Leases, a running `Defragmenter`, and threads that have
-/// used the pool do not keep it open; a `Defragmenter` whose runtime is not driven does. Dropping this value ends the subscription.
+/// Each subscriber receives all events since its subscription, and lags and loses independently.
+/// The stream ends with the last `Pool`, `Sequence`, `SequenceView` and `Batch`, and the end of any
+/// migration or manual compaction. Leases, block handles, a running `Defragmenter`, and threads
+/// that have used the pool do not keep it open; a `Defragmenter` whose runtime is not driven does.
 pub struct KvEvents {
     shared: Arc<Shared>,
     /// The subscription's slot, in a list that `shared` owns.
     slot: *const Slot,
-    /// Number of the subscription, from 1.
     subscription: u64,
-    /// Position that is read next.
     head: u64,
-    /// Number of the next event.
     number: u64,
-    /// All eras before this one have been announced as over, or were over when the subscriber last
-    /// listed the blocks.
+    /// All earlier eras were announced as over, or were over when the blocks were last listed.
     told: u64,
     /// Event to deliver after an early `Cleared`.
     next: Option<Numbered>,
@@ -40,7 +36,6 @@ unsafe impl Send for KvEvents {}
 unsafe impl Sync for KvEvents {}
 
 impl KvEvents {
-    /// Begins to read at a position, after the subscription became visible to publishers.
     pub(super) fn begin(shared: Arc<Shared>, slot: *const Slot, subscription: u64, head: u64) -> Self {
         // Acquire: pairs with the Release of `clear`.
         let told = shared.era.load(Acquire);
@@ -52,17 +47,14 @@ impl KvEvents {
         unsafe { &*self.slot }
     }
 
-    /// Returns the number of published events that were not received yet, at most the
-    /// [capacity](super::EventQueue::capacity): when more are waiting, events are lost.
-    ///
-    /// Includes events that are not for this subscriber, which it skips.
+    /// Returns the number of published events that were not received, at most the
+    /// [capacity](super::EventQueue::capacity), including events for other subscribers.
     pub fn lag(&self) -> u64 {
         let tail = self.shared.ring().map_or(self.head, Ring::tail);
         (tail - self.head).min(self.shared.capacity as u64) + u64::from(self.next.is_some())
     }
 
-    /// Returns the next event, or `None` when the pool is gone and every event was received. Cancel
-    /// safe.
+    /// Returns the next event, or `None` once the pool is gone and all were received. Cancel safe.
     pub async fn recv(&mut self) -> Option<Numbered> {
         std::future::poll_fn(|context| self.poll_recv(context)).await
     }
@@ -89,8 +81,7 @@ impl KvEvents {
                 Err(oldest) => {
                     let lost = oldest - std::mem::replace(head, oldest);
                     shared.lost.fetch_add(lost, Relaxed);
-                    // A `Cleared` may be among the lost. A subscriber that lists the blocks now
-                    // sees this era, or a later one. Acquire: pairs with the Release of `clear`.
+                    // Acquire: pairs with the Release of `clear`. A list shows this era or later.
                     *told = shared.era.load(Acquire).max(*told);
                     return Some(self.deliver(KvEvent::Resync { lost }, lost));
                 }
@@ -111,10 +102,10 @@ impl KvEvents {
             return Poll::Ready(Some(event));
         }
         self.slot().waker.register(context.waker());
-        // AcqRel: pairs with `Shared::wake`: a publisher that counts this sees the waker; what one
-        // published that came earlier is seen below.
+        // AcqRel: pairs with `Shared::wake`. A publisher that counts this sleep sees the waker;
+        // events of earlier publishers are seen below.
         self.shared.sleeps.fetch_add(1, AcqRel);
-        // In this order: everything was published before the close.
+        // Before the read: everything was published before the close.
         let is_closed = self.shared.closed.load(Acquire);
         match self.try_recv() {
             None if !is_closed => Poll::Pending,
@@ -123,8 +114,7 @@ impl KvEvents {
     }
 }
 
-/// Copies an event of the ring, and returns it after whether a `Cleared` comes before it. `None`:
-/// it is for others, or a clear covers it.
+/// Copies an event, with whether a `Cleared` precedes it; `None` if for others, or cleared.
 fn heed(told: &mut u64, subscription: u64, entry: &Told) -> Option<(bool, KvEvent)> {
     let Told { audience, era, event } = entry;
     if !audience.contains(&subscription) || *era < *told {

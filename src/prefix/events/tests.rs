@@ -20,7 +20,6 @@ fn block(event: &KvEvent) -> u32 {
     }
 }
 
-/// Returns all received numbers and events.
 fn drain(events: &mut KvEvents) -> Vec<(u64, KvEvent)> {
     std::iter::from_fn(|| events.try_recv()).map(|event| (event.number, event.event)).collect()
 }
@@ -66,7 +65,6 @@ fn a_slow_subscriber_goes_on_in_the_middle() {
     let mut events = queue.subscribe().unwrap();
     (0..4).for_each(|i| assert!(queue.publish(|| removed(i))));
     assert_eq!(events.try_recv().unwrap().event, removed(0));
-    // As many as there is room for again, and one more.
     (4..6).for_each(|i| assert!(queue.publish(|| removed(i))));
     assert_eq!((queue.lost(), events.lag()), (0, 4), "no subscriber has met a loss");
     let want = [(1, KvEvent::Resync { lost: 3 }), (4, removed(4)), (5, removed(5))];
@@ -77,7 +75,6 @@ fn a_slow_subscriber_goes_on_in_the_middle() {
     assert_eq!(drain(&mut events), want, "a whole ring is received, and the loss was reported once");
 }
 
-/// The loss of an announcement is known to its publisher once it is possible, and not before.
 #[test]
 fn a_publisher_knows_that_its_event_may_be_lost() {
     let queue = EventQueue::new(4);
@@ -119,8 +116,6 @@ fn what_is_for_earlier_subscriptions_is_skipped() {
     assert_eq!(drain(&mut events), [(0, removed(4))]);
 }
 
-/// A slow subscriber loses events and receives a resync; one that keeps up receives everything, and
-/// one that came later what was published since.
 #[test]
 fn a_slow_subscriber_loses_alone() {
     let queue = EventQueue::new(2);
@@ -141,7 +136,6 @@ fn a_slow_subscriber_loses_alone() {
     assert_eq!((drain(&mut fast), queue.lost()), (vec![], 4));
 }
 
-/// The slot of a subscriber that left serves the next one.
 #[test]
 fn a_slot_is_used_again() {
     let queue = EventQueue::new(2);
@@ -155,7 +149,6 @@ fn a_slot_is_used_again() {
     assert_eq!(drain(&mut third), [(0, removed(1))]);
 }
 
-/// What one thread tells late to the subscriptions after the first does not reach the first.
 #[test]
 fn an_event_goes_to_the_subscriptions_of_a_range() {
     let queue = EventQueue::new(4);
@@ -228,9 +221,7 @@ async fn all_subscribers_receive_everything() {
     }
 }
 
-/// Threads publish at full speed into a queue that is too small, while a task receives. Received
-/// and lost events add up to all events, each thread's events come in order, and a loss is reported
-/// after the events that precede it.
+/// Received and lost events add up to all; each thread's events, and losses, are in order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn threads_publish_while_a_task_receives() {
     const EACH: u32 = 20_000;
@@ -251,7 +242,6 @@ async fn threads_publish_while_a_task_receives() {
     let counters = Arc::clone(&queue.0);
     drop(queue);
     let (mut number, mut lost, mut last_resync) = (0, 0, 0);
-    // Per thread: the next event to publish, and the position of its last event.
     let mut threads_next = [(0, 0); 2];
     for time in 1.. {
         let Some(event) = events.recv().await else { break };

@@ -8,9 +8,8 @@ use crate::error::Invalid;
 
 /// Incremental hash of a token sequence: the hash of its last full block, and the tokens after it.
 ///
-/// Each token costs constant time, whatever the length of the sequence. Clone it to fork. Every
-/// call must be given the hasher that made the chain's root; another hasher produces meaningless
-/// hashes.
+/// Each token costs constant time. Clone it to fork. Every call must receive the hasher that made
+/// the chain's root; with another one, the hashes are meaningless.
 ///
 /// ```
 /// use kvpool::prefix::{Chain, HashKey, Hashing, PrefixHasher, PrefixKeys};
@@ -39,12 +38,10 @@ pub(crate) struct ChainHash {
 }
 
 impl ChainHash {
-    /// Continues after a block with this hash, the `blocks`th of its chain.
     pub(crate) fn after(hash: BlockHash, blocks: u64) -> Self {
         Self { parent: hash, blocks, extras: Vec::new() }
     }
 
-    /// Adds those of these extra keys that touch tokens from here on.
     pub(crate) fn with<'a>(
         mut self,
         hasher: &PrefixHasher,
@@ -54,7 +51,6 @@ impl ChainHash {
         self
     }
 
-    /// Adds an extra key, if it touches tokens from here on.
     pub(crate) fn add(&mut self, hasher: &PrefixHasher, ExtraKey { tokens, key }: &ExtraKey) {
         let extra = hasher.extra(tokens.start as u64, tokens.end as u64, key);
         if extra.end > self.hashed_tokens(hasher)
@@ -64,7 +60,6 @@ impl ChainHash {
         }
     }
 
-    /// Appends full blocks, and calls `full` with the hash of each, in order.
     #[inline]
     pub(crate) fn fill(&mut self, hasher: &PrefixHasher, tokens: &[u32], mut full: impl FnMut(BlockHash)) {
         let block_tokens = hasher.block_tokens();
@@ -77,7 +72,7 @@ impl ChainHash {
             self.parent = hasher.block(self.entered(hasher, block_tokens), block);
             self.blocks += 1;
             let hashed = self.hashed_tokens(hasher);
-            // Each key is removed once, and looked at only by the blocks that it touches.
+            // Each key is removed once, and read only by the blocks that it touches.
             let begun = self.extras.partition_point(|extra| extra.start < hashed);
             if self.extras[..begun].iter().any(|extra| extra.end <= hashed) {
                 self.extras.retain(|extra| extra.end > hashed);
@@ -86,12 +81,10 @@ impl ChainHash {
         }
     }
 
-    /// Returns the hash of an unfinished block of these tokens, or `None` for none.
     pub(crate) fn partial(&self, hasher: &PrefixHasher, tokens: &[u32]) -> Option<BlockHash> {
         (!tokens.is_empty()).then(|| hasher.partial(self.entered(hasher, tokens.len()), tokens))
     }
 
-    /// Returns the value that replaces the parent's hash for a block of the next `tokens` tokens.
     #[inline]
     fn entered(&self, hasher: &PrefixHasher, tokens: usize) -> BlockHash {
         if self.extras.is_empty() {
@@ -111,8 +104,7 @@ impl PrefixHasher {
     /// Returns the hashes of the full blocks of tokens with these keys.
     ///
     /// # Errors
-    /// As for [`root`](Self::root); an extra key without bytes or tokens, or one that ends after the
-    /// tokens.
+    /// As for [`root`](Self::root); an extra key without bytes or tokens, or beyond the tokens.
     pub fn hashes(&self, keys: &PrefixKeys<'_>, tokens: &[u32]) -> Result<Vec<BlockHash>, Invalid> {
         keys.check_extra(tokens.len())?;
         let mut chain = ChainHash::after(self.root(keys)?.hash(), 0).with(self, keys.extra());
@@ -130,16 +122,12 @@ impl Chain {
     }
 
     /// Creates a chain that continues after a block with this hash, the `blocks`th of its chain.
-    ///
-    /// Extra keys that reach beyond that block must be [given](Self::extra_key) again.
+    /// Extra keys that reach beyond that block must be [added](Self::extra_key) again.
     pub fn after(hash: BlockHash, blocks: u64) -> Self {
         Self { hashed: ChainHash::after(hash, blocks), tail: SmallVec::new() }
     }
 
-    /// Like [`after`](Self::after), followed by tokens that do not fill a block.
-    ///
-    /// # Errors
-    /// The tokens fill a block.
+    /// Like [`after`](Self::after), followed by tokens; an error if they fill a block.
     pub fn resume(
         hasher: &PrefixHasher,
         hash: BlockHash,
@@ -179,11 +167,10 @@ impl Chain {
         self.hashed.fill(hasher, blocks, full);
     }
 
-    /// Adds the [extra key](ExtraKey) of a range of tokens, before the first block that it touches
-    /// is full.
+    /// Adds the [extra key](ExtraKey) of tokens, before the first block that it touches is full.
     ///
     /// # Errors
-    /// The key has no bytes, or its range no tokens, or the range begins in a hashed block.
+    /// The key has no bytes, its range has no tokens, or the range begins in a hashed block.
     pub fn extra_key(
         &mut self,
         hasher: &PrefixHasher,
@@ -196,10 +183,8 @@ impl Chain {
         Ok(())
     }
 
-    /// Cuts the chain to its first `tokens` tokens, which must end in the unfinished block.
-    ///
-    /// The tokens of finished blocks are not kept: to cut further back, [resume](Self::resume) from
-    /// a block's hash. Extra keys that begin after the cut are removed.
+    /// Cuts the chain to its first `tokens` tokens, and removes extra keys that begin after the
+    /// cut. To cut before the unfinished block, [resume](Self::resume) from a block's hash.
     ///
     /// # Errors
     /// `tokens` is before the unfinished block or after the last token.
@@ -214,9 +199,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Returns the hash of the unfinished block's tokens, or `None` if it has none.
-    ///
-    /// It differs from the hash of every full block, whatever that holds.
+    /// Returns the hash of the unfinished block, if any; it differs from those of full blocks.
     pub fn partial(&self, hasher: &PrefixHasher) -> Option<BlockHash> {
         self.hashed.partial(hasher, &self.tail)
     }

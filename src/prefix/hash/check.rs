@@ -8,31 +8,26 @@
 //! c' = (c + low(n)) * a + high(n) * b       mod 2^61 - 1;  low, high: the upper 60 bits of each half of n      (a polynomial)
 //! ```
 //!
-//! `c` carries over from block to block, so it is one polynomial in `a` and `b` over all tokens of
-//! the prefix. It is reduced below 2^63 only, not below the prime: equal prefixes still have equal
-//! checks.
+//! `c` carries over from block to block: one polynomial in `a` and `b` over all tokens of the
+//! prefix. It is reduced below 2^63, not below the prime; equal prefixes still have equal checks.
 //!
 //! # Proven bound
 //!
 //! Take two different prefixes of the same length under the same keys, chosen without knowledge of
-//! the secret or of any hash, and a piece in which they differ. The difference of its two `n` takes
+//! the secret or of any hash, and a piece in which they differ. The difference of its two `n` has
 //! any given value with probability at most 2^-64 (Black and others, "UMAC", 1999). Both halves
-//! agree except in their low 4 bits for 31^2 of these values, so that happens with probability
-//! below 2^-54. Otherwise the difference of the two polynomials is nonzero, of degree at most
-//! `pieces + 1`, and it vanishes for at most that many of 2^59 choices of `a` and `b` (Schwartz and
-//! Zippel). Hence `P(same check) < 2^-54 + (pieces + 1) / 2^59`: below 2^-42 for a million tokens.
-//! It is a universal hash, not a one-way function: an observer of enough hashes can compute the
-//! secret.
+//! agree except in their low 4 bits for 31^2 values, so with probability below 2^-54. Otherwise the
+//! difference of the polynomials is nonzero, of degree at most `pieces + 1`, and vanishes for at
+//! most that many of 2^59 choices of `a` and `b` (Schwartz and Zippel). For a million tokens,
+//! `P(same check) < 2^-54 + (pieces + 1) / 2^59` is below 2^-42. An observer of enough hashes can
+//! compute the secret.
 
 const PRIME: u64 = (1 << 61) - 1;
-/// Bits of `a`, and (`BITS`) of `b` and of a chain's initial value: few enough that no sum below
-/// overflows its word.
+/// Bits of `a`; `BITS`: of `b` and initial values. Few enough that no sum below overflows its word.
 const A_BITS: u32 = 59;
 const BITS: u32 = 60;
-/// Tokens processed at once.
 const PIECE: usize = 16;
 
-/// The secret of the second hash.
 pub(super) struct Check {
     words: [u64; PIECE / 2],
     a: u64,
@@ -50,12 +45,10 @@ impl Check {
         Self { words: std::array::from_fn(word), a, b, partial: word(PIECE / 2 + 2) }
     }
 
-    /// Returns an initial value for a chain.
     pub(super) const fn begin(bits: u64) -> u64 {
         bits >> (64 - BITS)
     }
 
-    /// Returns the check of a prefix extended by these tokens.
     #[inline]
     pub(super) fn extend(&self, mut check: u64, tokens: &[u32]) -> u64 {
         let (pieces, rest) = tokens.as_chunks::<PIECE>();
@@ -70,10 +63,8 @@ impl Check {
         check
     }
 
-    /// Returns the check of an unfinished block.
-    ///
-    /// A last piece with the number of tokens separates it from a block padded with zeros, and a
-    /// secret of its own separates it from full blocks.
+    /// Returns the check of an unfinished block. A last piece with the number of tokens separates
+    /// it from a zero-padded block, and a secret of its own from full blocks.
     #[inline]
     pub(super) fn partial(&self, check: u64, tokens: &[u32]) -> u64 {
         let mut last = [0; PIECE];
@@ -91,8 +82,8 @@ impl Check {
         let product = |i: usize| word(i) * word(i + 1);
         let n = (product(0).wrapping_add(product(2))).wrapping_add(product(4).wrapping_add(product(6)));
         let (low, high) = (n as u64 >> 4, (n >> 64) as u64 >> 4);
-        // Wrapping: only a check from outside this process can be so large. From here on: below
-        // (2^63 + 2^60) * 2^59 + 2^120.
+        // Wrapping: only a check from outside this process is so large. The sum is below (2^63 +
+        // 2^60) * 2^59 + 2^120.
         let sum =
             u128::from(check.wrapping_add(low)) * u128::from(self.a) + u128::from(high) * u128::from(self.b);
         // Below 2^63 again, since 2^61 is congruent to 1.
@@ -125,7 +116,6 @@ mod tests {
     fn is_the_polynomial_that_it_claims_to_be() {
         for round in 0..64u64 {
             let key: [u8; Check::KEY_BYTES] = std::array::from_fn(|i| {
-                // All ones too, where the sums are largest.
                 if round == 0 { 0xff } else { (round.wrapping_mul(i as u64 * 2 + 77) >> (i % 5)) as u8 }
             });
             let check = Check::new(&key);

@@ -1,5 +1,4 @@
-//! The function that computes a block's key, and the secret from which all other secrets are
-//! derived.
+//! The function of a block's key, and the secret from which all others are derived.
 
 use std::fmt;
 
@@ -7,9 +6,8 @@ use smallvec::SmallVec;
 
 use crate::error::PrefixError;
 
-/// Secret from which all secrets of a pool's hashes are derived.
-///
-/// Processes with the same key, [`Hashing`] and block size compute the same hashes.
+/// Secret from which all secrets of a pool's hashes are derived. Processes with the same key,
+/// [`Hashing`] and block size compute the same hashes.
 #[derive(Clone)]
 pub struct HashKey([u8; 32]);
 
@@ -24,15 +22,13 @@ impl HashKey {
         Ok(Self(key))
     }
 
-    /// Creates a key that other processes use too.
-    ///
-    /// It should be random: a party that guesses it can construct prompts whose `Fast` hashes
-    /// collide.
+    /// Creates a key that other processes use too. It should be random: a party that guesses it can
+    /// construct prompts whose `Fast` hashes collide.
     pub const fn from_bytes(key: [u8; 32]) -> Self {
         Self(key)
     }
 
-    /// Derives key material for one purpose, independent of that for any other purpose.
+    /// Derives key material for one purpose, independent of that for others.
     pub(super) fn derive<const N: usize>(&self, purpose: &'static str) -> [u8; N] {
         let mut material = [0; N];
         blake3::Hasher::new_derive_key(purpose).update(&self.0).finalize_xof().fill(&mut material);
@@ -54,8 +50,7 @@ impl fmt::Debug for HashKey {
 /// | send prompts, and observe whether a prefix was cached (by the time to the first token) | [`Fast`](Self::Fast) |
 /// | also see hashes (in logs, or as events) | [`Keyed`](Self::Keyed) |
 ///
-/// With either function, a second hash with a proven bound on collisions must be equal before a
-/// block is reused.
+/// With either, a second hash with a proven collision bound must be equal before a block is reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum Hashing {
@@ -85,7 +80,6 @@ impl Hashing {
     }
 }
 
-/// A function with its secret.
 pub(super) enum Function {
     Fast(Fast),
     Keyed(Keyed),
@@ -108,7 +102,6 @@ impl Function {
         if let Self::Weak(mask) = self { Some(*mask) } else { None }
     }
 
-    /// Returns the key of a block of any size.
     #[inline]
     pub(super) fn key(&self, parent: u128, tokens: &[u32]) -> u128 {
         match (self, tokens.as_chunks::<16>()) {
@@ -123,11 +116,10 @@ impl Function {
     }
 }
 
-/// XXH3 with a full-length secret; at least 136 bytes are required.
-///
-/// The parent's key is XORed into the last four tokens, as in CBC-MAC: two blocks after different
-/// keys have the same input only if their tokens differ by the XOR of the keys, which is secret.
-/// Fewer than four tokens are appended to the key instead.
+/// XXH3 with a full-length secret; at least 136 bytes are required. The parent's key is XORed into
+/// the last four tokens, as in CBC-MAC: blocks after different keys have the same input only if
+/// their tokens differ by the XOR of the keys, which is secret. Fewer than four tokens follow the
+/// key instead.
 pub(super) struct Fast(Box<[u8; 192]>);
 
 impl Fast {
@@ -158,7 +150,6 @@ impl Fast {
     }
 }
 
-/// XORs the parent's key into the last 16 bytes.
 #[inline]
 fn add(bytes: &mut [u8], parent: u128) {
     if let Some(last) = bytes.last_chunk_mut::<16>() {

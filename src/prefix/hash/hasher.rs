@@ -11,8 +11,7 @@ use super::{BlockHash, HashKey, Hashing, PrefixKeys, PrefixRoot};
 use crate::error::Invalid;
 
 /// Hash function of a pool: [`Hashing`] with the secrets of a [`HashKey`], for blocks of one size.
-///
-/// Immutable and shared; [chains](super::Chain) receive it by reference.
+/// Immutable; [chains](super::Chain) receive it by reference.
 pub struct PrefixHasher {
     function: Function,
     check: Check,
@@ -93,8 +92,7 @@ impl PrefixHasher {
         self.block_tokens
     }
 
-    /// Returns whether the other hasher computes the same hashes: same function, key and block
-    /// size.
+    /// Returns whether both hashers have the same function, key and block size.
     pub fn agrees_with(&self, other: &Self) -> bool {
         // The root without keys is a keyed hash of the block size and the function's name.
         let is_same = self.bare == other.bare;
@@ -104,20 +102,17 @@ impl PrefixHasher {
         is_same
     }
 
-    /// Returns a number that two hashers share if they [agree](Self::agrees_with), and most likely
-    /// not otherwise. It reveals neither the key nor any hash.
+    /// Returns a number that hashers share if they [agree](Self::agrees_with), and most likely not
+    /// otherwise. It reveals neither the key nor any hash.
     pub fn fingerprint(&self) -> [u8; 16] {
         let input = HashInput::new(Domain::Fingerprint).number(self.block_tokens as u64);
         let input = input.part(self.name.as_bytes());
-        // Weak hashes of all masks have one name.
         #[cfg(feature = "internals")]
         let input = self.function.mask().into_iter().fold(input, HashInput::number);
         self.digest(&input).key().to_le_bytes()
     }
 
-    /// Returns the initial value of chains with these keys. Precomputed for empty keys.
-    ///
-    /// Extra keys are not part of it.
+    /// Returns the initial value of chains with these keys, without their extra keys.
     ///
     /// # Errors
     /// [`Invalid`] for a key of zero bytes.
@@ -132,7 +127,7 @@ impl PrefixHasher {
     fn hash_root(&self, keys: &PrefixKeys<'_>) -> PrefixRoot {
         let mut parts =
             HashInput::new(Domain::Root).number(self.block_tokens as u64).part(self.name.as_bytes());
-        // The second place is that of a key that no longer exists: hashes stay the same.
+        // The second place was that of a removed key: hashes stay the same.
         for value in [keys.salt, None, keys.adapter] {
             parts = match value {
                 None => parts.number(0),
@@ -142,8 +137,7 @@ impl PrefixHasher {
         PrefixRoot(self.digest(&parts))
     }
 
-    /// Returns the hash under which a block is registered that an engine knows by a hash of its
-    /// own, in a group of layers.
+    /// Returns the hash of a block that an engine knows by its own hash, in a group of layers.
     pub(crate) fn foreign(&self, group: u32, hash: &[u8]) -> BlockHash {
         self.digest(&HashInput::new(Domain::Foreign).number(u64::from(group)).part(hash))
     }
@@ -164,7 +158,6 @@ impl PrefixHasher {
         BlockHash::new(self.function.key(parent.key(), tokens), check)
     }
 
-    /// Hashes consecutive full blocks; returns the hash of the last, or `parent` if there are none.
     #[inline]
     pub(super) fn blocks(
         &self,
@@ -203,8 +196,7 @@ impl PrefixHasher {
 
     pub(super) fn partial(&self, parent: BlockHash, tokens: &[u32]) -> BlockHash {
         match &self.function {
-            // XXH3 hashes the length too, so fewer tokens than a full block's are a different input
-            // from any block's.
+            // XXH3 hashes the length too, so fewer tokens than a full block's are a distinct input.
             Function::Fast(_) => BlockHash::new(
                 self.function.key(parent.key(), tokens),
                 self.check.partial(parent.check, tokens),

@@ -1,5 +1,4 @@
-//! Inputs that separate equal tokens: salt and adapter of a sequence; extra keys of some of its
-//! tokens.
+//! Inputs that separate equal tokens: salt and adapter of a sequence, extra keys of some tokens.
 
 use std::fmt;
 use std::ops::Range;
@@ -7,12 +6,11 @@ use std::ops::Range;
 use super::BlockHash;
 use crate::error::Invalid;
 
-/// Everything besides tokens that the blocks of a sequence depend on. Sequences share blocks only
-/// if all of it is equal.
+/// Everything besides tokens that the blocks of a sequence depend on; sequences share blocks only
+/// if it is equal.
 ///
-/// A salt, for example that of a tenant, hides blocks from all requests that do not give the same
-/// salt. Salt and adapter separate whole sequences; extra keys separate them from the first block on
-/// that the range of such a key touches.
+/// A salt, for example of a tenant, hides blocks from requests without it. Salt and adapter
+/// separate whole sequences; an extra key separates them from the first block that it touches.
 ///
 /// ```
 /// use kvpool::prefix::{ExtraKey, PrefixKeys};
@@ -28,11 +26,10 @@ pub struct PrefixKeys<'a> {
     pub(super) extra: &'a [ExtraKey],
 }
 
-/// The key of some tokens that stand for data which their ids do not identify, such as an image.
+/// The key of tokens that stand for data which their ids do not identify, such as an image.
 ///
 /// The key (for example a hash of the pixels) and the bounds of the range enter the hashes of all
-/// blocks that the range touches, and thereby of all later ones. Repeated keys count once, and
-/// their order does not matter.
+/// blocks that the range touches, and so of all later ones. Repetitions and order do not matter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ExtraKey {
@@ -48,8 +45,7 @@ impl ExtraKey {
         Self { tokens, key: key.into() }
     }
 
-    /// Returns an error unless it has bytes, and tokens of which the first is at `from` or later
-    /// and the last before `to`.
+    /// Returns an error unless the key has bytes, and a nonempty range within `from..to`.
     pub(crate) fn check(&self, from: usize, to: usize) -> Result<(), Invalid> {
         let Range { start, end } = self.tokens;
         let refused = |limit: fmt::Arguments<'_>| {
@@ -68,12 +64,11 @@ impl ExtraKey {
         }
     }
 
-    /// Returns those of `keys` that touch any of these tokens.
     pub(crate) fn touching(keys: &[Self], tokens: Range<usize>) -> impl Iterator<Item = &Self> {
         keys.iter().filter(move |key| key.tokens.start < tokens.end && key.tokens.end > tokens.start)
     }
 
-    /// Returns those of `keys` that touch a block of these tokens, as its event has them.
+    /// Returns the `keys` that touch a block of these tokens, as its event has them.
     pub(crate) fn of_block(keys: &[Self], tokens: Range<usize>) -> Box<[(i64, Self)]> {
         let first = tokens.start as i64;
         Self::touching(keys, tokens).map(|key| (key.tokens.start as i64 - first, key.clone())).collect()
@@ -111,13 +106,11 @@ impl<'a> PrefixKeys<'a> {
         self.extra
     }
 
-    /// Returns an error unless all extra keys are valid, and within the first `tokens` tokens.
     pub(crate) fn check_extra(&self, tokens: usize) -> Result<(), Invalid> {
         let mut keys = self.extra.iter().zip(0..);
         keys.try_for_each(|(key, index)| key.check(0, tokens).map_err(|error| error.at(index)))
     }
 
-    /// Returns each field by name.
     pub(super) fn fields(&self) -> [(&'static str, Option<&'a [u8]>); 2] {
         [("salt", self.salt), ("adapter", self.adapter)]
     }
@@ -130,22 +123,19 @@ impl<'a> PrefixKeys<'a> {
     }
 }
 
-/// Hash of [`PrefixKeys`], from which a chain begins. Can be kept and reused for many sequences of
-/// one tenant or adapter.
+/// Hash of [`PrefixKeys`], from which a chain begins. Can be reused for many sequences.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct PrefixRoot(pub(super) BlockHash);
 
 impl PrefixRoot {
-    /// Returns the value that serves as the parent's hash of a first block.
+    /// Returns the hash in place of the parent's for a first block.
     pub const fn hash(self) -> BlockHash {
         self.0
     }
 }
 
-/// An extra key of some tokens, hashed together with their range.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) struct Extra {
-    /// Bounds of the range, half-open.
     pub(super) start: u64,
     pub(super) end: u64,
     pub(super) digest: BlockHash,

@@ -86,8 +86,7 @@ fn known_answers() {
     }
 }
 
-/// Compares with XXH3 and BLAKE3 applied to the same bytes, without the fast paths for blocks of 16
-/// tokens.
+/// Compares with XXH3 and BLAKE3 of the same bytes, without the fast paths for blocks of 16 tokens.
 #[test]
 fn keys_are_those_of_the_crates() {
     for block_tokens in [1, 3, 4, 5, 16, 17, 32, 256] {
@@ -135,7 +134,6 @@ proptest! {
                 let (some, later) = rest.split_at(cut.min(rest.len()));
                 got.extend(hashes(&hasher, &mut chain, some));
                 rest = later;
-                // A fork continues independently.
                 hashes(&hasher, &mut chain.clone(), &[7; 50]);
             }
             prop_assert_eq!(&got, &want);
@@ -146,7 +144,6 @@ proptest! {
         }
     }
 
-    /// In the key and in the check.
     #[test]
     fn a_changed_token_changes_its_block_and_all_after(
         mut tokens in prop::collection::vec(any::<u32>(), 65..150),
@@ -198,7 +195,6 @@ fn the_check_alone_tells_prefixes_apart() {
     assert_eq!(checks.len(), 10_000, "two different prefixes have the same check");
 }
 
-/// Key fields that concatenate to equal bytes give different hashes, at the root and after it.
 #[test]
 fn keys_never_collide_by_concatenation() {
     let hasher = hasher();
@@ -258,8 +254,7 @@ fn an_extra_key_enters_the_blocks_that_it_touches_and_all_after() {
     assert_eq!(with(&[(20..40, b"cat"), (20..40, b"cat")]), image, "a repeated key counts once");
     let two = with(&[(20..40, b"cat"), (18..25, b"dog")]);
     assert_eq!(with(&[(18..25, b"dog"), (20..40, b"cat")]), two, "the order of calls does not matter");
-    // The range ends in the third block; when the key was given does not affect the other blocks'
-    // hashes.
+    // The range ends in the third block; the time of the call affects no other block's hash.
     let mut late = bare(&hasher);
     let mut got = hashes(&hasher, &mut late, &tokens[..18]);
     late.extra_key(&hasher, 20..40, b"cat").unwrap();
@@ -267,8 +262,7 @@ fn an_extra_key_enters_the_blocks_that_it_touches_and_all_after() {
     assert_eq!(got, image, "given after its first block had begun");
 }
 
-/// A block touched only by the second half of an image depends on the image itself, not only
-/// through its parent.
+/// A block in the second half of an image depends on it itself, not only through its parent.
 #[test]
 fn an_image_over_many_blocks_enters_each() {
     let hasher = hasher();
@@ -292,13 +286,11 @@ fn an_unfinished_block_is_never_a_full_one() {
         let mut chain = bare(&hasher);
         assert_eq!(chain.partial(&hasher), None, "no tokens, so no hash");
         for _ in 0..64 {
-            // Equal tokens, so that only their number and the parent differ.
             hashes(&hasher, &mut chain, &[0]).into_iter().for_each(|hash| assert!(seen.insert(hash)));
             chain.partial(&hasher).into_iter().for_each(|hash| assert!(seen.insert(hash)));
         }
         assert_eq!(seen.len(), 8 + 56);
     }
-    // An image that begins after the last token does not affect the tokens before it.
     let hasher = hasher();
     let mut chain = bare(&hasher);
     hashes(&hasher, &mut chain, &[1; 5]);
@@ -327,7 +319,6 @@ fn chains_are_cut_and_resumed() {
             format!("tokens to keep: got {tokens}, expected 96 to 98, the tokens of the unfinished block")
         );
     }
-    // To token 40: two blocks, and eight tokens.
     let mut again = Chain::resume(&hasher, all[1], 2, &tokens[32..40]).unwrap();
     assert_eq!(again.tokens(&hasher), 40);
     assert_eq!(hashes(&hasher, &mut again, &tokens[40..]), all[2..]);

@@ -1,19 +1,17 @@
 //! A bucket: one cache line of slots, each of which is a separate atomic word.
 //!
-//! Searching a bucket has no branch per slot, because the position of an entry is unpredictable. On
-//! x86-64 the upper halves of all words are compared at once.
+//! Searches have no branch per slot; on x86-64, they compare the upper halves of all words at once.
 
 use crate::sync::{AtomicU64, Ordering, Ordering::*, prefetch};
 
 use super::entry::Entry;
 
-/// Entries in a bucket: one cache line. Smaller under the model checker, so that buckets fill up.
+/// Slots of a bucket. Fewer under loom, so that buckets fill up.
 pub(super) const WAYS: usize = if cfg!(kvpool_loom) { 2 } else { 8 };
 
 /// Set of slots of a bucket, one bit each.
 pub(super) type Slots = u32;
 
-/// Iterates over the slots of a set in ascending order.
 #[inline]
 pub(super) fn each(mut slots: Slots) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
@@ -23,16 +21,14 @@ pub(super) fn each(mut slots: Slots) -> impl Iterator<Item = usize> {
     })
 }
 
-/// What an insertion finds in a bucket.
 pub(super) struct Room {
     pub(super) is_there: bool,
-    /// Whether there is another entry with its fingerprint.
     pub(super) has_alike: bool,
     pub(super) empty: Slots,
 }
 
 impl Room {
-    /// Returns the bucket with more room, and what is true of both.
+    /// Returns the bucket with more room, and what holds for both.
     pub(super) fn or_emptier<'b>(
         self,
         own: &'b Bucket,
@@ -46,7 +42,6 @@ impl Room {
     }
 }
 
-/// One cache line of slots.
 #[repr(align(64))]
 pub(super) struct Bucket([AtomicU64; WAYS]);
 
@@ -69,14 +64,11 @@ impl Bucket {
         self.equal_among(self.like(entry), entry)
     }
 
-    /// Returns those of the slots that are equal to this entry.
     #[inline]
     fn equal_among(&self, slots: Slots, entry: Entry) -> Slots {
-        // Mostly none or one.
         each(slots).filter(|&at| self.entry(at) == entry).fold(0, |equal, at| equal | 1 << at)
     }
 
-    /// Looks for an entry and for room.
     #[inline]
     pub(super) fn room(&self, entry: Entry) -> Room {
         let (like, empty) = self.like_and_empty(entry);
@@ -84,8 +76,7 @@ impl Bucket {
         Room { is_there: equal != 0, has_alike: like != equal, empty }
     }
 
-    /// Returns the slots whose entries have this fingerprint, and perhaps others: callers re-read
-    /// them.
+    /// Returns the slots with this fingerprint, and perhaps others: callers re-read them.
     #[inline]
     pub(super) fn like(&self, entry: Entry) -> Slots {
         self.like_and_empty(entry).0
@@ -98,15 +89,15 @@ impl Bucket {
         (self.slots(|other| entry.is_like(other)), self.slots(|other| other == Entry::EMPTY))
     }
 
-    /// Returns the slots as [`like`](Self::like) does, and the empty ones, whose upper halves are 0.
+    /// Like the portable version: empty slots have upper halves of 0.
     #[cfg(all(target_arch = "x86_64", not(miri), not(kvpool_loom)))]
     #[inline]
     fn like_and_empty(&self, entry: Entry) -> (Slots, Slots) {
         let slots: Slots;
-        // SAFETY: reads only the 64 bytes of the bucket, which are aligned to 64; every processor
-        // of this architecture has these instructions. Assembly, because other threads change the
-        // words concurrently: for the processor this is an ordinary load, in which each half of a
-        // word is of one moment, and for the compiler it is opaque.
+        // SAFETY: reads only the 64 bytes of the bucket, aligned to 64; every processor of this
+        // architecture has these instructions. Assembly, because other threads change the words
+        // concurrently: for the processor this is an ordinary load, in which each half of a word is
+        // of one moment, and for the compiler it is opaque.
         unsafe {
             std::arch::asm!(
                 "movd {wanted}, {high:e}",
@@ -118,8 +109,7 @@ impl Bucket {
                 "shufps {low_four}, [{bucket} + 16], 0xdd",
                 "movaps {high_four}, [{bucket} + 32]",
                 "shufps {high_four}, [{bucket} + 48], 0xdd",
-                // All ones where they match: 32 bits each, then 16, then 8, then one; eight slots
-                // that are like the entry, and eight that are empty.
+                // All ones where they match: 32 bits each, then 16, 8, one; like it, then empty.
                 "pcmpeqd {low_empty}, {low_four}",
                 "pcmpeqd {high_empty}, {high_four}",
                 "pcmpeqd {low_four}, {wanted}",
@@ -142,8 +132,7 @@ impl Bucket {
         (slots & 0xff, slots >> WAYS)
     }
 
-    /// Returns the entry in a slot. Acquire: pairs with the Release that stored the entry; the
-    /// reader sees the block's word as it was then, or newer.
+    /// Acquire: pairs with the Release of the entry; shows the block's word of then, or newer.
     #[inline]
     pub(super) fn entry(&self, at: usize) -> Entry {
         Entry::from_bits(self.0[at].load(Acquire))
@@ -166,7 +155,6 @@ mod tests {
     use super::*;
     use crate::ids::BlockId;
 
-    /// Each set of slots is found exactly, among entries of other keys and empty slots.
     #[test]
     fn all_slots_of_a_fingerprint_are_found_and_no_others() {
         let (key, other) = (Key(0, 0x9123_4567_89ab_cdef), Key(0, 0x9123_4568_89ab_cdef));

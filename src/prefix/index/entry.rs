@@ -6,8 +6,7 @@
 //! | 27..63 | fingerprint | the key's second word, without the bits that choose the bucket and the topmost bit |
 //! | 0..27 | block | its id |
 //!
-//! Two keys in one bucket have equal fingerprints with probability 2^-36. This is harmless, since a
-//! lookup compares the whole hash.
+//! Equal fingerprints in a bucket (probability 2^-36) are harmless: lookups compare whole hashes.
 
 use crate::config::FRAME_BITS;
 use crate::ids::BlockId;
@@ -15,28 +14,24 @@ use crate::ids::BlockId;
 const ID_MASK: u64 = (1 << FRAME_BITS) - 1;
 const TAKEN: u64 = 1 << 63;
 
-/// Key of a lookup: 128 bits, assumed to be uniformly distributed.
-///
-/// Other keys are found too, but crowd in few buckets, so their entries are dropped sooner.
+/// Key of a lookup: 128 bits, assumed to be uniform; other keys crowd, and are dropped sooner.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Key(pub u64, pub u64);
 
 impl Key {
-    /// Returns the two buckets that may hold the key, of `mask + 1`, which is a power of two.
+    /// Returns the key's two buckets, of `mask + 1`, a power of two.
     #[inline]
     pub(super) fn buckets(self, mask: usize) -> [usize; 2] {
         debug_assert!(mask as u64 <= ID_MASK, "bits of the fingerprint would choose the bucket");
         [self.0 as usize & mask, self.1 as usize & mask]
     }
 
-    /// Returns the entry for a block that may be registered under this key.
     #[inline]
     pub(super) fn entry(self, id: BlockId) -> Entry {
         Entry(self.1 & !ID_MASK | TAKEN | id.0 as u64)
     }
 }
 
-/// One word of the index; the module documentation has its fields.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Entry(u64);
 
@@ -58,7 +53,6 @@ impl Entry {
         BlockId((self.0 & ID_MASK) as u32)
     }
 
-    /// Returns whether both have the same fingerprint.
     #[inline]
     pub(super) fn is_like(self, other: Self) -> bool {
         (self.0 ^ other.0) <= ID_MASK

@@ -15,8 +15,7 @@ const ENTRIES_PER_BLOCK: usize = 2;
 /// A key goes to its first bucket while that holds fewer entries than this.
 const AT_HOME_MAX: usize = WAYS * 3 / 4;
 
-// The bits of a key's second word that choose the bucket are those that an entry replaces by the
-// block's id.
+// The bits of a key's second word that choose the bucket are replaced in entries by the block id.
 const _: () = assert!(FRAMES_MAX * ENTRIES_PER_BLOCK / WAYS <= FRAMES_MAX);
 
 /// Outcome of an insertion.
@@ -33,7 +32,6 @@ pub enum Inserted {
 
 pub(super) struct Table {
     buckets: Box<[Bucket]>,
-    /// Number of buckets minus one.
     mask: usize,
     /// The larger table that succeeds this one.
     pub(super) next: AtomicPtr<Table>,
@@ -63,7 +61,6 @@ impl Table {
         key.buckets(self.mask).map(|at| unsafe { self.buckets.get_unchecked(at) })
     }
 
-    /// Calls `look` with the blocks whose entries have this key's fingerprint, until it breaks.
     #[inline]
     pub(super) fn find<R>(&self, key: Key, mut look: impl FnMut(BlockId) -> ControlFlow<R>) -> Option<R> {
         let like = key.entry(BlockId(0));
@@ -81,17 +78,13 @@ impl Table {
         None
     }
 
-    /// Prefetches the bucket that [`find`](Self::find) reads first; usually it reads no other.
     #[inline]
     pub(super) fn prefetch(&self, key: Key) {
         self.pair(key)[0].fetch();
     }
 
-    /// Stores an entry in an empty slot, if there is one and the entry is not present. Also returns
-    /// whether another entry has its fingerprint.
-    ///
-    /// Does not look into the second bucket while the first has room to spare: each bucket is a
-    /// cache miss.
+    /// Stores an entry in an empty slot, unless it is present; also returns whether another entry
+    /// has its fingerprint. Reads the second bucket only if the first has no room to spare.
     fn add(&self, entry: Entry, key: Key) -> (Inserted, bool) {
         let [first, second] = self.pair(key);
         loop {
@@ -105,18 +98,15 @@ impl Table {
                 return (Inserted::Present, room.has_alike);
             }
             let Some(at) = each(room.empty).next() else { return (Inserted::Full, room.has_alike) };
-            // Release: pairs with the Acquire in `Bucket::entry`. Redundant for an insertion, which
-            // has fenced; a thread that restores an entry, or walks, has read the word after its
-            // fence.
+            // Release: pairs with the Acquire in `Bucket::entry`. Insertions have fenced; a thread
+            // that restores an entry, or walks, has read the word after its fence.
             if bucket.exchange(at, Entry::EMPTY, entry, Release) {
                 return (Inserted::New, room.has_alike);
             }
-            // Another thread has filled it, so the system made progress. Reached by the model
-            // `insert_beside_insert`.
+            // Another thread has filled it: progress. Reached by the model `insert_beside_insert`.
         }
     }
 
-    /// Like [`add`](Self::add), and counts an entry that finds no room.
     pub(super) fn add_counted(&self, entry: Entry, key: Key, forgotten: &AtomicU64) -> Inserted {
         let (inserted, _) = self.add(entry, key);
         if inserted == Inserted::Full {
@@ -126,8 +116,7 @@ impl Table {
         inserted
     }
 
-    /// Adds an entry; if there is no room, replaces an outdated one. Also returns whether another
-    /// entry has its fingerprint.
+    /// Adds an entry, in place of an outdated one if there is no room.
     pub(super) fn insert<K: IntoIterator<Item = Key>>(
         &self,
         key: Key,
@@ -158,7 +147,6 @@ impl Table {
         }
     }
 
-    /// Replaces an outdated entry.
     fn replace<K: IntoIterator<Item = Key>>(
         &self,
         key: Key,
@@ -195,7 +183,6 @@ impl Table {
         registered(entry.id()).into_iter().find(is_right)
     }
 
-    /// Removes each entry of these blocks under their keys, then looks a second time at each.
     pub(super) fn remove_all<K: IntoIterator<Item = Key>>(
         &self,
         blocks: impl Iterator<Item = (Key, BlockId)>,
@@ -214,7 +201,7 @@ impl Table {
                         removed.push((entry, number));
                     }
                 }
-                // Mostly its only entry: the other bucket's line is not read.
+                // Mostly the only entry: the other bucket is not read.
                 if slots != 0 {
                     break;
                 }
@@ -226,8 +213,7 @@ impl Table {
         }
     }
 
-    /// Restores an entry removed from bucket `number` if it was correct after all. Comes after a
-    /// [`second_look`].
+    /// Restores a removed entry if it was correct after all. Comes after a [`second_look`].
     fn restore<K: IntoIterator<Item = Key>>(
         &self,
         entry: Entry,
@@ -241,7 +227,6 @@ impl Table {
         }
     }
 
-    /// Returns whether the entry is in the bucket that a lookup reads first.
     #[cfg(all(test, not(kvpool_loom)))]
     pub(super) fn is_in_first(&self, key: Key, id: BlockId) -> bool {
         self.pair(key)[0].equal(key.entry(id)) != 0
@@ -263,16 +248,13 @@ impl Table {
     }
 }
 
-/// Returns whether a set has more than `N` slots.
 #[inline]
 fn more_than<const N: usize>(slots: Slots) -> bool {
     (0..N).fold(slots, |slots, _| slots & slots.wrapping_sub(1)) != 0
 }
 
-/// Fences between the removal of entries and the second look at their blocks' words.
 #[inline]
 fn second_look() {
-    // Pairs with the fence in `Index::announce`: the thread that registers the block sees that the
-    // entry is gone, or we see the word.
+    // Pairs with the fence in `Index::announce`: that thread sees the entry gone, or we its word.
     fence(SeqCst);
 }

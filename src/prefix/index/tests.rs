@@ -22,7 +22,6 @@ impl Words {
     }
 }
 
-/// Returns a key that looks random, derived from a number.
 fn key(number: u64) -> Key {
     let mix = |word: u64| {
         let word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -77,7 +76,6 @@ fn blocks_of_one_key_are_all_found_and_removed_one_by_one() {
     assert_eq!(index.entries(), 15);
 }
 
-/// Keys that are not hashes: small numbers, one of them 0.
 #[test]
 fn keys_of_zeros_are_keys() {
     let index = Index::new(64);
@@ -121,13 +119,11 @@ fn to_remove_what_is_registered_does_no_harm() {
     let _ = index.insert(key(1), BlockId(3), |id| words.registered(id));
     index.remove(key(1), BlockId(3), |id| words.registered(id));
     assert_eq!(found(&index, key(1)), [BlockId(3)]);
-    // Entries of another key are left alone.
     index.remove(key(2), BlockId(3), |id| words.registered(id));
     assert_eq!(found(&index, key(1)), [BlockId(3)]);
 }
 
-/// At full load and after long churn, no entry is forgotten, and most keys are in their first
-/// bucket.
+/// At full load and after long churn, no entry is forgotten, and most are in their first bucket.
 #[test]
 fn a_full_pool_fits() {
     let blocks: u32 = if cfg!(miri) { 1 << 5 } else { 1 << 15 };
@@ -160,8 +156,7 @@ fn a_full_pool_fits() {
     assert!(share > 0.8 || cfg!(miri), "{share} in the first of two buckets");
 }
 
-/// Many concurrent lives of a few blocks, each under one of two keys: blocks registered at the end
-/// are found.
+/// Threads register a few blocks concurrently, each under one of two keys: all are found then.
 #[test]
 fn beside_each_other_nothing_is_lost() {
     const BLOCKS: u32 = 24;
@@ -188,7 +183,6 @@ fn beside_each_other_nothing_is_lost() {
                         let at = random.usize(..free.len());
                         free.swap_remove(at)
                     };
-                    // It was left registered now and then.
                     if let Some(key) = registered(id) {
                         words.set(id, 0);
                         index.remove(key, id, registered);
@@ -244,7 +238,6 @@ fn growth_keeps_what_is_registered_and_leaves_the_rest_behind() {
     assert!((words_of_entries..words_of_entries + 256).contains(&index.bytes()), "{}", index.bytes());
 }
 
-/// An entry inserted while another thread grows goes into both tables.
 #[test]
 fn what_is_inserted_and_removed_during_growth_is_so_afterwards() {
     let index = Index::new(8);
@@ -259,7 +252,6 @@ fn what_is_inserted_and_removed_during_growth_is_so_afterwards() {
         add(key(1), BlockId(1));
         words.set(BlockId(1), 0);
         index.remove(key(1), BlockId(1), registered);
-        // A second grower does not wait for the first.
         index.grow(64, |add| add(key(2), BlockId(2)));
         assert_eq!(index.capacity(), 128);
     });

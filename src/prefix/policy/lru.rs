@@ -5,9 +5,7 @@ use super::{Head, Millis, Place, Policy, Released};
 pub(super) const NAME: &str = "lru";
 
 /// Least recently used: evicts blocks in the order of their release, so the end of a request's
-/// prefix before its beginning.
-///
-/// Learns nothing and keeps no state.
+/// prefix before its beginning. Learns nothing and keeps no state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Lru;
 

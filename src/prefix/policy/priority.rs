@@ -1,18 +1,17 @@
 //! Evicts by requested priority and retention time.
 //!
-//! There are two queues per [`CachePriority`]: blocks in the order of their release, and blocks
-//! under retention, in the order in which it expires. A block whose retention has expired ranks
-//! like any other block of its priority; its state, the order of its release, decides which of the
-//! two heads was released first.
+//! Each [`CachePriority`] has two queues: blocks in the order of their release, and blocks under
+//! retention, in the order of its expiry. A block whose retention has expired ranks like any other
+//! of its priority: the states tell which of the two heads was released first.
 //!
 //! | queue | rank | state |
 //! |---|---|---|
 //! | `2 * priority` | order of release | order of release |
 //! | `2 * priority + 1` | end of retention in ms, 40 bits · low 24 bits of the order of release | order of release |
 //!
-//! The low bits of a rank make the end of a prefix precede its beginning among blocks retained
-//! until the same moment. They wrap once in 16 million releases; a prefix released across the wrap
-//! is evicted beginning first, once, which only costs hits.
+//! By the low bits of a rank, the end of a prefix precedes its beginning among blocks retained
+//! until the same moment. They wrap every 16 million releases; a prefix released across the wrap is
+//! evicted beginning first, which only costs hits.
 
 use super::{CachePriority, Head, Millis, Place, Policy, Released};
 
@@ -20,10 +19,8 @@ pub(super) const NAME: &str = "priority";
 
 const ORDER_BITS: u32 = 24;
 
-/// Evicts lower [priorities](CachePriority) first, and among equals the least recently used.
-///
-/// A block under retention is evicted only if nothing else is left, rather than failing an
-/// allocation: lowest priority first, and then the retention that would have expired first.
+/// Evicts lower [priorities](CachePriority) first, then the least recently used. Blocks under
+/// retention come last: lower priorities first, then earlier expiry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PriorityLru;
 

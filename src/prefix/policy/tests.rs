@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use super::*;
 
-/// Evictable blocks by number, in exact queues.
 struct Bench {
     policy: Arc<dyn Policy>,
     queues: Vec<BTreeMap<(u64, u32), u64>>,
@@ -18,7 +17,6 @@ impl Bench {
         Self { policy, queues, order: 0 }
     }
 
-    /// Releases a chain of these blocks, the last one first.
     fn release(&mut self, blocks: &[u32], now: u64, priority: CachePriority, keep_until: Option<u64>) {
         for (depth, &block) in blocks.iter().enumerate().rev() {
             self.order += 1;

@@ -2,10 +2,8 @@
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Geometry {
-    /// log2 of the slots per level.
     digit_bits: u32,
-    /// log2 of the number of a level's slots that one slot of the level above spans: half of them.
-    /// A digit of one bit cannot be halved.
+    /// log2 of the slots that a slot of the level above spans: half a level, or both of two slots.
     step: u32,
     levels: u32,
 }
@@ -38,7 +36,6 @@ impl Geometry {
         if digit_bits == 1 { 1 } else { digit_bits - 1 }
     }
 
-    /// Returns the number of levels at which the highest covers all ranks of 64 bits.
     const fn levels_of(digit_bits: u32) -> u32 {
         1 + (u64::BITS - digit_bits).div_ceil(Self::step_of(digit_bits))
     }
@@ -53,17 +50,14 @@ impl Geometry {
         self.levels as usize
     }
 
-    /// Returns the slots per level.
     pub(super) fn slots(self) -> usize {
         1 << self.digit_bits
     }
 
-    /// Returns the largest rank that fits.
     pub(super) fn rank_max(self) -> u64 {
         u64::MAX >> u64::BITS.saturating_sub(self.shift(self.levels() - 1) + self.digit_bits)
     }
 
-    /// Returns the number that all ranks of a slot have in common.
     #[inline]
     pub(super) fn number(self, rank: u64, level: usize) -> u64 {
         rank >> self.shift(level)
@@ -93,13 +87,11 @@ impl Geometry {
         if slot.number > u64::MAX >> shift { u64::MAX } else { slot.number << shift }
     }
 
-    /// Returns the first rank of the level-1 slot of a rank.
     #[inline]
     pub(super) fn start_above(self, rank: u64) -> u64 {
         rank & (!0 << self.step)
     }
 
-    /// Returns the last rank of a slot.
     #[inline]
     pub(super) fn end(self, slot: Slot) -> u64 {
         self.start(slot) | ((1 << self.shift(slot.level)) - 1)

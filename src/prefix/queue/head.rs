@@ -11,10 +11,9 @@
 //! take   {top, turn, tag}   ->  {below, turn, tag + 1}
 //! ```
 //!
-//! The block below is read from the top block's row before the compare-exchange. Another thread may
-//! take the block meanwhile and rewrite its row; then the tag has changed, and the exchange fails.
-//! It fails to detect this only if exactly a multiple of 2^28 takes from this stack came in between
-//! and the same block is on top.
+//! A take reads the block below from the top block's row before the compare-exchange. If another
+//! thread takes the block meanwhile and rewrites its row, the tag has changed and the exchange
+//! fails, unless exactly a multiple of 2^28 takes came in between and the same block is on top.
 
 use super::links::Links;
 use crate::config::FRAME_BITS;
@@ -31,7 +30,6 @@ const ONE_TAG: u64 = 1 << (TOP_BITS + TURN_BITS);
 const _: () = assert!((1 << FRAME_BITS) <= TOP);
 const _: () = assert!(TOP_BITS + TURN_BITS <= 36, "at least 28 bits for the tag");
 
-/// The word of a stack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct StackWord(u64);
 
@@ -64,7 +62,6 @@ impl StackWord {
     }
 }
 
-/// Encodes a block as a link in a row.
 #[inline]
 fn link(id: BlockId) -> u32 {
     id.0 + 1
@@ -75,7 +72,6 @@ fn named(link: u32) -> Option<BlockId> {
     link.checked_sub(1).map(BlockId)
 }
 
-/// Linked blocks held by this thread.
 #[derive(Clone, Copy)]
 pub(super) struct LinkedBlocks {
     top: BlockId,
@@ -88,7 +84,6 @@ impl LinkedBlocks {
         Self { top: id, bottom: id }
     }
 
-    /// Puts another block on top.
     #[inline]
     pub(super) fn add(&mut self, links: &impl Links, id: BlockId) {
         links.next(id).store(link(self.top), Relaxed);
@@ -107,12 +102,11 @@ impl Stack {
         StackWord(self.0.load(Acquire))
     }
 
-    /// Pushes a chain, whatever the turn of the stack.
     pub(super) fn push(&self, links: &impl Links, chain: LinkedBlocks, turn: u8) {
         while self.try_push(links, chain, turn).is_err() {}
     }
 
-    /// Pushes a chain, unless the stack holds blocks of another turn, which is the error.
+    /// Pushes a chain, unless the stack holds blocks of another turn, which it returns.
     #[inline]
     pub(super) fn try_push(&self, links: &impl Links, chain: LinkedBlocks, turn: u8) -> Result<(), u8> {
         let mut head = self.head();
@@ -123,8 +117,7 @@ impl Stack {
             // Relaxed: exclusively ours until the exchange.
             links.next(chain.bottom).store((head.0 & TOP) as u32, Relaxed);
             // Release: pairs with the Acquire of a take. Acquire: pairs with the Release of
-            // `touch`, so that a push after it sees the hint cleared. On failure Acquire as in
-            // `head`.
+            // `touch`, so that a later push sees the hint cleared; on failure, as in `head`.
             match self.0.compare_exchange_weak(head.0, head.pushed(chain.top, turn).0, AcqRel, Acquire) {
                 Ok(_) => return Ok(()),
                 Err(now) => head = StackWord(now),
@@ -132,13 +125,11 @@ impl Stack {
         }
     }
 
-    /// Takes the top block.
     #[inline]
     pub(super) fn take(&self, links: &impl Links) -> Option<BlockId> {
         self.take_while(links, |_| true)
     }
 
-    /// Takes the top block if it was enqueued in this turn.
     pub(super) fn take_of_turn(&self, links: &impl Links, turn: u8) -> Option<BlockId> {
         self.take_while(links, |head| head.turn() == turn)
     }
@@ -153,8 +144,7 @@ impl Stack {
         let mut head = self.head();
         loop {
             let top = head.top().filter(|_| holds(head))?;
-            // Relaxed: written before the push that we have acquired; if it was written since, the
-            // tag has changed.
+            // Relaxed: written before the push that we acquired, or the tag has changed.
             let below = links.next(top).load(Relaxed);
             // Acquire, both: pairs with the Release of pushes. A head changes by read-modify-writes
             // only, so every block below was pushed in a release sequence that this reads from.
@@ -171,9 +161,8 @@ impl Stack {
         }
     }
 
-    /// Reads the word by a read-modify-write that changes nothing, ordering it against each push.
-    ///
-    /// Release: pairs with the Acquire of a later push. Acquire as in [`head`](Self::head).
+    /// A read-modify-write without effect, ordered against each push. Release: pairs with the
+    /// Acquire of a later push. Acquire: as in [`head`](Self::head).
     #[inline]
     pub(super) fn touch(&self) -> StackWord {
         StackWord(self.0.fetch_add(0, AcqRel))

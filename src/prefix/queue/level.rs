@@ -1,20 +1,16 @@
-//! One level of the rank queue: its slots, and two floors of hints that tell which slots are
-//! nonempty.
+//! One level of the rank queue: its slots, and two tiers of hints to the nonempty ones. See *Hints*
+//! in the [parent module](super).
 //!
 //! ```text
 //! summary   bit w: words[w] is not 0
 //! words     bit i of word w: slot 64 w + i is not empty
 //! ```
-//!
-//! Hints may have false positives, and false negatives while a thread is about to set one. See
-//! *Hints* in the [parent module](super).
 
 use super::head::Stack;
 use crate::sync::{AtomicU64, Ordering::*};
 
 const WORD: usize = u64::BITS as usize;
 
-/// One level of the rank queue.
 pub(super) struct Level {
     summary: AtomicU64,
     words: Box<[AtomicU64]>,
@@ -22,7 +18,7 @@ pub(super) struct Level {
 }
 
 impl Level {
-    /// Creates an empty level of `slots` slots: a power of two, at most 64 * 64.
+    /// `slots`: a power of two, at most 64 * 64.
     pub(super) fn new(slots: usize) -> Self {
         assert!(slots.is_power_of_two() && slots <= WORD * WORD);
         Self {
@@ -37,18 +33,15 @@ impl Level {
         &self.stacks[index]
     }
 
-    /// Returns whether a slot is nonempty, according to the hints.
     #[inline]
     pub(super) fn is_marked(&self, index: usize) -> bool {
         self.words[index / WORD].load(Relaxed) & 1 << (index % WORD) != 0
     }
 
-    /// Sets the hints after a push.
     #[inline]
     pub(super) fn mark(&self, index: usize) {
         let (word, bit) = (index / WORD, 1 << (index % WORD));
-        // Relaxed: the push of the head made the clearing of the bit visible. If the bit is set, the
-        // thread that set it sets the summary too.
+        // Relaxed: the push made the clearing visible. Whoever sets a bit sets the summary too.
         if self.words[word].load(Relaxed) & bit == 0 {
             // Acquire: pairs with the Release in `clear`: a mark after it sees the summary cleared.
             self.words[word].fetch_or(bit, Acquire);
@@ -68,8 +61,8 @@ impl Level {
         }
         if left == 0 {
             self.summary.fetch_and(!(1 << word), Relaxed);
-            // Release: pairs with the Acquire in `mark`. As with a head, this comes before or after
-            // each mark. Model: `the_summary_of_an_emptied_word`.
+            // Release: pairs with the Acquire in `mark`, and orders this against each mark, as with
+            // a head. Model: `the_summary_of_an_emptied_word`.
             if self.words[word].fetch_or(0, Release) != 0 {
                 self.summary.fetch_or(1 << word, Relaxed);
             }
@@ -88,9 +81,7 @@ impl Level {
         found
     }
 
-    /// Returns the distance to the first nonempty slot, according to the hints.
-    ///
-    /// Searches the `len` slots from `from` on, cyclically.
+    /// Returns the distance to the first hint in the `len` slots from `from` on, cyclically.
     #[inline]
     pub(super) fn find(&self, from: usize, len: usize) -> Option<usize> {
         let summary = self.summary.load(Relaxed);
@@ -102,7 +93,6 @@ impl Level {
         (distance < len).then_some(distance)
     }
 
-    /// Returns the first nonempty slot at or after `from`, without wrapping.
     #[inline]
     fn find_from(&self, summary: u64, from: usize) -> Option<usize> {
         let mut words = summary & !0 << (from / WORD);
@@ -139,7 +129,7 @@ mod tests {
                 let away = set.iter().map(|&at| at.wrapping_sub(from) & (slots - 1)).min().unwrap();
                 assert_eq!(level.find(from, len), Some(away).filter(|&away| away < len), "{from} {len}");
             }
-            // Nothing was pushed: every hint is a false positive, and is cleared.
+            // Nothing was pushed: every hint is a false positive.
             assert!(!level.mark_all());
             set.into_iter().for_each(|index| level.clear(index));
             assert_eq!(level.find(0, slots), None);

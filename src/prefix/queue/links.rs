@@ -3,8 +3,7 @@
 use crate::ids::BlockId;
 use crate::sync::AtomicU32;
 
-/// Access to the links and ranks of blocks. Rows are never freed during the lifetime of a rank
-/// queue.
+/// Access to the links and ranks of blocks, whose rows outlive the rank queue.
 pub trait Links {
     /// Returns a word used only by the rank queue.
     fn next(&self, id: BlockId) -> &AtomicU32;

@@ -6,7 +6,6 @@ use crate::sync::{AtomicBool, AtomicU32};
 use super::*;
 use proptest::prelude::*;
 
-/// Rows like a pool's.
 struct Rows {
     next: Vec<AtomicU32>,
     rank: Vec<AtomicU64>,
@@ -61,7 +60,6 @@ impl Both {
         id.into_iter().for_each(|id| self.queue.push(&self.rows, id));
     }
 
-    /// Files a request's blocks; the end of the request is evicted first.
     fn push_all(&mut self, from: u64, count: u64) {
         let ids: Vec<BlockId> =
             (0..count).rev().filter_map(|i| self.take_idle(from.saturating_add(i))).collect();
@@ -76,7 +74,6 @@ impl Both {
         self.rows.set(id, rank);
     }
 
-    /// Pops a block and returns its rank.
     fn pop(&mut self) -> Option<u64> {
         let cursor = self.queue.cursor();
         let head = self.queue.head();
@@ -108,9 +105,7 @@ impl Both {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Above the last popped rank, by this much.
     Push(u64),
-    /// Any rank.
     PushAt(u64),
     PushAll(u64, u64),
     Grow(usize, u64),
@@ -118,7 +113,6 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    // Every order of magnitude.
     let rank = || (0..64_u32, any::<u64>()).prop_map(|(bits, number)| number >> bits);
     prop_oneof![
         4 => rank().prop_map(Step::Push),
@@ -198,8 +192,7 @@ fn ranks_beyond_a_small_wheel_count_as_its_largest() {
     assert_eq!(both.queue.pop(&both.rows), None);
 }
 
-/// A block is enqueued equally often whatever the number of blocks. Once the queue turns evenly, no
-/// pop pays for many.
+/// The work per block does not grow with their number, and no pop pays for many blocks.
 #[test]
 fn enqueued_once_more_and_taken() {
     /// Enqueueing and taking a block each read its rank.
@@ -236,14 +229,13 @@ fn enqueued_once_more_and_taken() {
             }
             push(id);
         }
-        // Taken and enqueued again, taken.
         let each = all as f64 / turns as f64;
         assert!(each < 2.1, "{each} rank reads per block at {blocks} blocks");
         assert!(most < 8, "{most} rank reads in one pop at {blocks} blocks");
     }
 }
 
-/// Threads push, pop and grow ranks: no block is popped twice or lost, and the rest comes in order.
+/// Threads push, pop and grow ranks: no block is popped twice or lost, and the rest is in order.
 #[test]
 fn threads() {
     const BLOCKS: usize = 600;
