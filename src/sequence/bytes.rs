@@ -4,22 +4,22 @@
 //!
 //! [The frame rule](crate::storage::Storage#the-frame-rule) requires that no other access touches a
 //! slot that is written, and that no thread writes a slot that is read.
-//! - A store writes to blocks of which the sequence holds the only reference, through `&mut`: no
-//!   other store to them, no load through this sequence, and no new reference can exist meanwhile.
-//!   The blocks are neither sealed nor promised to another batch, so nothing moves them.
+//! - A store writes, through `&mut`, to blocks of which the sequence holds the only reference, so
+//!   no other store to them, load, or new reference can exist meanwhile. They are neither sealed
+//!   nor promised to another batch, so nothing moves them.
 //! - A load holds `&` of a sequence with a reference on each block, so there is no store through
 //!   this sequence. Through another sequence the block has two references, and the store is
-//!   refused. Once the other reference is released, its Release and the Acquire of the check order
+//!   rejected. Once the other reference is released, its Release and the Acquire of the check order
 //!   the load before the store.
 //! - A freed block's frame reaches its next owner through a Release and an Acquire.
 //!
-//! On a device these calls wait for work enqueued on the batch's stream before. The engine must
+//! On a device these calls first wait for work enqueued on the batch's stream. The engine must
 //! order its own enqueued work.
 //!
 //! # Tiles
 //!
-//! A tile is a slice of a block's memory itself. It borrows the batch and the sequence, so that
-//! the rules above hold for as long as the slice lives, not just for a call:
+//! A tile is a slice of a block's memory. It borrows the batch and the sequence, so that the rules
+//! above hold for the lifetime of the slice:
 //!
 //! ```text
 //! who could write            why not, while `&[T]` lives
@@ -32,22 +32,19 @@
 //! ```
 //!
 //! `&mut [T]` is given out for a block of which this sequence has the only reference, which is
-//! open, or promised to this very batch. Nothing moves, seals or shares it: all of that needs the
-//! sequence, which is borrowed mutably, or the end of the batch, which is too. The store's record
-//! of the writer comes first, so that the block is not sealed before the batch has ended.
+//! open, or promised to this batch. Moving, sealing or sharing it requires the sequence or the end
+//! of the batch, and both are borrowed mutably. The writer is recorded first, so that the block is
+//! not sealed before the batch has ended.
 //!
-//! A shared block that is not full of final tokens is refused, though no safe code writes to it:
-//! its bytes are not final, and the engine's own work may still be writing them. A full one need
-//! not be sealed: that may take until another thread's batch has ended.
+//! A shared block that is not full of final tokens is rejected: no safe code writes to it, but the
+//! engine's own work may still be writing its bytes. A full one need not be sealed yet: that may
+//! wait for another thread's batch.
 //!
-//! The slices show the tokens of the sequence, not the rest of the block, where there may be bytes
-//! of other owners. All host memory is initialised, and every bit pattern is an element.
+//! The slices cover only the sequence's tokens: the rest of the block may have bytes of other
+//! owners. All host memory is initialised, and every bit pattern is an element.
 //!
-//! # References
-//!
-//! All of this relies on references being released only by their holders, see the [parent
-//! module](super). Callers of the storage's own `unsafe` operations must keep the frame rule
-//! towards these calls too.
+//! References are released only by their holders, see the [parent module](super). Callers of the
+//! storage's own `unsafe` operations must keep the frame rule towards these calls too.
 
 use std::ops::Range;
 
@@ -61,18 +58,17 @@ use super::plan::pieces;
 use super::sequence::{Access, Sequence};
 
 impl Batch {
-    /// Stores K and V of tokens in one layer.
+    /// Stores K and V of tokens in one layer, each `[tokens][kv_heads][head_dim]`, as in
+    /// [`Storage::store`].
     ///
-    /// Each has the shape `[tokens][kv_heads][head_dim]`, as in [`Storage::store`]. The tokens must
-    /// have been appended in this batch, or be in a block that is not full, and the sequence must
-    /// not have been forked since.
+    /// The tokens must have been appended in this batch, or be in a block that is not full, and the
+    /// sequence must not have been forked since.
     ///
     /// # Errors
     ///
-    /// No byte was written: [`SequenceError::NotWritable`] names the first token in a block that is
-    /// shared, sealed, or promised to another batch; [`SequenceError::Invalid`],
-    /// [`SequenceError::ForeignSequence`], [`SequenceError::NoStorage`],
-    /// [`SequenceError::Storage`].
+    /// [`SequenceError::NotWritable`] names the first token in a block that is shared, sealed, or
+    /// promised to another batch; [`SequenceError::Invalid`], [`SequenceError::ForeignSequence`],
+    /// [`SequenceError::NoStorage`], [`SequenceError::Storage`]. No byte was written.
     pub fn store(
         &mut self,
         sequence: &mut Sequence,
@@ -104,8 +100,7 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// Nothing was loaded: [`SequenceError::Invalid`], [`SequenceError::ForeignSequence`],
-    /// [`SequenceError::NoStorage`], [`SequenceError::Storage`].
+    /// As [`store`](Self::store), without [`SequenceError::NotWritable`]. Nothing was loaded.
     pub fn load(
         &mut self,
         sequence: &Sequence,
@@ -124,14 +119,13 @@ impl Batch {
 
     /// Returns K and V of one block in one layer, where they are stored, for reading.
     ///
-    /// `index` is the block's index in the sequence: it holds the tokens from `index *
-    /// block_tokens` on. The slices are `[tokens][kv_heads][head_dim]`, with the sequence's tokens
-    /// in the block; V is empty in a latent layout. Elements are as they are stored: of a quantised
-    /// layout codes, whose dynamic scales are [`tile_scales`](Self::tile_scales).
+    /// `index` is the block's index in the sequence. The slices are `[tokens][kv_heads][head_dim]`,
+    /// with the sequence's tokens in the block; V is empty in a latent layout. Elements are as
+    /// stored: in a quantised layout they are codes, whose dynamic scales are
+    /// [`tile_scales`](Self::tile_scales).
     ///
     /// While the slices live, blocks may move, and other sequences may share the block; the slices
-    /// stay valid and unchanged. As with [`load`](Self::load), tokens that were appended and not
-    /// yet stored have unspecified bytes.
+    /// stay valid and unchanged. Tokens appended but not yet stored have unspecified bytes.
     ///
     /// ```
     /// use kvpool::{Dtype, KvLayout, Pool, SequenceId};
@@ -150,10 +144,10 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// [`SequenceError::NotReadable`] for a block that is shared, and not yet full of final tokens;
-    /// [`SequenceError::Invalid`] without such a block, [`SequenceError::ForeignSequence`],
-    /// [`SequenceError::NoStorage`]; [`SequenceError::Storage`] for memory that the processor cannot
-    /// reach, without such a layer, and for elements of another type.
+    /// [`SequenceError::NotReadable`] for a block that is shared and not yet full of final tokens;
+    /// [`SequenceError::Invalid`] if there is no such block; [`SequenceError::Storage`] if there is
+    /// no such layer, the processor cannot reach the memory, or the element type differs;
+    /// [`SequenceError::ForeignSequence`], [`SequenceError::NoStorage`].
     pub fn tile<'a, T: Element>(
         &'a self,
         sequence: &'a Sequence,
@@ -167,17 +161,16 @@ impl Batch {
         Ok(unsafe { (k.as_ref(), v.as_ref()) })
     }
 
-    /// Returns K and V of one block in one layer, where they are stored, for writing.
+    /// Returns K and V of one block in one layer, as [`tile`](Self::tile), for writing.
     ///
-    /// The slices are those of [`tile`](Self::tile), and what is written is what
-    /// [`store`](Self::store) would have stored: in the dtype of the layout, for tokens that were
-    /// appended before. In a layout with dynamic scales, write these too, with
+    /// Write what [`store`](Self::store) would have stored: in the dtype of the layout, for tokens
+    /// that were appended before. In a layout with dynamic scales, write these too, with
     /// [`tile_scales_mut`](Self::tile_scales_mut).
     ///
     /// # Errors
     ///
-    /// As for [`tile`](Self::tile), but [`SequenceError::NotWritable`] for a block that is shared,
-    /// sealed, or promised to another batch; it names the block's first token.
+    /// As [`tile`](Self::tile), but [`SequenceError::NotWritable`], which names the block's first
+    /// token, for a block that is shared, sealed, or promised to another batch.
     pub fn tile_mut<'a, T: Element>(
         &'a mut self,
         sequence: &'a mut Sequence,
@@ -196,7 +189,7 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// As for [`tile`](Self::tile); [`SequenceError::Storage`] in a layout without dynamic scales.
+    /// As [`tile`](Self::tile); [`SequenceError::Storage`] in a layout without dynamic scales.
     pub fn tile_scales<'a>(
         &'a self,
         sequence: &'a Sequence,
@@ -213,8 +206,8 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// As for [`tile_mut`](Self::tile_mut); [`SequenceError::Storage`] in a layout without
-    /// dynamic scales.
+    /// As [`tile_mut`](Self::tile_mut); [`SequenceError::Storage`] in a layout without dynamic
+    /// scales.
     pub fn tile_scales_mut<'a>(
         &'a mut self,
         sequence: &'a mut Sequence,
@@ -261,7 +254,8 @@ impl Batch {
         unsafe { self.host_tile(sequence, layer, index, word) }
     }
 
-    /// Returns whether bytes may be written into a block of this sequence, borrowed mutably.
+    /// Returns whether bytes may be written into a block of this sequence, which is borrowed
+    /// mutably.
     fn may_write(&self, sequence: &Sequence, place: u32, word: BlockWord) -> bool {
         // Withdraw: promised to this batch, which cannot end while it is borrowed here.
         matches!(sequence.access(place, word, self.ticket()), Access::Open | Access::Withdraw)

@@ -1,12 +1,12 @@
 //! Inputs of kernels: block tables, slots and lengths, built in the caller's buffers.
 //!
-//! Outputs name frames, not blocks. The rows of a [`Sequence`] are copied from the frames that it
-//! keeps, unless blocks have moved since its last append. Otherwise, and for a [`SequenceView`],
-//! ids are translated through the block words, with one load each. Buffers keep their capacity, so
-//! a steady state allocates nothing.
+//! Outputs name frames, not blocks. The rows of a [`Sequence`] are copied from its frames, unless
+//! blocks have moved since its last append. Otherwise, and for a [`SequenceView`], ids are
+//! translated through the block words, with one load each. Buffers keep their capacity, so a steady
+//! state allocates nothing.
 //!
-//! Sequences are passed as an iterator over `&Sequence` (or `&SequenceView`), for tables one that
-//! can be cloned: `[&a, &b]`, `running.iter().map(|request| &request.sequence)`.
+//! Sequences are passed as an iterator over `&Sequence` (or `&SequenceView`), which tables require
+//! to be `Clone`: `[&a, &b]`, `running.iter().map(|request| &request.sequence)`.
 
 use std::ops::Range;
 
@@ -25,9 +25,7 @@ use super::sequence::Sequence;
 const NOTHING: i32 = -1;
 
 /// A padded block table: `[sequences][width]` frames, row-major, as paged attention kernels expect
-/// it.
-///
-/// Rows are padded with the null block's frame, or -1 in a pool without one.
+/// it. The padding is the null block's frame, or -1 in a pool without one.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct BlockTable {
     entries: Vec<i32>,
@@ -42,9 +40,8 @@ impl BlockTable {
         Self::default()
     }
 
-    /// Creates an empty table whose rows have at least `width_min` entries.
-    ///
-    /// Captured graphs need a fixed shape.
+    /// Creates an empty table whose rows have at least `width_min` entries, for captured graphs,
+    /// which need a fixed shape.
     pub fn with_width(width_min: usize) -> Self {
         Self { width_min, ..Self::default() }
     }
@@ -64,7 +61,7 @@ impl BlockTable {
         &self.entries[row * self.width..][..self.width]
     }
 
-    /// Returns the number of tokens of each sequence, as of the moment that its row shows.
+    /// Returns the number of tokens of each sequence, as its row shows it.
     pub fn lengths(&self) -> &[i32] {
         &self.lengths
     }
@@ -74,10 +71,8 @@ impl BlockTable {
         self.lengths.len()
     }
 
-    /// Returns the number of entries per row.
-    ///
-    /// This is the number of blocks of the longest sequence, or the minimum width if that is
-    /// larger.
+    /// Returns the number of entries per row: the blocks of the longest sequence, or the minimum
+    /// width if that is larger.
     pub fn width(&self) -> usize {
         self.width
     }
@@ -90,8 +85,7 @@ pub struct CsrTable {
     pub indptr: Vec<i32>,
     /// Frames, sequence by sequence.
     pub indices: Vec<i32>,
-    /// Tokens in each sequence's last block: 1 to `block_tokens`; 0 for an empty sequence.
-    /// `[sequences]`.
+    /// Tokens in each sequence's last block: 1 to `block_tokens`; 0 if empty. `[sequences]`.
     pub last_page_len: Vec<i32>,
 }
 
@@ -109,11 +103,10 @@ mod sealed {
         fn sequences(&self) -> &Sequences;
         fn sequence_id(&self) -> SequenceId;
         fn tokens(&self) -> u32;
-        /// Calls `f` with ids and tokens as of one moment; the effects of an earlier call must be
-        /// discarded.
+        /// Calls `f` with ids and tokens as of one moment; discard what earlier calls did.
         fn read(&self, f: impl FnMut(&[AtomicU32], u32));
-        /// Returns the frame of each block and the number of tokens, if frames are kept and no
-        /// block has moved since, as far as the log counted moves under the caller's batch.
+        /// Returns the frame of each block and the number of tokens, if the frames are kept and the
+        /// log still counts `logged` moves.
         fn frames(&self, _logged: MoveCount) -> Option<(&[i32], u32)> {
             None
         }
@@ -204,8 +197,8 @@ impl Batch {
     ///
     /// # Panics
     ///
-    /// If the table has a [minimum width](BlockTable::with_width) whose product with the number of
-    /// rows exceeds memory.
+    /// If the table's [minimum width](BlockTable::with_width) times the number of rows exceeds
+    /// memory.
     pub fn block_table<S: Listed>(
         &self,
         sequences: impl IntoIterator<Item = S, IntoIter: Clone>,
@@ -314,11 +307,8 @@ impl Batch {
         Ok(())
     }
 
-    /// Appends the slots of tokens to `out`, where a kernel writes their K and V.
-    ///
-    /// Each slot is `frame * block_tokens + offset`.
-    ///
-    /// Keeps the contents of `out`, so that one mapping serves all sequences of a batch.
+    /// Appends the slots of tokens to `out`, where a kernel writes their K and V: `frame *
+    /// block_tokens + offset`. One mapping can thus serve all sequences of a batch.
     ///
     /// # Errors
     ///

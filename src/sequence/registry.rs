@@ -14,14 +14,13 @@ use super::abandoned::Abandoned;
 use super::closing::Closing;
 use super::list::{BlockList, ListOwner};
 
-/// Number of preempted sequences that are remembered: most come back soon, and the others never.
+/// Number of preempted sequences that are remembered: most come back soon, or never.
 const PREEMPTED_MAX: usize = 1 << 16;
 
-/// The sequences of one pool. A clone refers to the same sequences.
+/// The open sequences of one pool. A clone refers to the same sequences.
 #[derive(Clone)]
 pub struct Sequences(pub(super) Arc<Shared>);
 
-/// State shared by all sequences and batches of a pool.
 pub(super) struct Shared {
     pub(super) blocks: Blocks,
     pub(super) storage: Option<std::sync::Arc<dyn Storage>>,
@@ -38,7 +37,7 @@ pub(super) struct Shared {
     /// Number of references that batches hold until their copies on write are done.
     pub(super) copying: StatisticU64,
     pins: AtomicU64,
-    /// The pool of the floor above, which that floor sets and reads.
+    /// The pool above, set and read only by its module.
     #[cfg(not(kvpool_loom))]
     owner: std::sync::OnceLock<Owner>,
 }
@@ -57,11 +56,11 @@ pub struct PinnedInfo {
     pub since: Instant,
 }
 
-/// A weak reference to the pool of the floor above, whose type this floor does not know.
+/// A weak reference to the pool above, whose type this module does not know.
 #[cfg(not(kvpool_loom))]
 pub(crate) type Owner = std::sync::Weak<dyn std::any::Any + Send + Sync>;
 
-/// An open sequence, as it is known without its owner.
+/// An open sequence, as known without its owner.
 #[derive(Clone)]
 struct Open {
     list: Arc<BlockList>,
@@ -81,8 +80,7 @@ impl Drop for Shared {
 }
 
 impl Sequences {
-    /// Creates a registry without open sequences. `storage` holds the bytes of `blocks`, if the
-    /// pool keeps any.
+    /// Creates a registry without open sequences. `storage` holds the bytes of `blocks`, if any.
     ///
     /// # Panics
     ///
@@ -100,11 +98,7 @@ impl Sequences {
         unsafe { Self::with_cache(blocks, storage, block_tokens, None) }
     }
 
-    /// Like [`new`](Self::new), with the prefix cache that keeps these blocks.
-    ///
-    /// # Panics
-    ///
-    /// As [`new`](Self::new).
+    /// As [`new`](Self::new), with the prefix cache that keeps these blocks.
     ///
     /// # Safety
     ///
@@ -120,11 +114,7 @@ impl Sequences {
         unsafe { Self::sampled(blocks, storage, block_tokens, cache, sampler) }
     }
 
-    /// Like [`with_cache`](Self::with_cache), with a sampler of allocation times.
-    ///
-    /// # Panics
-    ///
-    /// As [`new`](Self::new).
+    /// As [`with_cache`](Self::with_cache), with a sampler of allocation times.
     ///
     /// # Safety
     ///
@@ -159,7 +149,7 @@ impl Sequences {
         }))
     }
 
-    /// Sets the pool of the floor above, once.
+    /// Sets the pool above, once.
     #[cfg(not(kvpool_loom))]
     pub(crate) fn set_owner(&self, owner: Owner) {
         let _ = self.0.owner.set(owner);
@@ -179,7 +169,7 @@ impl Sequences {
         }
     }
 
-    /// Poisons the pool if the outcome reports a lost device: it hands out no blocks any more.
+    /// Poisons the pool if the outcome reports a lost device: it hands out no more blocks.
     pub(super) fn noting_loss<T>(&self, outcome: Result<T, StorageError>) -> Result<T, StorageError> {
         if outcome.as_ref().is_err_and(StorageError::is_lost) {
             self.0.blocks.poison();
@@ -252,7 +242,8 @@ impl Sequences {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Remembers that a sequence was preempted, until it comes back; of too many, none.
+    /// Remembers that a sequence was preempted, until it comes back. Remembers none if there are
+    /// too many.
     pub(super) fn note_preempted(&self, id: SequenceId) {
         let preempted = &self.0.preempted;
         if preempted.len() >= PREEMPTED_MAX {
@@ -261,7 +252,6 @@ impl Sequences {
         preempted.insert_new(id, ());
     }
 
-    /// Returns whether a sequence was preempted and comes back now.
     pub(super) fn take_preempted(&self, id: SequenceId) -> bool {
         self.0.preempted.get(&id).inspect(|()| self.0.preempted.remove(&id)).is_some()
     }
@@ -327,7 +317,7 @@ impl fmt::Debug for Sequences {
 /// A view of a sequence, for threads other than its owner's.
 ///
 /// Each read returns the sequence as of some moment during the call. The view of a closed sequence
-/// is empty, once the batches that write to it have ended.
+/// is empty once the batches that write to it have ended.
 #[derive(Clone)]
 pub struct SequenceView {
     pub(super) sequences: Sequences,
@@ -349,7 +339,6 @@ impl SequenceView {
     }
 
     /// Returns the newest batch at the time when the sequence was opened; 0 before the first batch.
-    ///
     /// Of two sequences of a pool, the one with the larger ticket is younger.
     pub fn opened(&self) -> Ticket {
         self.opened
@@ -383,9 +372,8 @@ impl SequenceView {
         self.list.read(|ids, _| ids.iter().map(|id| BlockId(id.load(Acquire))).collect())
     }
 
-    /// Calls `f` with the place and id of each block, in order.
-    ///
-    /// Starts again from the first block if the owner rewrites the list meanwhile.
+    /// Calls `f` with the place and id of each block, in order. Restarts from the first block if
+    /// the owner rewrites the list meanwhile.
     pub fn for_each_block(&self, mut f: impl FnMut(u32, BlockId)) {
         self.list.read(|ids, _| (0..).zip(ids).for_each(|(place, id)| f(place, BlockId(id.load(Acquire)))));
     }
