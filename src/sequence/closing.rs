@@ -1,8 +1,8 @@
 //! Sequences that were closed while a batch was writing to them.
 //!
 //! Their last blocks are registered once that batch has finished. Until then the blocks keep their
-//! references: the sequence goes to a list, without its id, and whoever ends a batch drops those
-//! whose writers have all ended. A sequence that has nothing to register is released at once.
+//! references: the sequence, without its id, goes to a list, from which whoever ends a batch drops
+//! those whose writers have all ended. A sequence with nothing to register is released at once.
 //!
 //! ```text
 //! close      push the sequence (lock);  fence(SeqCst);  look at the list
@@ -10,9 +10,9 @@
 //! look       take those whose writers have ended (lock);  drop them: register, release
 //! ```
 //!
-//! No sequence stays in the list once its writers have ended: of the two fences, one comes later,
-//! and its thread sees what the other one did before its own. The one that takes a sequence out,
-//! under the lock, is the one that drops it.
+//! No sequence stays in the list once its writers have ended: the thread of the later of the two
+//! fences sees what the other thread did before its own. The thread that removes a sequence, under
+//! the lock, drops it.
 //!
 //! Model: `loom-tests/tests/abandoned.rs`.
 
@@ -23,13 +23,11 @@ use crate::sync::{AtomicUsize, CachePadded, Mutex, Ordering::*, fence};
 
 /// A closed sequence. Dropping it registers and releases its blocks.
 pub(super) trait Closed: Send + Sync {
-    /// Returns whether every batch that wrote to it has ended.
     fn is_written(&self) -> bool;
 
     fn blocks(&self) -> Vec<BlockId>;
 }
 
-/// The closed sequences of a pool whose blocks wait for batches in flight.
 #[derive(Default)]
 pub(super) struct Closing {
     count: CachePadded<AtomicUsize>,
@@ -60,8 +58,7 @@ impl Closing {
         self.look();
     }
 
-    /// Closes the sequences whose writers have all ended. Called after a fence that follows the end
-    /// of a batch.
+    /// Closes the sequences whose writers have all ended. Called after a fence after a batch's end.
     #[inline]
     pub(super) fn look(&self) {
         if self.count.load(Relaxed) != 0 {

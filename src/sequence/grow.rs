@@ -4,7 +4,7 @@
 //!
 //! An append into a block that the sequence does not own exclusively allocates a block, copies the
 //! old one's bytes into it, and replaces the old one in the list. On host memory the copy is
-//! complete when the append returns, and the old block is released at once. Otherwise (a device's
+//! complete when the append returns, and the old block is released at once. Otherwise (device
 //! storage only enqueues the copy; without storage the engine copies) the batch keeps the reference
 //! until it ends: until then no sequence owns the old block exclusively, so none writes to it. The
 //! batch's own writes must be enqueued after the append, so that they follow the copy.
@@ -37,21 +37,20 @@ pub struct Copied {
     pub frames: FrameMove,
 }
 
-/// What an append took besides the room in the last block.
+/// What an append allocated or copied.
 pub(super) struct Grown {
     pub(super) new_blocks: usize,
     pub(super) copied: Option<Copied>,
 }
 
-/// The last block that an append writes into, and how it may be accessed.
+/// The last block that an append writes into, and the access that it requires.
 pub(super) struct Tail {
     pub(super) id: BlockId,
     pub(super) access: Access,
 }
 
 impl Batch {
-    /// Grows a sequence by tokens that do not fit into its last block, or must not be written
-    /// there.
+    /// Grows a sequence by tokens that do not fit into its last block, or cannot be written there.
     #[inline(never)]
     pub(super) fn grow_list(
         &mut self,
@@ -66,7 +65,7 @@ impl Batch {
             self.step.sequences.0.blocks.touch(&[tail.id]);
         }
         sequence.publish(plan.length);
-        // A copy that the engine makes may not have been made.
+        // The engine may not have made its copy.
         let copies = grown.copied.is_some() && self.step.sequences.0.storage.is_none();
         self.step
             .note(sequence, if copies { plan.first * self.step.sequences.0.block_tokens } else { plan.from });
@@ -99,7 +98,7 @@ impl Batch {
         let request = AllocRequest::new(needed - drawn).sequence(sequence.id()).priority(sequence.priority());
         let mut copy = None;
         if needed > 0 {
-            // Do not grow the list for a request that no pool could satisfy.
+            // The list does not grow for a request that no pool could satisfy.
             let total = self.step.sequences.0.blocks.total();
             if needed > total {
                 return Err(AllocError::TooLarge { asked: needed, total }.into());
@@ -125,7 +124,7 @@ impl Batch {
             }
         }
         let Some(tail) = tail else { return Ok(Grown { new_blocks: needed, copied: None }) };
-        // Being moved, so its bytes are being read: copy it after all. Reached by the model
+        // Copied after all if it is being moved: its bytes are being read. Reached by the model
         // `moves`.
         let open = |tail: &Tail| self.step.sequences.0.blocks.reopen(tail.id);
         if matches!(tail.access, Access::Reopen | Access::Withdraw) && !open(tail) {
@@ -148,8 +147,7 @@ impl Batch {
                     return Err(error);
                 }
                 Err(panic) => {
-                    // The copy may already be enqueued on the stream: the destination must not get
-                    // another owner.
+                    // The copy may already be enqueued: the destination must not get another owner.
                     let may_go_on = self.step.stream.is_some();
                     self.give_up(sequence, base, plan, copy.filter(|_| !may_go_on), drawn);
                     resume_unwind(panic);
@@ -163,12 +161,11 @@ impl Batch {
         if tail.access == Access::Withdraw {
             self.step.promised.retain(|promised| promised.handle.id != tail.id);
         }
-        // Sealed or not before, it is open now.
         sequence.seals.reopen(plan.first);
         Ok(grown)
     }
 
-    /// Allocates blocks for the sequence's list, and samples the time it takes.
+    /// Allocates blocks for the sequence's list, and samples the latency.
     fn allocate(
         &self,
         request: &AllocRequest,
@@ -190,10 +187,10 @@ impl Batch {
         let frames = FrameMove::new(shared.blocks.frame(from), shared.blocks.frame(to));
         let copied = match (&shared.storage, &self.step.stream) {
             (None, _) => Ok(()),
-            // SAFETY: the destination was allocated just now and has no other owner. The source is
-            // in the sequence's list, which holds a reference: it is not freed, and not written,
-            // being shared or (if the sequence owns it exclusively) written only through this
-            // sequence, which is borrowed mutably.
+            // SAFETY: the destination was just allocated and has no other owner. The source is in
+            // the sequence's list, which holds a reference: it is not freed, and not written, being
+            // shared or (if owned exclusively) written only through this sequence, which is
+            // borrowed mutably.
             (Some(storage), None) => unsafe { storage.copy(&[frames]) },
             // SAFETY: as above; until the stream has done the copy, the batch keeps a reference on
             // the source, and writes to the destination follow it on this stream, or come after the
@@ -204,7 +201,7 @@ impl Batch {
         Ok(Copied { from, to, frames })
     }
 
-    /// Gives back the blocks taken for an append that failed: `drawn` of them to the reservation.
+    /// Returns the blocks taken for a failed append: `drawn` of them to the reservation.
     #[cold]
     fn give_up(
         &self,

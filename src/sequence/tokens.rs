@@ -10,13 +10,13 @@ use super::sequence::Sequence;
 pub enum Tokens<'a> {
     /// This many final tokens: a prompt, a chunk of one, or a decoded token.
     ///
-    /// There may be more of them than were announced. The blocks from there on hold unknown tokens:
-    /// they are not cached, and [`Ids`](Self::Ids) are refused from then on.
+    /// They may exceed the announced tokens: the blocks from there on hold unknown tokens and are
+    /// not cached, and [`Ids`](Self::Ids) are rejected from then on.
     Final(usize),
     /// Final tokens with these ids, which are [announced](super::Sequence::announce) with them.
     Ids(&'a [u32]),
-    /// The announced tokens that were not appended yet, at most this many. It is no error if there
-    /// are none. In a pool without a prefix cache, no tokens are announced.
+    /// The announced tokens not appended yet, at most this many; there may be none. Without a
+    /// prefix cache no tokens are announced.
     Announced(usize),
     /// This many speculative tokens: [`Sequence::accept`](super::Sequence::accept) or
     /// [`commit`](super::Sequence::commit) makes some of them final.
@@ -24,7 +24,6 @@ pub enum Tokens<'a> {
 }
 
 impl Tokens<'_> {
-    /// Returns the number of tokens that are to be appended to a sequence.
     #[inline(always)]
     pub(super) fn count(self, sequence: &Sequence) -> usize {
         match self {

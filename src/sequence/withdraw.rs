@@ -1,5 +1,4 @@
-//! What a sequence does about [abandoned](super::abandoned) batches, and about batches in flight
-//! when it [closes](super::closing).
+//! How a sequence handles [abandoned](super::abandoned) batches, and [closes](super::closing).
 
 use smallvec::SmallVec;
 
@@ -30,7 +29,7 @@ impl Sequence {
         self.seen.load(Relaxed) != self.sequences.0.abandoned.count()
     }
 
-    /// Returns the first write that will be withdrawn, if there is one.
+    /// Returns the first write that will be withdrawn.
     #[inline]
     pub(super) fn withdrawn(&self) -> Option<Write> {
         if self.is_stale() { self.find_withdrawn() } else { None }
@@ -52,7 +51,7 @@ impl Sequence {
     }
 
     /// Withdraws what abandoned batches wrote. Every operation that changes the sequence begins
-    /// with this.
+    /// here.
     #[inline(always)]
     pub(super) fn catch_up(&mut self) {
         if self.is_stale() {
@@ -68,7 +67,6 @@ impl Sequence {
             // Work of a batch in flight may still write to these blocks.
             let is_written = self.writing().is_none();
             if is_written && self.seals.is_promised_to(place, batch.ticket()) {
-                // The batch seals nothing.
                 self.seals.reopen(place);
             }
             let gone = self.unlink(from);
@@ -90,7 +88,7 @@ impl Sequence {
         self.seen.store(count, Relaxed);
     }
 
-    /// Notes a write by a batch in flight. The end of the batch `ended` was seen.
+    /// Records a write by a batch in flight. `ended` is a batch that was seen to have ended.
     #[inline(always)]
     pub(super) fn note_write(&mut self, batch: BatchRef, from: u32, ended: BatchRef) {
         let announced =
@@ -115,14 +113,14 @@ impl Sequence {
         let ended = |write: &Write| !clock.is_in_flight(write.batch);
         let ended: SmallVec<[BatchRef; 8]> =
             self.writes.iter().filter(|&w| ended(w)).map(|w| w.batch).collect();
-        // Only now: the log has those of them that were abandoned.
+        // Only now: abandoned ones are in the log by then.
         if !self.is_stale() {
             self.writes.retain(|write| !ended.contains(&write.batch));
         }
         self.writes.push(write);
     }
 
-    /// Returns whether blocks of a closed sequence are to be registered after a batch in flight.
+    /// Returns whether a closed sequence has blocks to register after a batch in flight.
     pub(super) fn registers_later(&self) -> bool {
         let Some((known, cache)) = self.token_hashes() else { return false };
         let full = (self.committed / self.sequences.0.block_tokens).min(known.hashes().len() as u32);
