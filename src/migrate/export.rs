@@ -29,10 +29,10 @@ const PIECE_BYTES: usize = 64 << 20;
 
 /// Blocks on their way to another pool: a sequence, or cached blocks.
 ///
-/// Holds a reference on each block. The sequence is part of the export, so that no one writes it;
-/// of a copy, the next write to a block goes to a copy of that block. Dropping the export closes
-/// the sequence; cached blocks return to their places. Blocks that a transport has a [hold](Piece)
-/// on stay owned until it drops that.
+/// Holds a reference on each block. The sequence is part of the export, so that nothing writes it;
+/// if only a copy of it is exported, its next write to a block goes to a copy. Dropping the export
+/// closes the sequence; cached blocks return to their places. Blocks that a transport has a
+/// [hold](Piece) on stay owned until it drops that.
 #[must_use = "dropping an export closes its sequence"]
 pub struct Export {
     /// Dropped before the sequence.
@@ -46,11 +46,6 @@ pub struct Export {
 
 impl Export {
     /// Exports a sequence that stays open.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
-    /// [`TransferError::Handle`].
     pub(crate) fn copy_of(end: &End, sequence: &Sequence) -> Result<Self, TransferError> {
         let era = end.era();
         let refs = sequence.depart(&end.sequences)?;
@@ -62,10 +57,6 @@ impl Export {
     }
 
     /// Exports a sequence that is closed at the end.
-    ///
-    /// # Errors
-    ///
-    /// As for [`copy_of`](Self::copy_of), with the sequence.
     pub(crate) fn of(end: &End, sequence: Sequence) -> Result<Self, MigrateError> {
         match Self::copy_of(end, &sequence) {
             Ok(mut export) => {
@@ -77,10 +68,6 @@ impl Export {
     }
 
     /// Exports up to `wanted` evictable blocks, in eviction order.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::NoCache`].
     pub(crate) fn coldest(end: &End, wanted: usize) -> Result<Self, TransferError> {
         let era = end.era();
         let cold = ColdBlocks::coldest(end, wanted)?;
@@ -96,13 +83,8 @@ impl Export {
         Ok(Self::new(held, Contents::Cached(CachedBlocks { blocks, is_chain: false }), era))
     }
 
-    /// Exports the cached blocks of these hashes, which are those of a chain from its block `first`
-    /// on, up to the first one that is not cached. Skips the places for which `is_there` returns
-    /// true.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::NoCache`].
+    /// Exports the cached blocks with these hashes, of a chain from its block `first` on, up to the
+    /// first uncached one. Skips the places for which `is_there` returns true.
     pub(crate) fn prefix(
         end: &End,
         first: u32,
@@ -158,16 +140,15 @@ impl Export {
     ///
     /// # Errors
     ///
-    /// [`Invalid`] if a block holds another number of heads; nothing changes.
+    /// [`Invalid`] if a block holds another number of heads.
     pub fn set_heads(&mut self, heads: HeadRange) -> Result<(), Invalid> {
         heads.check(self.end().storage.layout().kv_heads() as u32)?;
         self.heads = Some(heads);
         Ok(())
     }
 
-    /// Returns the manifest, with a checksum of each block.
-    ///
-    /// Reads the bytes of all blocks; on a device it waits for the copies.
+    /// Returns the manifest, with a checksum of each block. Reads the bytes of all blocks; on a
+    /// device it waits for the copies.
     ///
     /// # Errors
     ///
@@ -189,11 +170,10 @@ impl Export {
         Ok(Manifest::new(form, hashing, self.heads, self.contents.clone(), sums))
     }
 
-    /// Returns the hashes of the cached blocks whose bytes are not those that once arrived here, by a
-    /// manifest of this export: the memory was damaged.
+    /// Returns the hashes of the cached blocks whose bytes no longer match those that arrived here,
+    /// by a manifest of this export: the memory was damaged. Does not check blocks computed here.
     ///
-    /// Blocks that were computed here are not known. Drop the export, and then
-    /// [uncache](crate::Pool::uncache) the blocks.
+    /// Drop the export, then [uncache](crate::Pool::uncache) the blocks.
     pub fn damaged(&self, manifest: &Manifest) -> Vec<BlockHash> {
         let (Contents::Cached(cached), Ok(cache)) = (&self.contents, self.end().cache()) else {
             return Vec::new();
@@ -224,8 +204,7 @@ impl Export {
         self.outline().map(|outline| outline.id)
     }
 
-    /// Returns whether the sequence belongs to the export, which closes it at the end; of a copy it
-    /// does not.
+    /// Returns whether the export owns the sequence, and closes it at the end; false for a copy.
     pub fn owns_sequence(&self) -> bool {
         self.sequence.is_some()
     }
@@ -245,9 +224,8 @@ impl Export {
         self.held.ids().iter().flatten().copied().collect()
     }
 
-    /// Returns the hashes of cached blocks, in the order of the manifest; none for a sequence.
-    ///
-    /// After [`retain`](Self::retain), those that were given back are still listed.
+    /// Returns the hashes of cached blocks, in the order of the manifest, including those given
+    /// back by [`retain`](Self::retain); none for a sequence.
     pub fn hashes(&self) -> Vec<BlockHash> {
         match &self.contents {
             Contents::Cached(cached) => cached.blocks.iter().map(|block| block.hash).collect(),
@@ -255,10 +233,10 @@ impl Export {
         }
     }
 
-    /// Returns the caches in which a cached block, at this place of the manifest, was computed;
-    /// none for a sequence.
+    /// Returns the origins of the cached block at this place of the manifest; none for a sequence.
     ///
-    /// For a store outside of any pool, to be [given](super::import::Import::set_origins) to the
+    /// A store outside of any pool [passes](super::import::Import::set_origins) them to the import
+    /// that brings the block back.
     /// import that brings the block back.
     pub fn origins(&self, place: usize) -> &[Origin] {
         match &self.contents {
@@ -272,9 +250,8 @@ impl Export {
         &self.end().storage
     }
 
-    /// Pins the blocks at these places of the manifest, and returns their frames.
-    ///
-    /// The blocks stay pinned while the [hold](Piece::hold) lives; other frames are not affected.
+    /// Pins the blocks at these places of the manifest while the [hold](Piece::hold) lives, and
+    /// returns their frames.
     ///
     /// # Errors
     ///
@@ -283,12 +260,11 @@ impl Export {
         self.held.pinned_piece(places)
     }
 
-    /// Keeps only these cached blocks, by their places in the manifest: those that the target has
-    /// [accepted](super::import::Import::accepted).
+    /// Keeps only the cached blocks at these places of the manifest, which the target has
+    /// [accepted](super::import::Import::accepted), and returns the others to the cache.
     ///
-    /// The others return to the cache. Must precede [`finish`](Self::finish), which otherwise
-    /// evicts blocks that the target has not. Without effect on a sequence, or on the blocks of a
-    /// prefix.
+    /// Must precede [`finish`](Self::finish), which would evict the others. No effect on a
+    /// sequence, or on the blocks of a prompt.
     ///
     /// # Errors
     ///
@@ -299,8 +275,8 @@ impl Export {
 
     /// Returns whether the prefix cache was not cleared since the export began.
     ///
-    /// If it was, and the target's is cleared too, what was known before must not be found there:
-    /// ask before the commit, and otherwise [`Import::forget`](super::import::Import::forget) it.
+    /// Ask just before the commit, and [`Import::forget`](super::import::Import::forget) if it was
+    /// cleared: if the target's cache is cleared too, it must not find what was known before.
     pub fn is_current(&self) -> bool {
         self.end().era() == self.era
     }
@@ -311,16 +287,16 @@ impl Export {
         self.held.give_up()
     }
 
-    /// Ends the export without a transfer. Returns the sequence, if it has one; cached blocks
-    /// return to their places.
+    /// Ends the export without a transfer. Returns the sequence, if any; cached blocks return to
+    /// their places.
     pub fn cancel(mut self) -> Option<Sequence> {
         self.sequence.take()
     }
 }
 
 impl Drop for Export {
-    /// Leaves the blocks to the transports that hold them. The references are released before the
-    /// sequence is closed or continues, so that it finds its blocks unshared.
+    /// The references are released before the sequence is closed or continues, so that it finds its
+    /// blocks unshared. Transports keep the blocks that they hold.
     fn drop(&mut self) {
         self.held.quarantine();
     }

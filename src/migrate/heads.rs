@@ -1,8 +1,8 @@
 //! Ranges of heads in packed blocks: how ranks of one tensor-parallel split feed those of another.
 //!
-//! Each row of a packed block holds the heads of one rank, one after another. A range of heads is
-//! therefore one piece of each row. Eight ranks feed four: a target's block takes the heads of two
-//! sources. Four feed eight: a source's block gives half of its heads to each of two targets.
+//! Each row of a packed block holds the heads of one rank in order, so a range of heads is one
+//! piece of each row. When eight ranks feed four, a target's block takes the heads of two sources.
+//! When four feed eight, a source's block gives half of its heads to each of two targets.
 
 use std::ops::Range;
 
@@ -68,7 +68,6 @@ impl HeadRange {
         Ok(())
     }
 
-    /// The error of a block of `heads` heads that does not hold the range.
     pub(super) fn refused(&self, heads: u32) -> Invalid {
         let got = format_args!("{:?} of {}", self.heads(), self.total);
         Invalid::new("heads", got, format_args!("those of a block of {heads}"))
@@ -91,8 +90,8 @@ pub(super) fn check_split(
     Ok(common)
 }
 
-/// Copies the heads that two packed blocks share from the first into the second. The first one's
-/// form is `form`, apart from its heads, and both have the bytes of their forms.
+/// Copies the heads that two packed blocks share from the first into the second. `form` is the form
+/// of the first apart from its heads; both have the bytes of their forms.
 pub(super) fn copy_shared(
     form: &PackedForm,
     (from, bytes): (HeadRange, &[u8]),

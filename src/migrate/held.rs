@@ -6,9 +6,8 @@
 //! transport       ->  Hold: a piece; also its pins, in the source
 //! ```
 //!
-//! Dropping the last of these releases the references. An export or import that is given up
-//! while a transport has a hold leaves the blocks to it: they stay owned, and are reported as
-//! quarantined.
+//! The last of these to be dropped releases the references. If an export or import is given up
+//! while a transport has a hold, the blocks stay owned, and are reported as quarantined.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -25,17 +24,16 @@ use super::route::End;
 use super::transfers::TransferDirection;
 use super::transport::Hold;
 
-/// The error of a place that is not among those that are transferred.
 pub(super) fn not_transferred(place: u32) -> Invalid {
     Invalid::new("place of a block", place, "one that is transferred")
 }
 
-/// Some blocks of a transfer, in their frames while the hold lives.
+/// Some blocks of a transfer, which stay in their frames while the hold lives.
 pub struct Piece {
-    /// Frames of the blocks in the order in which they were asked for; neighbours are joined.
+    /// Frames of the blocks in the requested order; neighbours are joined.
     pub runs: Vec<Run>,
-    /// Keeps the blocks: no other owner gets the frames, and the bytes stay in them. In an export,
-    /// no thread writes them; in an import, no other thread reads or writes them.
+    /// Keeps the blocks in their frames. In an export, no thread writes them; in an import, no
+    /// other thread reads or writes them.
     pub hold: Hold,
 }
 
@@ -46,22 +44,22 @@ pub(super) struct ColdBlocks {
     pub(super) cold: Vec<ColdBlock>,
 }
 
-/// Numbers of blocks that were evicted, will be evicted first, and stay.
+/// Numbers of blocks that left a cache, will leave it, or stay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Finished {
     /// Blocks evicted from the source's cache.
     pub evicted_blocks: usize,
-    /// Blocks that a batch in flight may see, that are being moved, or that a transport still
-    /// holds: evicted before all others, or when the transport lets go of them.
+    /// Blocks that a batch in flight may see, that are being moved, or that a transport holds:
+    /// evicted before all others, or when the transport drops its hold.
     pub leaving_blocks: usize,
     /// Blocks that were looked up meanwhile, and stay.
     pub warm_blocks: usize,
 }
 
 impl ColdBlocks {
-    /// Takes up to `wanted` evictable blocks, in eviction order. Of those with the same hash, the
-    /// first one: a cache has the same block twice if two sequences computed it at the same time.
+    /// Takes up to `wanted` evictable blocks, in eviction order, but only the first of those with
+    /// the same hash: a cache has a block twice if two sequences computed it at the same time.
     pub(super) fn coldest(end: &End, wanted: usize) -> Result<Self, TransferError> {
         let cold = end.cache()?.take_coldest(end.sequences.blocks(), wanted);
         let mut hashes = HashSet::with_capacity(cold.len());
@@ -72,7 +70,6 @@ impl ColdBlocks {
         Ok(taken)
     }
 
-    /// Returns blocks to their former places.
     fn put_back(&self, cold: &[ColdBlock]) {
         if let Ok(cache) = self.end.cache() {
             cache.put_back(self.end.sequences.blocks(), cold);
@@ -103,34 +100,31 @@ pub(super) enum Refs {
     Released,
 }
 
-/// References on the blocks of a transfer.
 pub(super) struct HeldBlocks {
     end: End,
     number: u64,
     /// The block at each place of the manifest; `None` if it is not transferred.
     ids: Vec<Option<BlockId>>,
     refs: Refs,
-    /// The cold blocks are evicted at the end.
+    /// Set when the cold blocks are to be evicted at the end.
     gives_up: OnceLock<()>,
     /// Checksums of what a transport has received, by frame.
     arrived: Mutex<HashMap<FrameId, u64>>,
 }
 
-/// Checksums of frames of a grant, computed while a transport writes their bytes: the import then
-/// need not read them again. Transports may leave it out.
-///
-/// Without a call of [`finish`](Self::finish), the import reads the frames.
+/// Checksums of a grant's frames, computed while a transport writes their bytes, so that the import
+/// need not read them again. Optional: without a call of [`finish`](Self::finish), it reads them.
 pub struct Arriving {
     run: Run,
     sums: Vec<Checksum>,
 }
 
 impl Arriving {
-    /// Begins before frames of a grant are written, and voids what was computed of them before;
-    /// `None` for a hold that keeps no blocks of an import.
+    /// Begins before frames of a grant are written, and voids their earlier checksums; `None` for a
+    /// hold that keeps no blocks of an import.
     ///
-    /// Every write of a transport that computes checksums begins like this: a write that is given
-    /// up half-way leaves frames whose earlier checksum is wrong.
+    /// A transport that computes checksums calls this before every write: a write that is given up
+    /// half-way leaves frames whose earlier checksum is wrong.
     pub fn begin(hold: &Hold, run: Run) -> Option<Self> {
         let mut arrived = hold.downcast_ref::<HeldBlocks>()?.arrived();
         for frame in run.frames() {
@@ -139,8 +133,8 @@ impl Arriving {
         Some(Self { run, sums: Vec::new() })
     }
 
-    /// Adds bytes of the run's `index`th frame that are in its memory now. The bytes of each frame
-    /// are added in the order of its packed form.
+    /// Adds bytes that are now in memory of the run's `index`th frame, in the order of its packed
+    /// form.
     ///
     /// # Panics
     ///
@@ -197,7 +191,7 @@ impl HeldBlocks {
         self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the checksum of each of these places of which a transport has received all bytes.
+    /// Takes the checksums of those of these places of which a transport has received all bytes.
     pub(super) fn take_arrived(&self, places: &[u32]) -> Vec<Option<u64>> {
         let arrived = std::mem::take(&mut *self.arrived());
         let frame = |&place: &u32| Some(self.end.sequences.blocks().frame((*self.ids.get(place as usize)?)?));
@@ -236,8 +230,7 @@ impl HeldBlocks {
         Ok(Piece { runs: self.runs_of(&blocks), hold })
     }
 
-    /// Keeps only these places, which are ascending, of cold blocks; the others go back into their
-    /// places in the queue.
+    /// Keeps only these places, ascending, of cold blocks, and returns the others to the queue.
     pub(super) fn retain(&mut self, places: &[u32]) -> Result<(), TransferError> {
         let Refs::Cold(cold) = &mut self.refs else { return Ok(()) };
         if let Some(&place) =
@@ -259,7 +252,6 @@ impl HeldBlocks {
         Ok(())
     }
 
-    /// Takes the references of an import over.
     pub(super) fn take_refs(&mut self) -> BlockRefs {
         self.end.transfers.relist(self.end.sequences.blocks(), self.number, Vec::new());
         match std::mem::replace(&mut self.refs, Refs::Released) {
@@ -310,15 +302,14 @@ impl Drop for HeldBlocks {
     }
 }
 
-/// Keeps source blocks in their frames, also during a panic, until it is dropped.
+/// Keeps source blocks in their frames until it is dropped, also during a panic.
 ///
-/// A pinned block does not move, and the transfer's reference keeps it from being freed. Other
-/// blocks that are freed meanwhile are reusable at once, as if there were no transfer.
-///
-/// A block has few pins ([`BlockWord::PINS_MAX`](crate::block::BlockWord)), and a prefix that many
-/// sequences share may be sent by more transfers than that. For a block without a pin to spare, the
-/// piece is copied under a batch: if the block moves, its old frame keeps the bytes until the batch
-/// ends. Only then are frames held back that other threads free.
+/// A pinned block does not move, and the transfer's reference keeps it from being freed. Frames of
+/// other blocks freed meanwhile can be reused at once. But a block has few pins
+/// ([`BlockWord::PINS_MAX`](crate::block::BlockWord)), and more transfers may send a prefix that
+/// many sequences share. If a block has no pin left, the piece is copied under a batch: a block
+/// that moves keeps its bytes in the old frame until the batch ends. Only then are frames held back
+/// that other threads free.
 struct Pinned {
     held: Arc<HeldBlocks>,
     pinned: Vec<BlockHandle>,
@@ -355,7 +346,6 @@ impl Drop for Pinned {
     }
 }
 
-/// Groups consecutive frames into runs, preserving their order.
 fn runs_of(frames: impl Iterator<Item = FrameId>) -> RunList {
     let mut runs = RunList::new();
     frames.for_each(|frame| runs.append(Run { start: frame, len: 1 }));
