@@ -13,9 +13,9 @@
 //! A block that is cached in part needs another block for its copy. If there is none, the attempt
 //! is repeated without the cached block, whose memory may be what was missing.
 //!
-//! Each attempt looks the prefix up again, so it may be evicted or grow while the admission waits.
-//! Before an attempt in the queue, the cached blocks are counted without references, so that a
-//! request that cannot be satisfied yet changes nothing.
+//! Each attempt looks the prefix up again, since it may change while the admission waits. Attempts
+//! in the queue first count the cached blocks, so that a request that does not fit yet changes
+//! nothing.
 
 use std::fmt;
 
@@ -70,28 +70,24 @@ impl<'a> AdmitRequest<'a> {
         self
     }
 
-    /// Admits only if this number of blocks stay available: a watermark, for the appends of running
-    /// sequences.
+    /// Admits only if this number of blocks stay available: a watermark, for running sequences.
     ///
     /// Without it, a preempted request that comes back can take the blocks for which it was
-    /// preempted, before the sequence that lacked them appends again; it is preempted again, and
-    /// neither proceeds. With it, each admission leaves running sequences `blocks` blocks to append
-    /// to before another preemption is necessary. One block for each sequence of the next step is
-    /// enough for all requests to finish.
+    /// preempted, before the sequence that lacked them appends again: it is preempted again, and
+    /// neither proceeds. One block for each sequence of the next step is enough for all requests to
+    /// finish.
     ///
     /// The blocks are taken and given back in the same call, so that concurrent admissions cannot
-    /// count on the same ones. Cached blocks are evicted for them, and an append on another thread
-    /// that finds no block at that moment is refused. They count in errors, in statistics of
-    /// allocated and freed blocks, and in the run of a [contiguous](Self::contiguous) request. A
-    /// request that exceeds the pool together with them is refused at once: leave at most what the
-    /// pool has beyond the largest request.
+    /// count on the same ones. Cached blocks are evicted for them, and a concurrent append may find
+    /// no block. They count in errors, in statistics, and in the run of a
+    /// [contiguous](Self::contiguous) request. A request that exceeds the pool together with them
+    /// is refused at once: leave at most what the pool has beyond the largest request.
     pub fn leave(mut self, blocks: usize) -> Self {
         self.leave = blocks;
         self
     }
 
-    /// Requires consecutive frames for the reserved blocks. Otherwise they lie in few runs: behind
-    /// the cached prefix, and in whole units.
+    /// Requires consecutive frames for the reserved blocks, instead of a few runs.
     pub fn contiguous(mut self) -> Self {
         self.is_contiguous = true;
         self
@@ -102,7 +98,6 @@ impl<'a> AdmitRequest<'a> {
         self.options.id
     }
 
-    /// Returns the number of blocks for the prompt and headroom, and to leave.
     fn blocks(&self, sequences: &Sequences) -> Result<usize, SequenceError> {
         let blocks = self.options.check_prompt(sequences, self.prompt, self.headroom)?;
         Ok(blocks.saturating_add(self.leave))
@@ -121,16 +116,16 @@ impl fmt::Debug for AdmitRequest<'_> {
     }
 }
 
-/// A sequence that has no blocks yet. Dropping it closes the sequence.
+/// A sequence without blocks. Dropping it closes the sequence.
 pub(crate) struct Admission<'a> {
     request: &'a AdmitRequest<'a>,
     sequence: Sequence,
-    /// Number of blocks for the prompt and headroom, and to leave.
+    /// For the prompt and headroom, and to leave.
     blocks: usize,
 }
 
 impl Sequences {
-    /// Opens a sequence without blocks, to be admitted. Fails if no free can satisfy the request.
+    /// Opens a sequence without blocks. Fails if no free can satisfy the request.
     pub(crate) fn admission<'a>(
         &self,
         request: &'a AdmitRequest<'a>,
@@ -143,9 +138,8 @@ impl Sequences {
         Ok(Admission { request, sequence, blocks })
     }
 
-    /// Returns the number of blocks that an admission of this request would allocate now, and that
-    /// of the evictable blocks of its prefix. Takes nothing, and changes no recency. The id may be
-    /// open.
+    /// Returns the number of blocks that an admission would allocate now, and that of the evictable
+    /// blocks of its prefix. Takes nothing, and changes no recency. The id may be open.
     pub(crate) fn blocks_needed(&self, request: &AdmitRequest<'_>) -> Result<(usize, usize), SequenceError> {
         let AdmitRequest { prompt, options, .. } = request;
         let blocks = request.blocks(self)?;
@@ -160,13 +154,11 @@ impl Sequences {
 }
 
 impl Admission<'_> {
-    /// Returns the request for the blocks that the cache lacks at this moment.
     pub(crate) fn missing(&self) -> AllocRequest {
         self.count().0
     }
 
-    /// Returns the request for the missing blocks, and the number of evictable blocks in the
-    /// prefix.
+    /// Returns the request for the missing blocks, and the number of evictable ones in the prefix.
     fn count(&self) -> (AllocRequest, usize) {
         let (hits, evictable) = match self.sequence.token_hashes() {
             Some((known, cache)) => {
@@ -223,8 +215,7 @@ impl Admission<'_> {
         blocks.check_request(&whole).inspect_err(|error| blocks.count_refusal(error))
     }
 
-    /// Restarts the hashes if the cache was cleared: those of an earlier era are neither found nor
-    /// registered.
+    /// Restarts the hashes after a clear: those of an earlier era are neither found nor registered.
     fn renew(&mut self) {
         let (Some(known), Some(cache)) = (&self.sequence.known, self.sequence.sequences.cache()) else {
             return;
@@ -232,8 +223,8 @@ impl Admission<'_> {
         if known.era() == cache.era() {
             return;
         }
-        // The same keys and tokens were accepted before. A retention that has ended since is
-        // dropped: the blocks are then not cached, like those of the earlier era.
+        // These keys and tokens were accepted before, but the retention may have ended: the blocks
+        // are then not cached, like those of the earlier era.
         if let Ok(Some(mut known)) = self.request.options.hashes(&self.sequence.sequences)
             && known.announce(cache, self.request.options.id, self.request.prompt).is_ok()
         {

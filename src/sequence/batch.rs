@@ -13,12 +13,11 @@ use super::registry::Sequences;
 use super::sequence::Sequence;
 
 /// One step of the engine, in flight: the lease under which tables are read and memory is accessed.
-///
 /// Begun by [`Pool::begin_batch`](crate::Pool::begin_batch), ended by [`finish`](Self::finish).
-/// Batches can move between threads, overlap, and end in any order.
 ///
-/// A frame read from a table under a batch is not reused before the batch ends. The engine must not
-/// end a batch until the kernels that read its tables or write to its slots have finished.
+/// Batches can move between threads, overlap, and end in any order. A frame read from a table under
+/// a batch is not reused before the batch ends. The engine must not end a batch until the kernels
+/// that read its tables or write to its slots have finished.
 ///
 /// At its end, the full blocks that it filled are *sealed*: their bytes are final, and they can be
 /// shared, moved and, if their tokens are known, found in the prefix cache. Drafted tokens are not
@@ -109,30 +108,27 @@ impl Batch {
         self.step.ticket()
     }
 
-    /// Returns the blocks that this batch filled, which become final when it ends.
-    ///
-    /// A binding that lends out writable memory of blocks can refuse to end the batch before.
+    /// Returns the blocks that this batch filled, which become final when it ends. A binding that
+    /// lends out writable memory of blocks can check them before it ends the batch.
     pub fn blocks_to_seal(&self) -> impl ExactSizeIterator<Item = BlockHandle> + Clone {
         self.step.promised.iter().map(|promise| promise.handle)
     }
 
-    /// Ends the batch: all tokens appended under it have been computed and stored, and the caller
-    /// no longer accesses memory.
-    ///
-    /// A batch [begun on a stream](crate::Pool::begin_batch_on) ends when the stream gets there.
+    /// Ends the batch, or, [on a stream](crate::Pool::begin_batch_on), ends it when the stream gets
+    /// there. All its tokens must be computed and stored, and the caller's work no longer accesses
+    /// memory.
     pub fn finish(mut self) {
         self.step.is_finished = true;
     }
 
     /// Ends the batch when the device has completed the work enqueued on this stream so far.
+    /// Returns at once; the future need not be awaited.
     ///
     /// All work that uses the batch's tables and slots must be enqueued on this stream, or the
     /// stream must wait for it. If the batch was begun on another stream, its copies on write there
-    /// are waited for too. Returns at once; the future need not be awaited.
-    ///
-    /// Intended for batches whose bytes are written when they end on the host, or that write to no
-    /// shared block: a batch not [begun on the stream](crate::Pool::begin_batch_on) copies on write
-    /// at the time of the append, regardless of work still queued there.
+    /// are waited for too. If it was begun without one, it copies on write at the time of the
+    /// append, regardless of queued work: it should write to no shared block, or its bytes be
+    /// written on the host.
     ///
     /// # Errors
     ///

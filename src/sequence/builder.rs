@@ -27,7 +27,6 @@ pub(super) struct Options<'a> {
     pub(super) reuses_tail: bool,
 }
 
-/// Defines the setters of a builder with the field `options`.
 macro_rules! option_setters {
     () => {
         /// Sets the priority of allocations, recorded with the sequence's blocks.
@@ -37,8 +36,7 @@ macro_rules! option_setters {
         }
 
         /// Sets what its blocks depend on besides tokens. Only sequences with equal keys share
-        /// blocks; [extra keys](PrefixKeys::extra_keys) apply from their ranges on, which lie in
-        /// the prompt.
+        /// blocks; [extra keys](PrefixKeys::extra_keys) apply from their ranges in the prompt on.
         pub fn keys(mut self, keys: PrefixKeys<'a>) -> Self {
             self.options.keys = keys;
             self
@@ -57,10 +55,9 @@ macro_rules! option_setters {
             self
         }
 
-        /// Allows hits that fill a block only in part: the last block of a prompt that is cached as
-        /// a whole, and the unfinished last block of a closed sequence.
-        ///
-        /// The first write to such a block goes to a copy.
+        /// Allows hits that fill a block in part: the last block of a prompt that is cached as a
+        /// whole, and the unfinished last block of a closed sequence. The first write to it goes to
+        /// a copy.
         pub fn reuse_tail(mut self) -> Self {
             self.options.reuses_tail = true;
             self
@@ -155,9 +152,9 @@ impl<'a> SequenceBuilder<'a> {
 
     /// Opens the sequence with the longest cached prefix of a prompt, sharing the prefix's blocks.
     ///
-    /// [`Sequence::len`] then returns the number of cached tokens. The last token of the prompt is
-    /// never among them, since it must be computed. The rest of the prompt is announced, and must
-    /// be appended, at once or in chunks. Without a prefix cache the sequence is opened empty.
+    /// [`Sequence::len`] then returns the number of cached tokens, 0 without a prefix cache. The
+    /// prompt's last token is never among them, since it must be computed. The rest of the prompt
+    /// is announced, and must be appended, at once or in chunks.
     ///
     /// ```
     /// # use kvpool::{SequenceId, Pool, prefix::PrefixConfig, storage::KvLayout};
@@ -195,17 +192,12 @@ impl Sequences {
     }
 
     /// Opens an empty sequence at normal priority.
-    ///
-    /// # Errors
-    ///
-    /// [`SequenceError::AlreadyOpen`].
     pub fn open(&self, id: SequenceId) -> Result<Sequence, SequenceError> {
         self.sequence(id).open()
     }
 }
 
-/// The cached prefix of a prompt. Its blocks are staged in the sequence's list, with a reference on
-/// each.
+/// The cached prefix of a prompt, staged in the sequence's list, with a reference on each block.
 pub(super) struct Prefix {
     /// Number of blocks cached as a whole.
     pub(super) whole: usize,
@@ -215,7 +207,6 @@ pub(super) struct Prefix {
 }
 
 impl Sequence {
-    /// Adopts the cached blocks of its announced tokens, which are `prompt`. The sequence is empty.
     fn adopt_prefix(&mut self, prompt: &[u32]) {
         // The whole prompt, so that the list grows only once.
         self.list.reserve(prompt.len().div_ceil(self.sequences.block_tokens()));
@@ -224,8 +215,8 @@ impl Sequence {
         }
     }
 
-    /// Takes references on the cached blocks of `prompt`, which is announced; with `takes_tail`
-    /// also on one that is cached in part. The sequence is empty, and its list has room.
+    /// Takes references on the cached blocks of the announced `prompt`; with `takes_tail` also on a
+    /// partial one. The sequence is empty, and its list has room.
     pub(super) fn find_prefix(&mut self, prompt: &[u32], takes_tail: bool) -> Option<Prefix> {
         self.look_for_uncached(0);
         let (known, cache) = (self.known.as_deref()?, self.sequences.cache()?);
@@ -266,10 +257,8 @@ impl Sequence {
     }
 }
 
-/// Takes a reference on a cached block that continues the prompt after `blocks` blocks.
-///
-/// Also returns how many of its tokens belong to the prompt without its last token: at least one,
-/// since otherwise the sequence would have no place for the block.
+/// Takes a reference on a cached block that continues the prompt after `blocks` blocks. Also
+/// returns how many of its tokens belong to the prompt without its last token, at least one.
 fn cached_tail(
     cache: &PrefixCache,
     sequences: &Sequences,

@@ -2,15 +2,14 @@
 //!
 //! # Why this is sound
 //!
-//! [The frame rule](crate::storage::Storage#the-frame-rule) requires that no other access touches a
-//! slot that is written, and that no thread writes a slot that is read.
-//! - A store writes, through `&mut`, to blocks of which the sequence holds the only reference, so
-//!   no other store to them, load, or new reference can exist meanwhile. They are neither sealed
-//!   nor promised to another batch, so nothing moves them.
+//! [The frame rule](crate::storage::Storage#the-frame-rule): nothing else accesses a slot that is
+//! written, and no thread writes a slot that is read.
+//! - A store writes, through `&mut`, to blocks of which the sequence holds the only reference: no
+//!   other store to them, load, or new reference can exist meanwhile. They are neither sealed nor
+//!   promised to another batch, so nothing moves them.
 //! - A load holds `&` of a sequence with a reference on each block, so there is no store through
-//!   this sequence. Through another sequence the block has two references, and the store is
-//!   rejected. Once the other reference is released, its Release and the Acquire of the check order
-//!   the load before the store.
+//!   this sequence, and other sequences' stores are rejected because of the second reference. Once
+//!   that is released, its Release and the Acquire of the check order the load before the store.
 //! - A freed block's frame reaches its next owner through a Release and an Acquire.
 //!
 //! On a device these calls first wait for work enqueued on the batch's stream. The engine must
@@ -18,8 +17,7 @@
 //!
 //! # Tiles
 //!
-//! A tile is a slice of a block's memory. It borrows the batch and the sequence, so that the rules
-//! above hold for the lifetime of the slice:
+//! A tile is a slice of a block's memory, which borrows the batch and the sequence:
 //!
 //! ```text
 //! who could write            why not, while `&[T]` lives
@@ -36,15 +34,13 @@
 //! of the batch, and both are borrowed mutably. The writer is recorded first, so that the block is
 //! not sealed before the batch has ended.
 //!
-//! A shared block that is not full of final tokens is rejected: no safe code writes to it, but the
-//! engine's own work may still be writing its bytes. A full one need not be sealed yet: that may
-//! wait for another thread's batch.
+//! A shared block is rejected while it is not full of final tokens: the engine's own work may still
+//! be writing it. A full one need not be sealed yet: that may wait for another thread's batch.
 //!
 //! The slices cover only the sequence's tokens: the rest of the block may have bytes of other
-//! owners. All host memory is initialised, and every bit pattern is an element.
-//!
-//! References are released only by their holders, see the [parent module](super). Callers of the
-//! storage's own `unsafe` operations must keep the frame rule towards these calls too.
+//! owners. All host memory is initialised, and every bit pattern is an element. References are
+//! released only by their holders, see the [parent module](super). Callers of the storage's own
+//! `unsafe` operations must keep the frame rule towards these calls too.
 
 use std::ops::Range;
 
@@ -58,11 +54,10 @@ use super::plan::pieces;
 use super::sequence::{Access, Sequence};
 
 impl Batch {
-    /// Stores K and V of tokens in one layer, each `[tokens][kv_heads][head_dim]`, as in
-    /// [`Storage::store`].
+    /// Stores K and V of tokens in one layer, as in [`Storage::store`].
     ///
-    /// The tokens must have been appended in this batch, or be in a block that is not full, and the
-    /// sequence must not have been forked since.
+    /// The tokens were appended in this batch, or are in a block that is not full, and the sequence
+    /// was not forked since.
     ///
     /// # Errors
     ///
@@ -117,12 +112,11 @@ impl Batch {
         Ok(self.step.sequences.noting_loss(loaded)?)
     }
 
-    /// Returns K and V of one block in one layer, where they are stored, for reading.
+    /// Returns K and V of the sequence's `index`th block in one layer, where they are stored.
     ///
-    /// `index` is the block's index in the sequence. The slices are `[tokens][kv_heads][head_dim]`,
-    /// with the sequence's tokens in the block; V is empty in a latent layout. Elements are as
-    /// stored: in a quantised layout they are codes, whose dynamic scales are
-    /// [`tile_scales`](Self::tile_scales).
+    /// The slices are `[tokens][kv_heads][head_dim]`, with the sequence's tokens in the block; V is
+    /// empty in a latent layout. Elements of a quantised layout are codes, with
+    /// [scales](Self::tile_scales).
     ///
     /// While the slices live, blocks may move, and other sequences may share the block; the slices
     /// stay valid and unchanged. Tokens appended but not yet stored have unspecified bytes.

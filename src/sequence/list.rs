@@ -1,4 +1,4 @@
-//! The list of a sequence's blocks: changed by one owner, read by any number of wait-free readers.
+//! The list of a sequence's blocks: changed by one owner, and read concurrently by any threads.
 //!
 //! ```text
 //! BlockList { tokens, rewrites, chunk ──> [id, id, id, -, -, -, -, -] }      capacity doubles; ids are u32
@@ -29,9 +29,8 @@
 //!   A reader of that id sees the increment and retries, unless the increment preceded its first
 //!   load; then it also saw the truncation, and `n` is the truncated length or a later one.
 //!
-//! A reader retries only because the owner made progress; a stopped owner blocks no reader.
-//!
-//! Model: `loom-tests/tests/sequences.rs`.
+//! A reader retries only because the owner made progress; a stopped owner blocks no reader. Model:
+//! `loom-tests/tests/sequences.rs`.
 
 use std::time::{Duration, Instant};
 
@@ -74,9 +73,8 @@ impl BlockList {
         self.reserved.load(Relaxed) as usize
     }
 
-    /// Calls `f` with the ids and the number of tokens as of one moment.
-    ///
-    /// If the owner rewrites ids meanwhile, calls `f` again: discard what earlier calls did.
+    /// Calls `f` with the ids and the number of tokens as of one moment; again if the owner
+    /// rewrites ids meanwhile. Discard the results of earlier calls.
     pub fn read<R>(&self, mut f: impl FnMut(&[AtomicU32], u32) -> R) -> R {
         let guard = epoch::pin();
         loop {
@@ -109,7 +107,6 @@ pub struct ListOwner {
     /// Copies of the list's length, which need not be read and divided.
     tokens: u32,
     blocks: u32,
-    /// The last block, if there is one.
     last: BlockId,
     /// Places from here on were not in the list since `rewrites` last changed.
     untouched: u32,

@@ -30,16 +30,15 @@
 //! # Write access to a block's bytes
 //!
 //! Only the sequence that holds the block's single reference writes, through `&mut`, while the
-//! block is neither sealed nor promised. Any other write goes to a copy. This makes
-//! [`Batch::store`] and [`Batch::load`] safe to call. It requires that only the holder of a
-//! reference releases it. A handle holds no reference: it can only read and pin a block.
+//! block is neither sealed nor promised; other writes go to a copy. [`Batch::store`] and
+//! [`Batch::load`] are safe because only the holder of a reference releases it. A handle only reads
+//! and pins.
 //!
 //! # Nothing waits
 //!
-//! A block is unlinked from its list, then released; a batch that may have read it in the list
-//! holds its frame back. A reader begins its batch before it reads a list, and an owner fences
-//! between unlink and release: either the reader does not find the block, or the release sees the
-//! batch.
+//! A block is unlinked, then released; a batch that may have read it in the list holds its frame
+//! back. A reader begins its batch before it reads a list, and an owner fences between unlink and
+//! release: either the reader does not find the block, or the release sees the batch.
 
 mod abandoned;
 mod admit;

@@ -20,9 +20,8 @@ use super::registry::Sequences;
 use super::seals::Seals;
 use super::token_hashes::TokenHashes;
 
-/// The tokens of one request, and the blocks that hold them.
-///
-/// Dropping it closes it and releases its blocks, in reverse order.
+/// The tokens of one request, and the blocks that hold them. Dropping it closes it and releases its
+/// blocks, in reverse order.
 pub struct Sequence {
     pub(super) sequences: Sequences,
     id: SequenceId,
@@ -37,8 +36,7 @@ pub struct Sequence {
     pub(super) seals: Seals,
     /// Whether batches in flight may have seen reserved blocks in the list.
     pub(super) was_listed: bool,
-    /// Batches that wrote to its blocks, including every one in flight (`seals` does not track
-    /// all).
+    /// Batches that wrote to its blocks, including all that are in flight, unlike `seals`.
     pub(super) writers: BatchSet,
     /// Writes of batches that may be abandoned.
     pub(super) writes: Writes,
@@ -61,7 +59,7 @@ pub(super) enum Access {
     Reopen,
     /// Withdraw the writing batch's promise to seal it.
     Withdraw,
-    /// Copy it: it is shared, or promised to another batch.
+    /// Copy it: it is shared, cached, or promised to another batch.
     Copy,
 }
 
@@ -106,15 +104,13 @@ impl Sequence {
         self.priority
     }
 
-    /// Returns the number of its tokens, including drafted ones.
-    ///
-    /// Shrinks if a batch that appended some of them is [abandoned](super::Batch).
+    /// Returns the number of its tokens, including drafted ones. Shrinks if a batch is
+    /// [abandoned](super::Batch).
     #[inline]
     pub fn len(&self) -> usize {
         self.extent().0 as usize
     }
 
-    /// Returns the number of tokens, and of the blocks that hold them.
     #[inline]
     pub(super) fn extent(&self) -> (u32, usize) {
         match self.withdrawn() {
@@ -146,11 +142,9 @@ impl Sequence {
         self.list.ids()[..self.block_count()].iter().map(|id| BlockId(id.load(Relaxed)))
     }
 
-    /// Returns the number of leading blocks that are sealed, or that a batch in flight seals when
-    /// it ends.
-    ///
-    /// The sequence seals other full blocks of final tokens at its next operation after the batches
-    /// that wrote them have ended.
+    /// Returns the number of leading blocks that are sealed, or that a batch in flight seals at its
+    /// end. The sequence seals other full blocks of final tokens at its next operation after their
+    /// writers have ended.
     #[inline]
     pub fn settled_blocks(&self) -> usize {
         (self.seals.settled() as usize).min(self.block_count())
@@ -161,17 +155,15 @@ impl Sequence {
         self.blocks().map(|id| self.pool_blocks().handle(id))
     }
 
-    /// Returns the number of tokens whose ids are known: those that it was [opened
-    /// with](super::SequenceBuilder::tokens) and those [announced](Self::announce) since.
-    ///
-    /// May exceed its length. 0 in a pool without a prefix cache.
+    /// Returns the number of tokens whose ids are known, those not yet appended included. 0 without
+    /// a prefix cache.
     pub fn announced(&self) -> usize {
         let announced = self.known.as_ref().map_or(0, |known| known.announced());
         self.withdrawn().map_or(announced, |write| announced.min(write.announced.max(write.from) as usize))
     }
 
     /// Returns the hashes of the full blocks of its announced tokens, in order, written or not.
-    /// Empty in a pool without a prefix cache.
+    /// Empty without a prefix cache.
     pub fn block_hashes(&self) -> &[BlockHash] {
         let blocks = self.announced() / self.sequences.block_tokens();
         self.known.as_ref().map_or(&[], |known| &known.hashes()[..blocks.min(known.hashes().len())])
@@ -179,10 +171,9 @@ impl Sequence {
 
     /// Announces the next tokens, before they are appended, or before drafted ones become final.
     ///
-    /// Blocks full of known tokens can be reused. If tokens become final without being announced,
-    /// their blocks and all later ones cannot be reused until those tokens are
-    /// [removed](Self::truncate). Takes constant time per token; does nothing without a prefix
-    /// cache.
+    /// Blocks full of known tokens can be reused. If tokens become final unannounced, their blocks
+    /// and all later ones cannot be reused until those tokens are [removed](Self::truncate). Takes
+    /// constant time per token; does nothing without a prefix cache.
     ///
     /// # Errors
     ///
@@ -195,12 +186,12 @@ impl Sequence {
         }
     }
 
-    /// Adds the extra key of a range of the next tokens, before the first of them is announced: an
-    /// image in a later turn, for example. Those of a prompt belong to its
+    /// Adds the extra key of a range of the next tokens before the first of them is announced, such
+    /// as an image in a later turn. A prompt's belong to its
     /// [keys](crate::prefix::PrefixKeys::extra_keys).
     ///
-    /// Forks and copies in other pools keep it. [Truncation](Self::truncate) removes the keys of
-    /// ranges that begin at the cut or after it. Does nothing without a prefix cache.
+    /// Forks and copies in other pools keep it; [truncation](Self::truncate) at or before the start
+    /// of its range removes it. Does nothing without a prefix cache.
     ///
     /// # Errors
     ///
@@ -214,10 +205,11 @@ impl Sequence {
         }
     }
 
-    /// Creates another sequence with the same tokens in the same blocks.
+    /// Creates another sequence with the same tokens in the same blocks. The first write to a
+    /// shared block, by either sequence, goes to a copy.
     ///
-    /// The first write to a shared block, by either sequence, goes to a copy. Only written bytes
-    /// are shared: store a batch's tokens (on a device: enqueue the stores) before the fork.
+    /// Only written bytes are shared: store a batch's tokens (on a device: enqueue the stores)
+    /// before.
     ///
     /// # Errors
     ///
@@ -248,10 +240,9 @@ impl Sequence {
         self.list.ids().iter().map(|id| BlockId(id.load(Relaxed)))
     }
 
-    /// Declares the first `length` tokens final.
-    ///
+    /// Declares the first `length` tokens final; no effect below [`committed`](Self::committed).
     /// Full blocks of final tokens are sealed once the batches that wrote them have ended, now or
-    /// at a later operation. A `length` below [`committed`](Self::committed) has no effect.
+    /// at a later operation.
     ///
     /// # Errors
     ///
@@ -271,15 +262,15 @@ impl Sequence {
         Ok(())
     }
 
-    /// Accepts the beginning of a [draft](super::Tokens::Draft): announces the ids of its tokens,
-    /// makes them final, and removes the rest of the draft.
+    /// Announces the ids of the first tokens of a [draft](super::Tokens::Draft), makes them final,
+    /// and removes the rest of the draft.
     ///
     /// # Errors
     ///
     /// [`SequenceError::Invalid`] if fewer tokens were drafted; with a prefix cache
     /// [`SequenceError::TokensUnknown`] if not all final tokens were announced, and
-    /// [`SequenceError::TokensAhead`] if others were. The sequence is unchanged, except that writes
-    /// of a batch abandoned at this moment are withdrawn.
+    /// [`SequenceError::TokensAhead`] if others were. Changes nothing, except that it may withdraw
+    /// abandoned tokens.
     pub fn accept(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
         let _call = call();
         self.catch_up();
@@ -301,15 +292,14 @@ impl Sequence {
     }
 
     /// Removes all tokens after the first `length`, and releases the blocks no longer needed, in
-    /// reverse order.
+    /// reverse order. Also removes tokens announced but not appended, and the [extra
+    /// keys](Self::extra_key) of ranges that begin at `length` or later; a `length` equal to the
+    /// sequence's has no effect.
     ///
-    /// Also removes tokens announced but not appended, and the [extra keys](Self::extra_key) of
-    /// ranges that begin at `length` or later; a `length` equal to the sequence's has no effect.
-    ///
-    /// Intended for rejected drafts, but it can also remove final tokens. The next append into a
-    /// block of final tokens then reopens it if this sequence owns it exclusively, and copies it if
-    /// it is shared or promised to a batch. On a device, batches in flight that still read the
-    /// removed tokens must precede that append in stream order.
+    /// Intended for rejected drafts, but can also remove final tokens. The next append into a block
+    /// of final tokens then reopens it, or copies it if it is shared, cached or promised to a
+    /// batch. On a device, batches in flight that still read the removed tokens must precede that
+    /// append in stream order.
     ///
     /// # Errors
     ///
@@ -355,8 +345,8 @@ impl Sequence {
         &self.sequences.0.blocks
     }
 
-    /// Checks whether any of its first `written` blocks was uncached: then nothing that it
-    /// registers is found any more. Returns the newest call that uncached hashes.
+    /// Looks for uncached blocks among its first `written`: with one, nothing that it registers is
+    /// found. Returns the newest uncache call.
     #[inline]
     pub(super) fn look_for_uncached(&mut self, written: usize) -> u64 {
         let Some((known, cache)) = self.known.as_mut().zip(self.sequences.cache()) else { return u64::MAX };
@@ -390,13 +380,11 @@ impl Sequence {
         } else if word.is_sealed() {
             Access::Reopen
         } else {
-            // Promised to a batch that may end at any moment. Reached by
-            // `a_promised_block_is_copied`.
+            // A batch may end at any moment. Reached by `a_promised_block_is_copied`.
             Access::Copy
         }
     }
 
-    /// Returns where its next blocks are best placed.
     pub(super) fn list_end(&self) -> ListEnd {
         let last = self.last_frame();
         let next = last.map(|last| FrameId(last.0 + 1));
@@ -405,7 +393,6 @@ impl Sequence {
         ListEnd { next, reserves }
     }
 
-    /// Returns the frame of its last block, including reserved ones.
     #[inline]
     fn last_frame(&self) -> Option<FrameId> {
         match self.reserved.first() {
@@ -462,8 +449,7 @@ impl Sequence {
         gone
     }
 
-    /// Withdraws the note on a block that a batch may be about to register, but that loses tokens:
-    /// they may not have been computed.
+    /// Withdraws the note on a block that a batch may be about to register, but that loses tokens.
     #[cold]
     fn withdraw_note(&self, place: u32) {
         let id = self.list.id(place as usize);
