@@ -1,10 +1,10 @@
 //! Abandoned batches: what was written under a batch that did not finish is withdrawn.
 //!
 //! A batch that is dropped, that a panic ends, or whose device fails may not have computed what was
-//! appended under it. Neither that nor anything computed from it may be found. The batch does not
-//! know its sequences, which are on other threads. So each sequence keeps a [`Write`] for every
-//! batch that wrote to it and may still be abandoned, and looks for that batch in the pool's log
-//! before its next operation.
+//! appended under it. Neither that nor anything computed from it may be found. The batch cannot
+//! reach its sequences on other threads: each sequence keeps a [`Write`] for every batch that wrote
+//! to it and may be abandoned, and looks for that batch in the pool's log before its next
+//! operation.
 //!
 //! ```text
 //! batch      writes to a sequence    the sequence notes (batch, first position, tokens announced before)
@@ -20,18 +20,18 @@
 //! No block is sealed or registered that holds a token which an abandoned batch wrote, or one that
 //! was appended behind such a token.
 //!
-//! A sequence seals a block, or promises it to a batch, only after it found that all other batches
-//! that wrote to the sequence had ended. An abandoned one was logged before its end, so the load of
-//! the count that follows sees it, and the sequence does neither. An abandoned batch seals nothing
-//! that was promised to it. A fork copies the notes, and does the same for itself.
+//! A sequence seals a block, or promises it to a batch, only after all other batches that wrote to
+//! the sequence have ended. An abandoned one was logged before its end, so the load of the count
+//! that follows sees it, and the sequence does neither. An abandoned batch does not seal promised
+//! blocks. A fork copies the notes, and does the same for itself.
 //!
 //! Until the owner's next operation, [views](super::SequenceView) show the withdrawn tokens.
 //!
 //! # Bounds
 //!
-//! The log keeps the last [`KEPT`] batches. A sequence that was idle while more were abandoned
-//! cannot tell which ones wrote to it, and withdraws all tokens whose batch it has not seen end,
-//! once that batch has ended. Until then it seals nothing.
+//! The log keeps the last [`KEPT`] batches. If more are abandoned while a sequence is idle, it
+//! cannot tell which ones wrote to it: it seals nothing, and withdraws all tokens whose batch it
+//! has not seen end, once that batch has ended.
 //!
 //! Model: `loom-tests/tests/abandoned.rs`.
 
@@ -43,7 +43,6 @@ use smallvec::SmallVec;
 use crate::clock::{BatchRef, Clock};
 use crate::sync::{AtomicU64, CachePadded, Mutex, Ordering::*};
 
-/// Number of abandoned batches that the log keeps.
 const KEPT: usize = if cfg!(kvpool_loom) { 2 } else { 1 << 16 };
 
 #[derive(Default)]
@@ -70,7 +69,6 @@ impl Abandoned {
         self.count.load(Acquire)
     }
 
-    /// Logs a batch, before it ends.
     pub(super) fn add(&self, batch: BatchRef) {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if last.len() == KEPT {
@@ -83,8 +81,7 @@ impl Abandoned {
     }
 
     /// Returns the count, and the first of these writes by a batch abandoned since the count was
-    /// `seen`. The count is still `seen` if a batch in flight may be one that the log no longer
-    /// has.
+    /// `seen`. The count is still `seen` if a batch in flight may be one that the log has dropped.
     pub(super) fn first_of(&self, seen: u64, writes: &[Write], clock: &Clock) -> (u64, Option<Write>) {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let count = self.count.load(Relaxed);

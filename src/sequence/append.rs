@@ -31,11 +31,10 @@ pub struct Appended {
 }
 
 pub(super) enum Room {
-    /// All announced tokens were appended.
     NoTokens,
-    /// The last block takes them, and is open.
+    /// The last block, which is open, takes them.
     InPlace(Growth),
-    /// The list must [grow](Batch::grow_list); the last block, if it has tokens.
+    /// The list must [grow](Batch::grow_list). The last block, if it has tokens.
     InList(Growth, Option<Tail>),
 }
 
@@ -52,18 +51,17 @@ impl Grown {
 impl Batch {
     /// Appends tokens to a sequence: a number of final ones, ids, or [others](Tokens).
     ///
-    /// Allocates blocks as needed, and copies the last block first if it cannot be written in
-    /// place. With final tokens, earlier drafted ones become final too. [`step`](Self::step)
-    /// appends to many sequences.
+    /// Allocates blocks as needed, and copies the last block if it cannot be written in place.
+    /// Final tokens also make earlier drafted ones final. [`step`](Self::step) appends to many
+    /// sequences.
     ///
     /// # Errors
     ///
     /// [`SequenceError::Alloc`] if there are no blocks, [`SequenceError::Invalid`] for no tokens or
     /// too many in all, [`SequenceError::ForeignSequence`], [`SequenceError::Storage`] if the copy
-    /// failed. With [ids](Tokens::Ids), [`SequenceError::TokensUnknown`] if earlier tokens,
-    /// including drafted ones, were not announced, and [`SequenceError::TokensAhead`] if other
-    /// announced tokens must be appended first. The sequence is unchanged, and no ids are
-    /// announced.
+    /// failed. With [ids](Tokens::Ids), [`SequenceError::TokensUnknown`] if earlier tokens were not
+    /// announced, and [`SequenceError::TokensAhead`] if other announced tokens come first. Nothing
+    /// has changed.
     #[inline]
     pub fn append<'t>(
         &mut self,
@@ -102,7 +100,7 @@ impl Batch {
         Ok(if is_open { Room::InPlace(plan) } else { Room::InList(plan, Some(tail)) })
     }
 
-    /// Plans an append; `None` if it would append announced tokens and there are none left.
+    /// `None`: it would append announced tokens, and there are none left.
     #[inline(always)]
     fn plan(&self, sequence: &Sequence, tokens: Tokens<'_>) -> Result<Option<Growth>, SequenceError> {
         let (id, length) = (sequence.id(), sequence.list.tokens());
@@ -123,7 +121,6 @@ impl Batch {
             .ok_or_else(|| too_long(id, count, length as usize))
     }
 
-    /// Appends tokens that fit into the last block.
     #[inline(always)]
     pub(super) fn append_in_place(&mut self, sequence: &mut Sequence, plan: &Growth, tokens: Tokens<'_>) {
         sequence.list.last().into_iter().for_each(|last| self.step.sequences.0.blocks.touch(&[last]));
@@ -206,8 +203,8 @@ impl Batch {
         }
     }
 
-    /// Makes the last block writable in place, if the planned growth writes to it, and returns the
-    /// copy if there is one. On an error, nothing has changed.
+    /// Makes the last block writable in place, if the growth writes to it, and returns the copy, if
+    /// any. On an error, nothing has changed.
     pub(super) fn open_tail(
         &mut self,
         sequence: &mut Sequence,

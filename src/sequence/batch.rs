@@ -114,9 +114,8 @@ impl Batch {
         self.step.promised.iter().map(|promise| promise.handle)
     }
 
-    /// Ends the batch, or, [on a stream](crate::Pool::begin_batch_on), ends it when the stream gets
-    /// there. All its tokens must be computed and stored, and the caller's work no longer accesses
-    /// memory.
+    /// Ends the batch: its tokens have been computed and stored, and the caller's work no longer
+    /// accesses memory. [On a stream](crate::Pool::begin_batch_on) it ends when the stream gets there.
     pub fn finish(mut self) {
         self.step.is_finished = true;
     }
@@ -126,9 +125,9 @@ impl Batch {
     ///
     /// All work that uses the batch's tables and slots must be enqueued on this stream, or the
     /// stream must wait for it. If the batch was begun on another stream, its copies on write there
-    /// are waited for too. If it was begun without one, it copies on write at the time of the
-    /// append, regardless of queued work: it should write to no shared block, or its bytes be
-    /// written on the host.
+    /// are waited for too. If it was begun without one, it has copied on write at the
+    /// time of the append, regardless of queued work: intended for batches whose bytes are written
+    /// when they end on the host, or that write to no shared block.
     ///
     /// # Errors
     ///

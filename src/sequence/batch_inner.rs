@@ -7,9 +7,9 @@
 //! on failure    no work runs there any more: as abandoned, and the pool hands out no blocks
 //! ```
 //!
-//! A block filled by a batch is sealed when the batch ends: before that, a kernel may not have
-//! written it. Until then the lease holds back blocks that other threads release, which a kernel
-//! may still read.
+//! A batch seals the blocks that it filled when it ends: before that, a kernel may not have written
+//! them. Until then the lease holds back blocks that other threads release: a kernel may still read
+//! them.
 
 use std::fmt;
 use std::pin::Pin;
@@ -28,14 +28,13 @@ use crate::sync::{Arc, Mutex, Ordering::Relaxed, call};
 use super::registry::Sequences;
 use super::sequence::Sequence;
 
-/// State of a batch; ends the batch when dropped.
+/// Ends the batch when dropped.
 pub(super) struct BatchInner {
     pub(super) sequences: Sequences,
     /// `None` only during the drop.
     lease: Option<InFlight>,
     /// An ended batch that wrote to a sequence before.
     ended: BatchRef,
-    /// Blocks that this batch seals when it ends.
     pub(super) promised: Vec<Promise>,
     /// The oldest of the newest uncache calls before each of these was written.
     pub(super) since: u64,
@@ -119,7 +118,6 @@ impl BatchInner {
         sequence.note_write(batch, from, self.ended);
     }
 
-    /// Ends the batch when all these streams have reached this point.
     pub(super) fn end_after(mut self, streams: &[&DeviceStream], tell: Option<Tell>) {
         let Some(storage) = self.sequences.0.storage.clone() else { return };
         let blocks = self.sequences.0.blocks.clone();
@@ -140,7 +138,6 @@ impl BatchInner {
             [stream] => storage.after(stream, end),
             _ => after_all(&*storage, streams, end),
         }
-        // Here, while the device computes, not in the callback.
         blocks.reclaim_slice();
     }
 
@@ -179,10 +176,10 @@ impl BatchInner {
             }
         }
         if !self.copied.is_empty() {
-            // These blocks were unlinked from their sequences, where a view's reader may have found
-            // them. No fence, unlike `Sequence::release_unlinked`: this batch's end changed the
-            // clock's word after they were unlinked. The release sees a batch that began before
-            // that; one that began after it read from it, and sees them unlinked.
+            // Unlinked from their sequences, where a view's reader may have found them. No fence,
+            // unlike `Sequence::release_unlinked`: this batch's end changed the clock's word after
+            // that. The release sees a batch that began before it; one that began after it read
+            // from it, and sees them unlinked.
             blocks.release_listed(&self.copied);
             // Relaxed, and above: as all counts of references.
             self.sequences.0.copying.fetch_sub(self.copied.len() as u64, Relaxed);
@@ -190,8 +187,8 @@ impl BatchInner {
     }
 }
 
-/// Calls `end` when the last of these streams gets there. If one of them never reports, drops `end`
-/// with the last callback.
+/// Calls `end` at the last end of these streams. If one never reports, the last callback drops
+/// `end`.
 fn after_all(storage: &dyn Storage, streams: &[&DeviceStream], end: CopyDone) {
     let rest = Arc::new(Mutex::new((streams.len(), Ok(()), Some(end))));
     for stream in streams {

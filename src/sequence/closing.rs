@@ -1,7 +1,7 @@
 //! Sequences that were closed while a batch was writing to them.
 //!
 //! Their last blocks are registered once that batch has finished. Until then the blocks keep their
-//! references: the sequence, without its id, goes to a list, from which whoever ends a batch drops
+//! references: the sequence, without its id, goes to a list, from which each end of a batch drops
 //! those whose writers have all ended. A sequence with nothing to register is released at once.
 //!
 //! ```text
@@ -12,9 +12,7 @@
 //!
 //! No sequence stays in the list once its writers have ended: the thread of the later of the two
 //! fences sees what the other thread did before its own. The thread that removes a sequence, under
-//! the lock, drops it.
-//!
-//! Model: `loom-tests/tests/abandoned.rs`.
+//! the lock, drops it. Model: `loom-tests/tests/abandoned.rs`.
 
 use std::sync::PoisonError;
 
@@ -40,7 +38,6 @@ impl Closing {
         self.count.load(Relaxed)
     }
 
-    /// Returns a block for each reference.
     pub(super) fn blocks(&self) -> Vec<BlockId> {
         let sequences = self.sequences.lock().unwrap_or_else(PoisonError::into_inner);
         sequences.iter().flat_map(|sequence| sequence.blocks()).collect()
@@ -58,7 +55,7 @@ impl Closing {
         self.look();
     }
 
-    /// Closes the sequences whose writers have all ended. Called after a fence after a batch's end.
+    /// Called after a fence that follows the end of a batch.
     #[inline]
     pub(super) fn look(&self) {
         if self.count.load(Relaxed) != 0 {

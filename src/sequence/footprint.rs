@@ -42,8 +42,7 @@ impl Footprint {
 }
 
 impl SequenceView {
-    /// Counts the blocks that the close of the sequence would give back: exact if the sequence and
-    /// its blocks do not change meanwhile, empty if it is closed.
+    /// Counts the blocks that the close would give back: exact if nothing changes meanwhile.
     pub(crate) fn footprint(&self) -> Footprint {
         Footprint::of(&self.sequences, self.blocks(), self.list.reserved())
     }
@@ -51,8 +50,8 @@ impl SequenceView {
 
 impl Sequence {
     /// Closes the sequence, and returns what it gave back: exact unless other threads share or
-    /// release these blocks concurrently. `comes_back`: it is preempted, and its next lookup is not
-    /// a new request's.
+    /// release these blocks. `comes_back`: it is preempted, and its next lookup is not a new
+    /// request's.
     pub(crate) fn close_counted(mut self, comes_back: bool) -> Footprint {
         self.make_findable();
         // One that was never appended to was not counted yet.

@@ -5,8 +5,8 @@
 //! frames    [ f,  f,  f]  seen    the owner's copy of where they are, after the first `seen` moves of the pool
 //! ```
 //!
-//! Only the owner has frames. It changes them through `&mut`, so they are plain memory, readable
-//! from any thread through `&`. Views translate ids through the block words.
+//! Only the owner has frames: plain memory, changed through `&mut`. Views translate ids through the
+//! block words.
 //!
 //! # Invariants
 //!
@@ -31,8 +31,8 @@
 //! block from the log refreshes its frame; other moves do not affect it.
 //!
 //! *3 holds.* An open block does not move. Its frame was read when the block became open: at its
-//! allocation, or at an append of this sequence. No other thread can reopen a block on which this
-//! sequence has a reference.
+//! allocation, or at an append of this sequence. No other thread can reopen it while this sequence
+//! has a reference.
 //!
 //! # Theorem
 //!
@@ -42,10 +42,8 @@
 //! The batch has begun, and finds that the log counts `seen` moves. By 2, a move by which the block
 //! leaves its frame is logged after this look. Its mover's fence follows, and so comes after the
 //! batch's; the mover sees the batch, and keeps the frame until the batch ends. See the
-//! [log](crate::block::Moved).
-//!
-//! No token is written to a frame that its block has left: a batch writes to open blocks only, and
-//! 3 holds for these.
+//! [log](crate::block::Moved). No token is written to a frame that its block has left: a batch
+//! writes to open blocks only, and 3 holds for these.
 //!
 //! Model: `loom-tests/tests/kept_frames.rs`.
 
@@ -57,7 +55,6 @@ use crate::sync::{AtomicU32, Ordering::*};
 
 use super::list::ListOwner;
 
-/// Frames stored inline.
 const INLINE: usize = 12;
 
 /// Moves since the last look that are read one by one. Beyond that, reading all words is cheaper.
@@ -94,7 +91,6 @@ impl Frames {
         self.frames[place] = frame.0 as i32;
     }
 
-    /// Follows the list after blocks were appended to or removed from its end.
     pub(super) fn follow(&mut self, ids: &[AtomicU32], blocks: &Core) {
         if self.frames.is_empty() {
             // Before the words are read.

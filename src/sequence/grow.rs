@@ -2,12 +2,12 @@
 //!
 //! # Copy on write
 //!
-//! An append into a block that the sequence does not own exclusively allocates a block, copies the
-//! old one's bytes into it, and replaces the old one in the list. On host memory the copy is
-//! complete when the append returns, and the old block is released at once. Otherwise (device
-//! storage only enqueues the copy; without storage the engine copies) the batch keeps the reference
-//! until it ends: until then no sequence owns the old block exclusively, so none writes to it. The
-//! batch's own writes must be enqueued after the append, so that they follow the copy.
+//! An append into a block that the sequence does not own exclusively copies it to a new block,
+//! which replaces it in the list. On host memory the copy is complete when the append returns, and
+//! the old block is released at once. Otherwise (device storage enqueues the copy; without storage
+//! the engine copies) the batch keeps the reference until it ends, so that no sequence owns the old
+//! block exclusively and writes to it. The batch's own writes must be enqueued after the append, so
+//! that they follow the copy.
 //!
 //! Model: `loom-tests/tests/sequences.rs`, `copies_on_write_meet`.
 
@@ -37,7 +37,6 @@ pub struct Copied {
     pub frames: FrameMove,
 }
 
-/// What an append allocated or copied.
 pub(super) struct Grown {
     pub(super) new_blocks: usize,
     pub(super) copied: Option<Copied>,
@@ -50,7 +49,6 @@ pub(super) struct Tail {
 }
 
 impl Batch {
-    /// Grows a sequence by tokens that do not fit into its last block, or cannot be written there.
     #[inline(never)]
     pub(super) fn grow_list(
         &mut self,
@@ -124,8 +122,7 @@ impl Batch {
             }
         }
         let Some(tail) = tail else { return Ok(Grown { new_blocks: needed, copied: None }) };
-        // Copied after all if it is being moved: its bytes are being read. Reached by the model
-        // `moves`.
+        // Copied if it is being moved: its bytes are being read. Reached by the model `moves`.
         let open = |tail: &Tail| self.step.sequences.0.blocks.reopen(tail.id);
         if matches!(tail.access, Access::Reopen | Access::Withdraw) && !open(tail) {
             let one = AllocRequest { blocks: 1, ..request };
@@ -177,7 +174,6 @@ impl Batch {
         shared.blocks.allocate_listed(request, Some(end), take)
     }
 
-    /// Returns whether a copy is complete when the call returns.
     fn copies_at_once(&self) -> bool {
         self.step.sequences.0.storage.is_some() && self.step.stream.is_none()
     }
@@ -189,12 +185,11 @@ impl Batch {
             (None, _) => Ok(()),
             // SAFETY: the destination was just allocated and has no other owner. The source is in
             // the sequence's list, which holds a reference: it is not freed, and not written, being
-            // shared or (if owned exclusively) written only through this sequence, which is
-            // borrowed mutably.
+            // shared or written only through this sequence, which is borrowed mutably.
             (Some(storage), None) => unsafe { storage.copy(&[frames]) },
-            // SAFETY: as above; until the stream has done the copy, the batch keeps a reference on
-            // the source, and writes to the destination follow it on this stream, or come after the
-            // stream is settled.
+            // SAFETY: as above; the batch keeps a reference on the source until the stream has done
+            // the copy, and writes to the destination follow it on this stream or after the stream
+            // is settled.
             (Some(storage), Some(stream)) => unsafe { storage.copy_on(stream, &[frames]) },
         };
         self.step.sequences.noting_loss(copied)?;

@@ -2,8 +2,8 @@
 //!
 //! A table that stays on a device is not rebuilt for each batch: new blocks are appended to its
 //! rows, and entries whose blocks moved are patched in place. An old entry stays readable until the
-//! batches in flight at the time of the move have ended. A batch patches its table before its
-//! launch, not earlier.
+//! batches in flight at the time of the move have ended, so a batch patches its table just before
+//! its launch.
 
 use crate::block::{Moved, Since};
 use crate::error::SequenceError;
@@ -28,11 +28,9 @@ pub struct MovedEntry {
 impl Batch {
     /// Appends to `out` the blocks that moved since an earlier batch, of ticket `since`.
     ///
-    /// A block table built under that batch may still name the old frames. Once patched, it is
-    /// valid under this batch, and the next batch asks since this batch's ticket.
-    ///
-    /// Returns [`Since::TooLong`], with `out` unchanged, if more blocks moved than the pool
-    /// remembers: rebuild the table.
+    /// A table built under that batch may still name the old frames. Once patched, it is valid
+    /// under this batch, and the next batch asks since this one's ticket. [`Since::TooLong`], with
+    /// `out` unchanged: more blocks moved than the pool remembers; rebuild the table.
     pub fn moved_since(&self, since: Ticket, out: &mut Vec<Moved>) -> Since {
         self.step.sequences.0.blocks.moved_since(since, out)
     }

@@ -1,12 +1,11 @@
 //! Inputs of kernels: block tables, slots and lengths, built in the caller's buffers.
 //!
-//! Outputs name frames, not blocks. The rows of a [`Sequence`] are copied from its frames, unless
-//! blocks have moved since its last append. Otherwise, and for a [`SequenceView`], ids are
-//! translated through the block words, with one load each. Buffers keep their capacity, so a steady
-//! state allocates nothing.
+//! Outputs name frames, not blocks. Rows of a [`Sequence`] are copied from its frames unless blocks
+//! have moved since its last append; otherwise, and for a [`SequenceView`], ids are translated
+//! through the block words. Buffers keep their capacity: a steady state allocates nothing.
 //!
-//! Sequences are passed as an iterator over `&Sequence` (or `&SequenceView`), which tables require
-//! to be `Clone`: `[&a, &b]`, `running.iter().map(|request| &request.sequence)`.
+//! Sequences are passed as an iterator over references, for tables one that is `Clone`: `[&a, &b]`,
+//! `running.iter().map(|request| &request.sequence)`.
 
 use std::ops::Range;
 
@@ -24,8 +23,8 @@ use super::sequence::Sequence;
 /// Padding in a pool without a null block.
 const NOTHING: i32 = -1;
 
-/// A padded block table: `[sequences][width]` frames, row-major, as paged attention kernels expect
-/// it. The padding is the null block's frame, or -1 in a pool without one.
+/// A padded block table: `[sequences][width]` frames, row-major, as paged attention kernels expect.
+/// The padding is the null block's frame, or -1 in a pool without one.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct BlockTable {
     entries: Vec<i32>,
@@ -40,8 +39,7 @@ impl BlockTable {
         Self::default()
     }
 
-    /// Creates an empty table whose rows have at least `width_min` entries, for captured graphs,
-    /// which need a fixed shape.
+    /// Creates an empty table with rows of at least `width_min` entries, for captured graphs.
     pub fn with_width(width_min: usize) -> Self {
         Self { width_min, ..Self::default() }
     }
@@ -71,8 +69,7 @@ impl BlockTable {
         self.lengths.len()
     }
 
-    /// Returns the number of entries per row: the blocks of the longest sequence, or the minimum
-    /// width if that is larger.
+    /// Returns the width of the rows: the blocks of the longest sequence, or the minimum width.
     pub fn width(&self) -> usize {
         self.width
     }
@@ -105,8 +102,8 @@ mod sealed {
         fn tokens(&self) -> u32;
         /// Calls `f` with ids and tokens as of one moment; discard what earlier calls did.
         fn read(&self, f: impl FnMut(&[AtomicU32], u32));
-        /// Returns the frame of each block and the number of tokens, if the frames are kept and the
-        /// log still counts `logged` moves.
+        /// Returns the frames and the number of tokens, if frames are kept and current as of
+        /// `logged` moves.
         fn frames(&self, _logged: MoveCount) -> Option<(&[i32], u32)> {
             None
         }
@@ -197,8 +194,7 @@ impl Batch {
     ///
     /// # Panics
     ///
-    /// If the table's [minimum width](BlockTable::with_width) times the number of rows exceeds
-    /// memory.
+    /// If rows of the [minimum width](BlockTable::with_width) exceed memory.
     pub fn block_table<S: Listed>(
         &self,
         sequences: impl IntoIterator<Item = S, IntoIter: Clone>,
@@ -229,8 +225,7 @@ impl Batch {
                 continue;
             }
             sequence.read(|ids, tokens| {
-                // A view's sequence may have grown since its length was read; the row shows the
-                // earlier length.
+                // A view's sequence may have grown since its length was read.
                 let tokens = tokens.min(*length as u32);
                 *length = tokens as i32;
                 let ids = &ids[..tokens.div_ceil(block_tokens) as usize];
@@ -341,7 +336,6 @@ impl Batch {
     }
 }
 
-/// Returns an error for a range that is not within the first `length` tokens.
 #[inline]
 fn check_range(id: SequenceId, tokens: &Range<usize>, length: usize) -> Result<(), SequenceError> {
     let (start, end) = (tokens.start, tokens.end);
@@ -352,7 +346,6 @@ fn check_range(id: SequenceId, tokens: &Range<usize>, length: usize) -> Result<(
     Ok(())
 }
 
-/// Appends the slots of tokens, given the frame of the block at each place.
 #[inline]
 fn fill_slots(tokens: Range<usize>, block_tokens: u32, frame: impl Fn(usize) -> i32, out: &mut Vec<i64>) {
     out.reserve(tokens.len());

@@ -1,7 +1,6 @@
 //! Pinned prefixes: cached blocks that stay cached without an open sequence.
 //!
-//! A pinned prefix is a set of references, like those of a sequence on its shared blocks:
-//! referenced blocks are not evicted. Compaction may move them.
+//! A pinned prefix is a set of references: referenced blocks are not evicted, but may be moved.
 
 use std::fmt;
 

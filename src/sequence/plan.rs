@@ -28,17 +28,13 @@ pub(super) fn zero_tokens(id: SequenceId) -> SequenceError {
 /// The effect of an append on a sequence's blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Growth {
-    /// Tokens before the append.
     pub from: u32,
-    /// Tokens after the append.
     pub length: u32,
     /// Place of the first block written to.
     pub first: u32,
     /// Whether that block already has tokens.
     pub tail: bool,
-    /// Number of blocks to allocate.
     pub fresh: u32,
-    /// Leading blocks that are full after the append.
     pub full: u32,
 }
 

@@ -14,7 +14,7 @@ use super::abandoned::Abandoned;
 use super::closing::Closing;
 use super::list::{BlockList, ListOwner};
 
-/// Number of preempted sequences that are remembered: most come back soon, or never.
+/// Most preempted sequences come back soon, or never.
 const PREEMPTED_MAX: usize = 1 << 16;
 
 /// The open sequences of one pool. A clone refers to the same sequences.
@@ -32,7 +32,6 @@ pub(super) struct Shared {
     open: Map<SequenceId, Open>,
     /// Closed sequences that were preempted and have not come back.
     preempted: Map<SequenceId, ()>,
-    /// The pinned prefixes and their blocks, by number.
     pinned: Map<u64, (PinnedInfo, std::sync::Arc<[BlockId]>)>,
     /// Number of references that batches hold until their copies on write are done.
     pub(super) copying: StatisticU64,
@@ -60,12 +59,10 @@ pub struct PinnedInfo {
 #[cfg(not(kvpool_loom))]
 pub(crate) type Owner = std::sync::Weak<dyn std::any::Any + Send + Sync>;
 
-/// An open sequence, as known without its owner.
 #[derive(Clone)]
 struct Open {
     list: Arc<BlockList>,
     priority: Priority,
-    /// The newest batch when it was opened.
     opened: Ticket,
 }
 
@@ -169,7 +166,7 @@ impl Sequences {
         }
     }
 
-    /// Poisons the pool if the outcome reports a lost device: it hands out no more blocks.
+    /// Poisons the pool if the outcome reports a lost device.
     pub(super) fn noting_loss<T>(&self, outcome: Result<T, StorageError>) -> Result<T, StorageError> {
         if outcome.as_ref().is_err_and(StorageError::is_lost) {
             self.0.blocks.poison();
@@ -187,7 +184,6 @@ impl Sequences {
         SequenceView { sequences: self.clone(), id, list, priority, opened }
     }
 
-    /// Returns the number of abandoned batches, and of closed sequences that wait for batches.
     pub(crate) fn unfinished(&self) -> (u64, usize) {
         (self.0.abandoned.count(), self.0.closing.len())
     }
@@ -242,8 +238,7 @@ impl Sequences {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Remembers that a sequence was preempted, until it comes back. Remembers none if there are
-    /// too many.
+    /// Remembers that a sequence was preempted, unless there are too many, until it comes back.
     pub(super) fn note_preempted(&self, id: SequenceId) {
         let preempted = &self.0.preempted;
         if preempted.len() >= PREEMPTED_MAX {
@@ -256,7 +251,6 @@ impl Sequences {
         self.0.preempted.get(&id).inspect(|()| self.0.preempted.remove(&id)).is_some()
     }
 
-    /// Lists a pinned prefix, and returns its number.
     pub(super) fn list_pinned(&self, tokens: usize, blocks: &[BlockId]) -> u64 {
         // Relaxed: only uniqueness matters.
         let number = self.0.pins.fetch_add(1, Relaxed);
@@ -269,14 +263,12 @@ impl Sequences {
         self.0.pinned.remove(&number);
     }
 
-    /// Returns the pinned prefixes, oldest first.
     pub(crate) fn pinned_prefixes(&self) -> Vec<PinnedInfo> {
         let mut pinned = self.0.pinned.entries();
         pinned.sort_unstable_by_key(|&(number, _)| number);
         pinned.into_iter().map(|(_, (info, _))| info).collect()
     }
 
-    /// Returns the references of open sequences, of pinned prefixes, and of batches in flight.
     pub(crate) fn accounts(&self) -> Accounts {
         let unlisted = self.0.copying.load(Relaxed) as usize;
         let mut accounts = Accounts { listed: Vec::new(), unlisted, lists_shared: unlisted == 0 };
@@ -289,7 +281,6 @@ impl Sequences {
         accounts
     }
 
-    /// Registers an id, and returns the owner's side of its new list.
     pub(super) fn register(&self, id: SequenceId, priority: Priority) -> Result<ListOwner, SequenceError> {
         let owner = ListOwner::new(self.0.block_tokens);
         let opened = self.0.blocks.clock().newest();
@@ -314,10 +305,9 @@ impl fmt::Debug for Sequences {
     }
 }
 
-/// A view of a sequence, for threads other than its owner's.
-///
-/// Each read returns the sequence as of some moment during the call. The view of a closed sequence
-/// is empty once the batches that write to it have ended.
+/// A view of a sequence, for threads other than its owner's. Each read returns the sequence as of
+/// some moment during the call; nothing once it is closed and the batches that write to it have
+/// ended.
 #[derive(Clone)]
 pub struct SequenceView {
     pub(super) sequences: Sequences,
@@ -338,8 +328,8 @@ impl SequenceView {
         self.priority
     }
 
-    /// Returns the newest batch at the time when the sequence was opened; 0 before the first batch.
-    /// Of two sequences of a pool, the one with the larger ticket is younger.
+    /// Returns the newest batch when the sequence was opened, 0 before the first: a larger ticket
+    /// is younger.
     pub fn opened(&self) -> Ticket {
         self.opened
     }
@@ -372,8 +362,8 @@ impl SequenceView {
         self.list.read(|ids, _| ids.iter().map(|id| BlockId(id.load(Acquire))).collect())
     }
 
-    /// Calls `f` with the place and id of each block, in order. Restarts from the first block if
-    /// the owner rewrites the list meanwhile.
+    /// Calls `f` with the place and id of each block, from the first again if the list is
+    /// rewritten.
     pub fn for_each_block(&self, mut f: impl FnMut(u32, BlockId)) {
         self.list.read(|ids, _| (0..).zip(ids).for_each(|(place, id)| f(place, BlockId(id.load(Acquire)))));
     }

@@ -1,10 +1,9 @@
 //! Reservation: blocks that a sequence owns beyond its tokens, for appends that cannot fail.
 //!
-//! Reserved blocks are allocated and owned like those of the list, with one reference, and recorded
-//! as the sequence's, so they need no protocol of their own. They hold no tokens and are in no
-//! table; no batch has seen them, except for those that an [abandoned](super::abandoned) batch gave
-//! back (`was_listed`). An append takes them in order before it allocates. They are not sealed, so
-//! compaction does not move them.
+//! Reserved blocks are allocated and owned like those of the list, with one reference. They hold no
+//! tokens and are in no table; no batch has seen them, except for those that an
+//! [abandoned](super::abandoned) batch gave back (`was_listed`). An append takes them in order
+//! before it allocates. They are not sealed, so compaction does not move them.
 
 use smallvec::SmallVec;
 
@@ -17,7 +16,7 @@ use super::plan::{Growth, too_long};
 use super::registry::Sequences;
 use super::sequence::{Access, Sequence};
 
-/// Allocates blocks for the end of a list and passes on each, at once or in a turn of the queue.
+/// Allocates blocks for the end of a list, and passes on each.
 pub(super) type Allocate<'a> =
     &'a mut dyn FnMut(&AllocRequest, ListEnd, &mut dyn FnMut(BlockId)) -> Result<(), AllocError>;
 
@@ -55,10 +54,8 @@ impl Sequence {
     /// Reserves the blocks that the next `tokens` tokens need, without waiting.
     ///
     /// Appends take reserved blocks first, and cannot fail for lack of blocks while these suffice.
-    /// Blocks that are reserved already count. The copy of a shared last block is reserved too; if
-    /// it becomes shared later, by a [fork](Self::fork), the next append needs one more block.
-    /// Reservations belong to this sequence alone: forks have none, and a transfer to another pool
-    /// leaves them behind.
+    /// They include the copy of a shared last block; a later [fork](Self::fork) costs one more.
+    /// Forks have no reservation, and a transfer to another pool leaves it behind.
     ///
     /// # Errors
     ///
@@ -71,7 +68,6 @@ impl Sequence {
         Ok(self.allocate_reserved(&pool, &request)?)
     }
 
-    /// Adds these blocks of its pool to the reservation, without waiting.
     pub(super) fn allocate_reserved(
         &mut self,
         pool: &Blocks,
@@ -94,7 +90,6 @@ impl Sequence {
         reserved.len()
     }
 
-    /// Publishes the number of reserved blocks to views.
     #[inline]
     pub(super) fn note_reserved(&self) {
         self.list.note_reserved(self.reserved.len());

@@ -10,8 +10,8 @@ use super::sequence::Sequence;
 const REGISTERED_AHEAD: u32 = 12;
 
 impl Sequence {
-    /// Makes the open ones of the first `full` blocks due, after the batches that wrote so far.
-    /// They are full of final tokens.
+    /// Makes the open ones of the first `full` blocks, all of final tokens, due after the current
+    /// writers.
     pub(super) fn complete(&mut self, full: u32) {
         self.seals.complete(full, self.writers.newest());
     }
@@ -28,8 +28,7 @@ impl Sequence {
 
     #[cold]
     fn seal_due(&mut self, full: u32, writer: Ticket) -> bool {
-        // The first covers batches that wrote to other sequences, the second later batches of this
-        // one.
+        // The first covers writers of other sequences, the second later batches of this one.
         let ended = self.pool_blocks().clock().ended(writer) || self.writing().is_none();
         // After `ended`: writers that were abandoned are in the log by then.
         let is_written = ended && !self.is_stale();

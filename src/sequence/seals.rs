@@ -1,9 +1,9 @@
 //! When each block of a sequence is sealed, and by which batch: bookkeeping only.
 //!
 //! A block is sealed once it is full of final tokens and every batch that wrote to it has ended.
-//! Usually one batch wrote the last missing tokens, and seals the block when it ends: the block is
-//! *promised* to that batch. Otherwise (another writer is in flight, or the tokens became final
-//! later) the sequence seals it at its next operation after the writers have ended.
+//! Usually one batch wrote the last missing tokens: the block is *promised* to it, and it seals the
+//! block when it ends. Otherwise (another writer is in flight, or the tokens became final later)
+//! the sequence seals it at its next operation after the writers have ended.
 //!
 //! ```text
 //! blocks   0 .. settled                sealed, or promised to a batch
@@ -16,9 +16,8 @@
 //! Blocks that become due later join `due[1]`, so that `due[0]` waits for a fixed batch, however
 //! fast the sequence grows under overlapping batches.
 //!
-//! Another thread may end the promised batch at any moment. A promised, not yet sealed block is
-//! therefore copied, never written again, unless the writing batch itself holds the promise and can
-//! withdraw it.
+//! Another thread may end the promised batch at any moment. A promised, unsealed block is therefore
+//! copied, not written, unless the writing batch holds the promise and can withdraw it.
 
 use crate::ids::Ticket;
 
@@ -30,8 +29,7 @@ pub(super) struct Seals {
     due: [Due; 2],
 }
 
-/// Full blocks of final tokens that wait for their writers. Empty if `full` is not above the
-/// preceding range.
+/// Full blocks of final tokens that wait for their writers; empty unless above the preceding range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Due {
     full: u32,
@@ -57,8 +55,8 @@ impl Seals {
         (self.promised_from..self.settled).contains(&block) && self.promised_to == batch
     }
 
-    /// Promises the open blocks up to `full` to a batch, the only one in flight that wrote to them.
-    /// It may also have written to the next block.
+    /// Promises the open blocks up to `full` to the only batch in flight that wrote to them. It may
+    /// also have written to the next block.
     pub(super) fn promise(&mut self, full: u32, batch: Ticket) {
         if self.promised_to != batch {
             self.promised_from = self.settled;
@@ -72,7 +70,7 @@ impl Seals {
     }
 
     /// Makes the open ones of the first `full` blocks due, after the batches up to `writer`, the
-    /// newest that wrote to the sequence.
+    /// newest.
     pub(super) fn complete(&mut self, full: u32, writer: Ticket) {
         if full <= self.settled.max(self.due[0].full).max(self.due[1].full) {
             return;
@@ -100,7 +98,6 @@ impl Seals {
         self.due.iter_mut().for_each(|due| due.full = due.full.min(full));
     }
 
-    /// Reopens the last block.
     pub(super) fn reopen(&mut self, block: u32) {
         self.truncate(block, block);
     }

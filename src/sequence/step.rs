@@ -39,7 +39,7 @@ pub struct Stepped {
     pub copied: Vec<(usize, Copied)>,
 }
 
-/// The plan for a sequence whose last block cannot take the tokens as it is.
+/// A sequence whose last block cannot take the tokens as it is.
 struct Planned {
     place: usize,
     growth: Growth,
@@ -48,11 +48,12 @@ struct Planned {
 }
 
 impl Batch {
-    /// Appends tokens to many sequences: chunks of prompts, decoded tokens and drafts.
+    /// Appends tokens to many sequences, all or nothing: chunks of prompts, decoded tokens and
+    /// drafts.
     ///
-    /// Like [`append`](Self::append) for each, but all or nothing: all missing blocks are reserved
-    /// before the first token is appended, so that the caller can choose which sequences to preempt
-    /// while all are unchanged. Then the copies on write are made, and the tokens appended.
+    /// All missing blocks are reserved before the first token is appended, so that the caller can
+    /// choose which sequences to preempt while all are unchanged. Then the copies on write are
+    /// made, and the tokens [appended](Self::append).
     ///
     /// ```
     /// use kvpool::{Append, KvLayout, Pool, SequenceId, Tokens};
@@ -104,7 +105,6 @@ impl Batch {
             };
             stepped.new_blocks += new_blocks;
         }
-        // Blocks for copies that turned out to be unnecessary.
         Self::unreserve(appends, &planned);
         Ok(stepped)
     }
@@ -142,8 +142,8 @@ impl Batch {
     }
 
     /// Plans the tokens of each sequence, and reserves all missing blocks, or none. Returns the
-    /// plans for the sequences whose last block cannot take the tokens as it is. All other last
-    /// blocks are open, and stay open because they are not shared.
+    /// plans of sequences whose last block cannot take the tokens; the other last blocks stay open,
+    /// not being shared.
     fn plan_step(&mut self, appends: &mut [Append<'_>]) -> Result<Vec<Planned>, StepError> {
         let mut step = Vec::new();
         let mut lacking = Vec::<SequenceId>::new();
@@ -181,8 +181,8 @@ impl Batch {
         Err(StepError::Lacking { sequences: lacking, error })
     }
 
-    /// Returns `None` if the last block takes the tokens as it is, otherwise the plan and the
-    /// number of blocks that it needs.
+    /// `None` if the last block takes the tokens, otherwise the plan and the number of blocks it
+    /// needs.
     #[inline]
     fn plan_one(
         &self,
@@ -199,8 +199,8 @@ impl Batch {
         })
     }
 
-    /// Reserves the blocks that a sequence lacks of `needed`, and returns their number. Once the
-    /// pool has refused some number of blocks, the rest of the step lacks as many too.
+    /// Reserves and counts the blocks that a sequence lacks of `needed`. Once the pool has refused
+    /// some number of blocks, the rest of the step lacks as many too.
     fn provide(
         &self,
         sequence: &mut Sequence,
@@ -217,7 +217,6 @@ impl Batch {
         }
     }
 
-    /// Releases the blocks reserved for this step that were not used.
     fn unreserve(appends: &mut [Append<'_>], planned: &[Planned]) {
         for &Planned { place, reserved, .. } in planned.iter().rev() {
             let sequence = &mut *appends[place].sequence;

@@ -68,7 +68,7 @@ fn store(
     batch.store(sequence, 0, tokens, (&k).into(), (&v).into())
 }
 
-/// Returns the K of all tokens; checks that V is the negative.
+/// Returns the K of all tokens; checks V.
 fn read(sequences: &Sequences, sequence: &Sequence) -> Vec<f32> {
     let (mut k, mut v) = (vec![0.0f32; sequence.len()], vec![0.0f32; sequence.len()]);
     Batch::begin(sequences).load(sequence, 0, 0..sequence.len(), (&mut k).into(), (&mut v).into()).unwrap();
@@ -87,7 +87,6 @@ fn threads_may_hand_everything_over() {
     sync::<Sequences>();
 }
 
-/// Appends and stores tokens in a step of their own.
 fn write_step(sequences: &Sequences, sequence: &mut Sequence, tokens: usize, first: f32) {
     let mut batch = Batch::begin(sequences);
     write(&mut batch, sequence, tokens, first);
@@ -264,8 +263,7 @@ fn move_first(sequences: &Sequences, sequence: &Sequence, times: usize) {
     }
 }
 
-/// A table shows current frames: kept, read one by one from the log, or all read anew because the
-/// log has too many moves or has overwritten some.
+/// A table shows current frames: kept, read one by one from the log, or all read anew.
 #[test]
 fn tables_follow_moves() {
     let sequences = build(10, false, false);
@@ -382,8 +380,7 @@ fn stale_promises_are_harmless() {
     blocks(&sequences).audit().unwrap();
 }
 
-/// Slices stay valid while another thread moves one of the blocks, copies another, and writes to
-/// others. Under Miri this shows that no access aliases them.
+/// Slices stay valid while another thread moves, copies and writes blocks. For Miri.
 #[test]
 fn tiles_stay_while_other_threads_write() {
     let sequences = pool(12);

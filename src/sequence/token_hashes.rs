@@ -5,10 +5,9 @@
 //!          announced .. length   ids are unknown: once these are final, no block from there on can be reused
 //! ```
 //!
-//! The cache belongs to the [registry](super::registry) and is passed to each call: a sequence
-//! holds no reference on it. A block is registered under its hash when it is sealed. All ids are
-//! kept, 4 bytes a token: a sequence that is truncated into a block continues from there, and
-//! events contain ids.
+//! The [registry](super::registry) owns the cache, which is passed to each call. A block is
+//! registered under its hash when it is sealed. All ids are kept, 4 bytes a token, for events and
+//! for sequences that are truncated into a block.
 //!
 //! ```text
 //! hashes.len() == tokens.len() / block_tokens        full_at == (hashes.len() + 1) * block_tokens
@@ -26,8 +25,7 @@ use crate::prefix::{
 
 use super::TOKENS_MAX;
 
-/// Era of a sequence from before a clear, or whose blocks were uncached: its blocks are not found.
-/// No real era reaches it.
+/// Era of a sequence whose blocks are not found: from before a clear, or uncached.
 const NO_ERA: u64 = u64::MAX;
 
 #[derive(Clone)]
@@ -118,10 +116,8 @@ impl TokenHashes {
         }
     }
 
-    /// Creates the hashes of a sequence from another pool, whose cache hashes alike unless they are
-    /// stale.
-    ///
-    /// `era` is the era of this cache in which they are noted. There is a hash for each full block.
+    /// Creates the hashes of a sequence from another pool, one for each full block. The other cache
+    /// hashes alike, unless they are stale. `era`: the era of this cache in which they are noted.
     pub(super) fn arrived(known: KnownTokens, cache: &PrefixCache, era: u64) -> Self {
         let KnownTokens { root, hashes, tokens, extra_keys, is_cut, keep, keep_left_ms, .. } = known;
         let is_stale = known.is_stale || !cache.accepts_in(era, &known.origins);
@@ -147,7 +143,6 @@ impl TokenHashes {
         arrived
     }
 
-    /// Continues after the last of the hashes.
     fn resume(&mut self, hasher: &PrefixHasher) {
         self.chain = self.chain_after(hasher, self.hashes.len());
         self.full_at = (self.hashes.len() + 1) * hasher.block_tokens();
@@ -178,7 +173,6 @@ impl TokenHashes {
         self.mark
     }
 
-    /// Records that this pool computes the following blocks.
     pub(super) fn compute(&mut self) {
         self.mark = self.provenance.computing();
     }
@@ -188,7 +182,6 @@ impl TokenHashes {
         self.era = NO_ERA;
     }
 
-    /// Returns the origins of the blocks with which it begins.
     pub(super) fn origins(&self, cache: &PrefixCache) -> Vec<Origin> {
         self.provenance.origins(self.provenance.is_own().then(|| cache.origin_in(self.era)))
     }
@@ -207,9 +200,8 @@ impl TokenHashes {
         self.tokens.len()
     }
 
-    /// Checks whether any of the first `written` blocks (the last may be partial) was uncached
-    /// since the last look. It, and what was computed from it, may be wrong: then nothing is found
-    /// by these hashes.
+    /// Looks for newly uncached blocks among the first `written` (the last may be partial). They,
+    /// and what was computed from them, may be wrong: then nothing is found by these hashes.
     #[inline]
     pub(super) fn look_for_uncached(&mut self, cache: &PrefixCache, written: usize) {
         let newest = cache.uncached().newest();
@@ -225,8 +217,7 @@ impl TokenHashes {
         }
     }
 
-    /// Returns the hashes of a prompt's full blocks that may be reused: its last token must be
-    /// computed.
+    /// Returns the hashes of a prompt's reusable full blocks: its last token must be computed.
     pub(super) fn usable_hashes(&self, tokens: usize, block_tokens: usize) -> &[BlockHash] {
         &self.hashes[..tokens.saturating_sub(1) / block_tokens]
     }
@@ -235,10 +226,8 @@ impl TokenHashes {
         &self.hashes
     }
 
-    /// Returns an error unless the announced tokens end where the sequence does, and more can
-    /// follow.
-    ///
-    /// Otherwise ids announced with an append would be attributed to other tokens.
+    /// Returns an error unless the announced tokens end where the sequence does and more can
+    /// follow: ids announced with an append would otherwise be attributed to other tokens.
     pub(super) fn check_all_announced(&self, id: SequenceId, length: usize) -> Result<(), SequenceError> {
         let announced = self.announced();
         match announced.cmp(&length) {
@@ -285,14 +274,13 @@ impl TokenHashes {
         self.full_at = blocks.len() + hasher.block_tokens();
     }
 
-    /// Records that the first `length` tokens are final.
     #[inline]
     pub(super) fn committed(&mut self, length: u32) {
         self.is_cut |= length as usize > self.tokens.len();
     }
 
-    /// Removes all tokens from `length` on, including announced ones, and the extra keys of ranges
-    /// that begin at `keys_to` or later.
+    /// Removes the tokens from `length` on, and the extra keys of ranges that begin at `keys_to` or
+    /// later.
     pub(super) fn truncate(&mut self, cache: &PrefixCache, length: usize, keys_to: usize) {
         let before = self.extra_keys.len();
         self.extra_keys.retain(|key| key.tokens.start < keys_to);
@@ -309,8 +297,8 @@ impl TokenHashes {
         self.resume(cache.hasher());
     }
 
-    /// Returns the hashes of an unfinished block after the first `blocks`: one for each nonempty
-    /// prefix of these tokens, shortest first.
+    /// Returns the hashes of an unfinished block: one per nonempty prefix of these tokens, shortest
+    /// first.
     pub(super) fn partial_hashes<'a>(
         &'a self,
         cache: &'a PrefixCache,
@@ -334,7 +322,6 @@ impl TokenHashes {
         self.hashes.get(place as usize).copied().filter(|_| self.era != NO_ERA)
     }
 
-    /// Returns the event for a stored block, if there is a subscriber.
     #[inline]
     pub(super) fn stored(&self, cache: &PrefixCache, block: BlockId, place: u32) -> Option<Box<KvEvent>> {
         if cache.events().is_subscribed() { self.event(cache, block, place as usize) } else { None }

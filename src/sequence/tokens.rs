@@ -2,21 +2,18 @@
 
 use super::sequence::Sequence;
 
-/// Tokens that an [append](super::Batch::append) adds to a sequence.
-///
-/// A number converts into [`Final`](Self::Final) tokens, a slice into [`Ids`](Self::Ids).
+/// Tokens to [append](super::Batch::append). A number converts into [`Final`](Self::Final) tokens,
+/// a slice into [`Ids`](Self::Ids).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Tokens<'a> {
-    /// This many final tokens: a prompt, a chunk of one, or a decoded token.
-    ///
-    /// They may exceed the announced tokens: the blocks from there on hold unknown tokens and are
-    /// not cached, and [`Ids`](Self::Ids) are rejected from then on.
+    /// This many final tokens: a prompt, a chunk of one, or a decoded token. They may exceed the
+    /// announced ones: the blocks from there on are not cached, and [`Ids`](Self::Ids) are
+    /// rejected.
     Final(usize),
     /// Final tokens with these ids, which are [announced](super::Sequence::announce) with them.
     Ids(&'a [u32]),
-    /// The announced tokens not appended yet, at most this many; there may be none. Without a
-    /// prefix cache no tokens are announced.
+    /// At most this many of the announced tokens not yet appended; there may be none.
     Announced(usize),
     /// This many speculative tokens: [`Sequence::accept`](super::Sequence::accept) or
     /// [`commit`](super::Sequence::commit) makes some of them final.

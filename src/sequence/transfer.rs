@@ -11,10 +11,8 @@
 //! Dropping any of these undoes it. Until the commit, views of the arriving sequence show no
 //! tokens.
 //!
-//! # Write access during the transfer
-//!
-//! In the source no thread writes: a departure is refused while a batch that wrote to the sequence
-//! is in flight, and a second reference on each block makes later writes go to a copy. In the
+//! No thread writes in the source: a departure is refused while a batch that wrote to the sequence
+//! is in flight, and the second reference on each block makes later writes go to a copy. In the
 //! target only the copying thread writes: no other thread knows the blocks, and they are not
 //! sealed, so nothing moves them.
 
@@ -39,13 +37,12 @@ pub(crate) struct BlockRefs {
 }
 
 impl BlockRefs {
-    /// Creates an empty set, which takes over the references of blocks added to it.
+    /// Creates an empty set. Blocks added to it bring their references.
     pub(crate) fn new(sequences: &Sequences) -> Self {
         Self { sequences: sequences.clone(), blocks: Vec::new(), policy_info: PolicyInfo::default() }
     }
 
-    /// Allocates as many blocks as are available, up to `wanted`, and returns their number. Fails
-    /// if there are none.
+    /// Allocates as many blocks as there are, up to `wanted`, and returns their number, if any.
     pub(crate) fn allocate_up_to(&mut self, wanted: usize) -> Result<usize, AllocError> {
         let (pool, mut blocks) = (self.sequences.0.blocks.clone(), wanted);
         loop {
@@ -111,7 +108,7 @@ impl Sequence {
     }
 }
 
-/// Everything that a copy of a sequence in another pool starts with, apart from the bytes.
+/// A copy of a sequence in another pool starts with this and the bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Outline {
@@ -154,8 +151,7 @@ impl Sequence {
     }
 }
 
-/// Blocks that the [resume](crate::Pool::resume) of a sequence requires besides those of its
-/// tokens.
+/// Blocks that a sequence needs, besides its own, to be [resumed](crate::Pool::resume).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[must_use]
 pub struct ResumeOptions {
@@ -175,8 +171,7 @@ impl ResumeOptions {
         self
     }
 
-    /// Sets the number of blocks that stay available, as for an
-    /// [admission](super::AdmitRequest::leave).
+    /// Sets the number of blocks to [leave](super::AdmitRequest::leave).
     pub fn leave(mut self, blocks: usize) -> Self {
         self.leave = blocks;
         self
@@ -185,9 +180,7 @@ impl ResumeOptions {
 
 /// A sequence prepared in the target pool.
 pub(crate) struct Arrival {
-    /// Registered and empty.
     sequence: Sequence,
-    /// Leading blocks that were cached in the target.
     shared: usize,
     length: u32,
     committed: u32,
@@ -195,9 +188,8 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    /// Opens the sequence of this outline in the target, without blocks.
-    ///
-    /// Its hashes, unless stale, are those of the target's cache, in whose `era` they are noted.
+    /// Opens the sequence of this outline in the target, without blocks. Its hashes, unless stale,
+    /// are those of the target's cache, in whose `era` they are noted.
     pub(crate) fn open(
         outline: Outline,
         target: &Sequences,
@@ -273,8 +265,8 @@ impl Arrival {
         Ok(held)
     }
 
-    /// Shares full blocks of final tokens that are cached in the target, except those computed in
-    /// another era of a cache than this sequence.
+    /// Shares full blocks of final tokens that are cached here, except those of another era of a
+    /// cache.
     fn share_cached(&self, is_in_line: bool) -> Vec<BlockId> {
         let mut shared = Vec::new();
         let Some((known, cache)) = self.sequence.token_hashes() else { return shared };
@@ -305,7 +297,6 @@ impl Arrival {
         self.sequence.known.iter_mut().for_each(|known| known.forget());
     }
 
-    /// Adds what another source knows of the same sequence.
     pub(crate) fn join(&mut self, known: &KnownTokens) {
         let (Some(own), Some(cache)) = (&mut self.sequence.known, self.sequence.sequences.cache()) else {
             return;

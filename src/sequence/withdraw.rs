@@ -50,8 +50,8 @@ impl Sequence {
         self.sequences.0.abandoned.first_of(self.seen.load(Relaxed), &self.writes, clock)
     }
 
-    /// Withdraws what abandoned batches wrote. Every operation that changes the sequence begins
-    /// here.
+    /// Withdraws what abandoned batches wrote: the start of every operation that changes the
+    /// sequence.
     #[inline(always)]
     pub(super) fn catch_up(&mut self) {
         if self.is_stale() {
@@ -120,7 +120,6 @@ impl Sequence {
         self.writes.push(write);
     }
 
-    /// Returns whether a closed sequence has blocks to register after a batch in flight.
     pub(super) fn registers_later(&self) -> bool {
         let Some((known, cache)) = self.token_hashes() else { return false };
         let full = (self.committed / self.sequences.0.block_tokens).min(known.hashes().len() as u32);
