@@ -1,10 +1,9 @@
 //! Abandoned batches: what was written under a batch that did not finish is withdrawn.
 //!
-//! A batch that is dropped, that a panic ends, or whose device fails may not have computed what was
-//! appended under it. Neither that nor anything computed from it may be found. The batch cannot
-//! reach its sequences on other threads: each sequence keeps a [`Write`] for every batch that wrote
-//! to it and may be abandoned, and looks for that batch in the pool's log before its next
-//! operation.
+//! The batch cannot reach its sequences on other threads: each sequence keeps a [`Write`] for every
+//! [batch](super::Batch) that wrote to it and may be abandoned, and looks for that batch in the
+//! pool's log before its next operation. Nothing that it wrote, or that was computed from that, may
+//! be found.
 //!
 //! ```text
 //! batch      writes to a sequence    the sequence notes (batch, first position, tokens announced before)
@@ -26,8 +25,6 @@
 //! blocks. A fork copies the notes, and does the same for itself.
 //!
 //! Until the owner's next operation, [views](super::SequenceView) show the withdrawn tokens.
-//!
-//! # Bounds
 //!
 //! The log keeps the last [`KEPT`] batches. If more are abandoned while a sequence is idle, it
 //! cannot tell which ones wrote to it: it seals nothing, and withdraws all tokens whose batch it

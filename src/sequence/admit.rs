@@ -7,15 +7,11 @@
 //!             refused: the prefix's blocks return to their places in the eviction order
 //! ```
 //!
-//! An admission that [leaves](AdmitRequest::leave) blocks allocates them together with its own, and
-//! frees them in the same call: at that moment no other thread has them.
-//!
 //! A block that is cached in part needs another block for its copy. If there is none, the attempt
 //! is repeated without the cached block, whose memory may be what was missing.
 //!
 //! Each attempt looks the prefix up again, since it may change while the admission waits. Attempts
-//! in the queue first count the cached blocks, so that a request that does not fit yet changes
-//! nothing.
+//! in the queue first count the cached blocks: a request that does not fit yet changes nothing.
 
 use std::fmt;
 

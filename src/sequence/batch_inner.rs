@@ -38,7 +38,6 @@ pub(super) struct BatchInner {
     pub(super) promised: Vec<Promise>,
     /// The oldest of the newest uncache calls before each of these was written.
     pub(super) since: u64,
-    /// Sources of copies in progress, with a reference on each.
     pub(super) copied: Vec<BlockId>,
     /// Without one, the batch ends when it is dropped.
     pub(super) stream: Option<DeviceStream>,
@@ -131,7 +130,6 @@ impl BatchInner {
             self.is_finished = is_finished && outcome.is_ok();
             let outcome = self.sequences.noting_loss(outcome);
             drop(self);
-            // The receiver may be gone.
             let _ = tell.map(|tell| tell.send(outcome));
         });
         match streams {

@@ -199,7 +199,6 @@ impl Sequences {
 
 /// The cached prefix of a prompt, staged in the sequence's list, with a reference on each block.
 pub(super) struct Prefix {
-    /// Number of blocks cached as a whole.
     pub(super) whole: usize,
     /// One more if the last block is cached in part.
     pub(super) blocks: usize,

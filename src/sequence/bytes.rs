@@ -215,7 +215,6 @@ impl Batch {
         Ok(unsafe { (k.as_mut(), v.as_mut()) })
     }
 
-    /// Returns the memory of a block that may be read, and the number of its tokens.
     fn readable(
         &self,
         sequence: &Sequence,
@@ -232,7 +231,6 @@ impl Batch {
         unsafe { self.host_tile(sequence, layer, index, word) }
     }
 
-    /// Returns the memory of a block that may be written, and the number of its tokens.
     fn writable(
         &self,
         sequence: &mut Sequence,

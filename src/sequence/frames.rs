@@ -5,8 +5,7 @@
 //! frames    [ f,  f,  f]  seen    the owner's copy of where they are, after the first `seen` moves of the pool
 //! ```
 //!
-//! Only the owner has frames: plain memory, changed through `&mut`. Views translate ids through the
-//! block words.
+//! Only the owner has frames: plain memory, changed through `&mut`. Views read the block words.
 //!
 //! # Invariants
 //!
@@ -85,7 +84,6 @@ impl Frames {
         self.frames.last().map(|&frame| FrameId(frame as u32))
     }
 
-    /// Sets the frame of the block at a place, as read from its word.
     #[inline]
     pub(super) fn set(&mut self, place: usize, frame: FrameId) {
         self.frames[place] = frame.0 as i32;
@@ -104,7 +102,6 @@ impl Frames {
         }
     }
 
-    /// Applies the moves logged since the last look.
     #[inline]
     pub(super) fn catch_up(&mut self, list: &ListOwner, blocks: &Core) {
         if blocks.moves_logged() != self.seen {

@@ -1,15 +1,11 @@
 //! The slow path of an append: blocks are allocated, and the last one is copied or reopened.
 //!
-//! # Copy on write
-//!
 //! An append into a block that the sequence does not own exclusively copies it to a new block,
 //! which replaces it in the list. On host memory the copy is complete when the append returns, and
 //! the old block is released at once. Otherwise (device storage enqueues the copy; without storage
 //! the engine copies) the batch keeps the reference until it ends, so that no sequence owns the old
 //! block exclusively and writes to it. The batch's own writes must be enqueued after the append, so
-//! that they follow the copy.
-//!
-//! Model: `loom-tests/tests/sequences.rs`, `copies_on_write_meet`.
+//! that they follow the copy. Model: `loom-tests/tests/sequences.rs`, `copies_on_write_meet`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -162,7 +158,6 @@ impl Batch {
         Ok(grown)
     }
 
-    /// Allocates blocks for the sequence's list, and samples the latency.
     fn allocate(
         &self,
         request: &AllocRequest,

@@ -35,8 +35,8 @@ impl Batch {
         self.step.sequences.0.blocks.moved_since(since, out)
     }
 
-    /// Lists the moved blocks as entries of the table whose rows are these sequences, in row-major
-    /// order. The owners know their own changes (appends, copies on write, truncations).
+    /// Lists the moved blocks as entries of the table with these rows, in row-major order. The
+    /// owners know their own changes (appends, copies on write, truncations).
     ///
     /// # Errors
     ///

@@ -102,8 +102,8 @@ mod sealed {
         fn tokens(&self) -> u32;
         /// Calls `f` with ids and tokens as of one moment; discard what earlier calls did.
         fn read(&self, f: impl FnMut(&[AtomicU32], u32));
-        /// Returns the frames and the number of tokens, if frames are kept and current as of
-        /// `logged` moves.
+        /// Returns frames and number of tokens, if the frames are kept and current as of `logged`
+        /// moves.
         fn frames(&self, _logged: MoveCount) -> Option<(&[i32], u32)> {
             None
         }
@@ -302,8 +302,8 @@ impl Batch {
         Ok(())
     }
 
-    /// Appends the slots of tokens to `out`, where a kernel writes their K and V: `frame *
-    /// block_tokens + offset`. One mapping can thus serve all sequences of a batch.
+    /// Appends to `out` the slots where a kernel writes the K and V of tokens, each `frame *
+    /// block_tokens + offset`. One mapping can serve all sequences of a batch.
     ///
     /// # Errors
     ///

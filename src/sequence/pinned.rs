@@ -13,8 +13,8 @@ use super::TOKENS_MAX;
 use super::registry::Sequences;
 use super::transfer::BlockRefs;
 
-/// Keeps a cached prefix from eviction until it is dropped. Counts as one of the at most 8,191
-/// references of each of its blocks.
+/// Keeps a cached prefix from eviction until dropped. Holds a reference on each block (at most
+/// 8,191).
 #[must_use = "dropping it unpins the prefix"]
 pub struct PinnedPrefix {
     held: BlockRefs,

@@ -25,7 +25,6 @@ pub(super) fn zero_tokens(id: SequenceId) -> SequenceError {
     SequenceError::invalid(id, "tokens", 0, "at least 1")
 }
 
-/// The effect of an append on a sequence's blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Growth {
     pub from: u32,

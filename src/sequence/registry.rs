@@ -146,7 +146,6 @@ impl Sequences {
         }))
     }
 
-    /// Sets the pool above, once.
     #[cfg(not(kvpool_loom))]
     pub(crate) fn set_owner(&self, owner: Owner) {
         let _ = self.0.owner.set(owner);
@@ -305,9 +304,8 @@ impl fmt::Debug for Sequences {
     }
 }
 
-/// A view of a sequence, for threads other than its owner's. Each read returns the sequence as of
-/// some moment during the call; nothing once it is closed and the batches that write to it have
-/// ended.
+/// A view of a sequence, for threads other than its owner's. Each read is of some moment during the
+/// call; the sequence is empty once it is closed and its writers' batches have ended.
 #[derive(Clone)]
 pub struct SequenceView {
     pub(super) sequences: Sequences,
@@ -328,8 +326,7 @@ impl SequenceView {
         self.priority
     }
 
-    /// Returns the newest batch when the sequence was opened, 0 before the first: a larger ticket
-    /// is younger.
+    /// Returns the newest batch when the sequence was opened, or 0: a larger ticket is younger.
     pub fn opened(&self) -> Ticket {
         self.opened
     }
@@ -362,7 +359,7 @@ impl SequenceView {
         self.list.read(|ids, _| ids.iter().map(|id| BlockId(id.load(Acquire))).collect())
     }
 
-    /// Calls `f` with the place and id of each block, from the first again if the list is
+    /// Calls `f` with the place and id of each block; from the first again if the list is
     /// rewritten.
     pub fn for_each_block(&self, mut f: impl FnMut(u32, BlockId)) {
         self.list.read(|ids, _| (0..).zip(ids).for_each(|(place, id)| f(place, BlockId(id.load(Acquire)))));

@@ -10,7 +10,7 @@ use super::sequence::Sequence;
 const REGISTERED_AHEAD: u32 = 12;
 
 impl Sequence {
-    /// Makes the open ones of the first `full` blocks, all of final tokens, due after the current
+    /// Makes the open ones of the first `full` blocks, all of final tokens, due after current
     /// writers.
     pub(super) fn complete(&mut self, full: u32) {
         self.seals.complete(full, self.writers.newest());
@@ -40,7 +40,6 @@ impl Sequence {
         is_written
     }
 
-    /// Seals blocks, and registers those whose hashes are known.
     fn seal_blocks(&self, places: Range<u32>) {
         let pool = self.pool_blocks();
         let handle = |place: u32| pool.handle(self.list.id(place as usize));

@@ -37,7 +37,6 @@ struct Due {
 }
 
 impl Seals {
-    /// Returns the number of leading blocks that are sealed or promised.
     #[inline]
     pub(super) fn settled(&self) -> u32 {
         self.settled
@@ -49,14 +48,12 @@ impl Seals {
         (self.due[0].full > self.settled).then_some((self.due[0].full, self.due[0].writer))
     }
 
-    /// Returns whether the block is promised to this batch.
     #[inline]
     pub(super) fn is_promised_to(&self, block: u32, batch: Ticket) -> bool {
         (self.promised_from..self.settled).contains(&block) && self.promised_to == batch
     }
 
-    /// Promises the open blocks up to `full` to the only batch in flight that wrote to them. It may
-    /// also have written to the next block.
+    /// Promises the open blocks up to `full` to the only batch in flight that wrote to them.
     pub(super) fn promise(&mut self, full: u32, batch: Ticket) {
         if self.promised_to != batch {
             self.promised_from = self.settled;
@@ -69,8 +66,7 @@ impl Seals {
         self.due.iter_mut().for_each(|due| due.writer = due.writer.max(batch));
     }
 
-    /// Makes the open ones of the first `full` blocks due, after the batches up to `writer`, the
-    /// newest.
+    /// Makes the open ones of the first `full` blocks due, after all batches up to `writer`.
     pub(super) fn complete(&mut self, full: u32, writer: Ticket) {
         if full <= self.settled.max(self.due[0].full).max(self.due[1].full) {
             return;
@@ -91,7 +87,6 @@ impl Seals {
         (self.settled, self.promised_from) = (blocks, blocks);
     }
 
-    /// Reduces the sequence to `blocks` blocks, of which `full` are full.
     pub(super) fn truncate(&mut self, blocks: u32, full: u32) {
         self.settled = self.settled.min(blocks);
         self.promised_from = self.promised_from.min(blocks);

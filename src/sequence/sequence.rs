@@ -40,7 +40,6 @@ pub struct Sequence {
     pub(super) writers: BatchSet,
     /// Writes of batches that may be abandoned.
     pub(super) writes: Writes,
-    /// Number of abandoned batches at the last look.
     pub(super) seen: AtomicU64,
     pub(super) known: Option<Box<TokenHashes>>,
     /// Full blocks of the looked-up prompt and of its cached prefix, until they are counted.
@@ -104,8 +103,8 @@ impl Sequence {
         self.priority
     }
 
-    /// Returns the number of its tokens, including drafted ones. Shrinks if a batch is
-    /// [abandoned](super::Batch).
+    /// Returns the number of its tokens, including drafted ones, without [abandoned](super::Batch)
+    /// ones.
     #[inline]
     pub fn len(&self) -> usize {
         self.extent().0 as usize
@@ -143,8 +142,8 @@ impl Sequence {
     }
 
     /// Returns the number of leading blocks that are sealed, or that a batch in flight seals at its
-    /// end. The sequence seals other full blocks of final tokens at its next operation after their
-    /// writers have ended.
+    /// end. The sequence seals other full blocks of final tokens later, once their writers have
+    /// ended.
     #[inline]
     pub fn settled_blocks(&self) -> usize {
         (self.seals.settled() as usize).min(self.block_count())
@@ -155,15 +154,13 @@ impl Sequence {
         self.blocks().map(|id| self.pool_blocks().handle(id))
     }
 
-    /// Returns the number of tokens whose ids are known, those not yet appended included. 0 without
-    /// a prefix cache.
+    /// Returns the number of tokens with known ids, appended or not. 0 without a prefix cache.
     pub fn announced(&self) -> usize {
         let announced = self.known.as_ref().map_or(0, |known| known.announced());
         self.withdrawn().map_or(announced, |write| announced.min(write.announced.max(write.from) as usize))
     }
 
-    /// Returns the hashes of the full blocks of its announced tokens, in order, written or not.
-    /// Empty without a prefix cache.
+    /// Returns the hashes of the full blocks of its [announced](Self::announced) tokens, in order.
     pub fn block_hashes(&self) -> &[BlockHash] {
         let blocks = self.announced() / self.sequences.block_tokens();
         self.known.as_ref().map_or(&[], |known| &known.hashes()[..blocks.min(known.hashes().len())])
@@ -208,8 +205,8 @@ impl Sequence {
     /// Creates another sequence with the same tokens in the same blocks. The first write to a
     /// shared block, by either sequence, goes to a copy.
     ///
-    /// Only written bytes are shared: store a batch's tokens (on a device: enqueue the stores)
-    /// before.
+    /// Only written bytes are shared: first store a batch's tokens (on a device: enqueue the
+    /// stores).
     ///
     /// # Errors
     ///
@@ -241,8 +238,7 @@ impl Sequence {
     }
 
     /// Declares the first `length` tokens final; no effect below [`committed`](Self::committed).
-    /// Full blocks of final tokens are sealed once the batches that wrote them have ended, now or
-    /// at a later operation.
+    /// Full blocks of final tokens are sealed once the batches that wrote them have ended.
     ///
     /// # Errors
     ///
@@ -269,8 +265,7 @@ impl Sequence {
     ///
     /// [`SequenceError::Invalid`] if fewer tokens were drafted; with a prefix cache
     /// [`SequenceError::TokensUnknown`] if not all final tokens were announced, and
-    /// [`SequenceError::TokensAhead`] if others were. Changes nothing, except that it may withdraw
-    /// abandoned tokens.
+    /// [`SequenceError::TokensAhead`] if others were. The draft is unchanged unless abandoned.
     pub fn accept(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
         let _call = call();
         self.catch_up();
@@ -326,7 +321,6 @@ impl Sequence {
         self.settle();
     }
 
-    /// Publishes a new length of the list, and updates the frames.
     #[inline(always)]
     pub(super) fn publish(&mut self, tokens: u32) {
         self.list.publish(tokens);
@@ -335,7 +329,6 @@ impl Sequence {
         }
     }
 
-    /// Returns the block hashes and their cache, in a pool with one.
     #[inline]
     pub(super) fn token_hashes(&self) -> Option<(&TokenHashes, &PrefixCache)> {
         Some((self.known.as_deref()?, self.sequences.cache()?))
@@ -345,8 +338,7 @@ impl Sequence {
         &self.sequences.0.blocks
     }
 
-    /// Looks for uncached blocks among its first `written`: with one, nothing that it registers is
-    /// found. Returns the newest uncache call.
+    /// Finds out whether the first `written` blocks were uncached. Returns the newest uncache call.
     #[inline]
     pub(super) fn look_for_uncached(&mut self, written: usize) -> u64 {
         let Some((known, cache)) = self.known.as_mut().zip(self.sequences.cache()) else { return u64::MAX };
@@ -424,7 +416,6 @@ impl Sequence {
         self.release_unlinked(&gone);
     }
 
-    /// Unlinks the blocks after `length` tokens, and returns them, the last one first.
     pub(super) fn unlink(&mut self, length: u32) -> SmallVec<[BlockId; 64]> {
         let block_tokens = self.sequences.0.block_tokens;
         let keep = length.div_ceil(block_tokens) as usize;

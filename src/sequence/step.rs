@@ -181,8 +181,7 @@ impl Batch {
         Err(StepError::Lacking { sequences: lacking, error })
     }
 
-    /// `None` if the last block takes the tokens, otherwise the plan and the number of blocks it
-    /// needs.
+    /// `None` if the last block takes the tokens, otherwise the plan and the number of blocks.
     #[inline]
     fn plan_one(
         &self,

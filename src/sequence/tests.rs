@@ -68,7 +68,6 @@ fn store(
     batch.store(sequence, 0, tokens, (&k).into(), (&v).into())
 }
 
-/// Returns the K of all tokens; checks V.
 fn read(sequences: &Sequences, sequence: &Sequence) -> Vec<f32> {
     let (mut k, mut v) = (vec![0.0f32; sequence.len()], vec![0.0f32; sequence.len()]);
     Batch::begin(sequences).load(sequence, 0, 0..sequence.len(), (&mut k).into(), (&mut v).into()).unwrap();
@@ -229,7 +228,6 @@ fn a_promised_block_is_copied() {
     assert_eq!(read(&sequences, &sequence), [0.0, 1.0, 20.0]);
 }
 
-/// The batch that holds a block's promise writes again: it neither copies nor seals the block.
 #[test]
 fn a_batch_takes_its_own_promise_back() {
     let sequences = pool(10);
@@ -317,7 +315,6 @@ fn a_view_follows_and_ends_empty() {
     batch.finish();
 }
 
-/// A concurrent reader sees as many blocks as the length says, each once.
 #[test]
 fn views_see_whole_lists() {
     let sequences = pool(400);

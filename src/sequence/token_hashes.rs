@@ -36,7 +36,6 @@ pub(super) struct TokenHashes {
     tokens: Vec<u32>,
     /// Number of tokens that complete the next block.
     full_at: usize,
-    /// Extra keys of announced and later tokens.
     extra_keys: Vec<ExtraKey>,
     /// Unknown tokens became final: no block from here on has a hash.
     is_cut: bool,
@@ -95,8 +94,8 @@ impl TokenHashes {
         })
     }
 
-    /// Returns the known tokens for another pool's cache. `computed`: a batch of this pool wrote to
-    /// the blocks.
+    /// Returns what another pool's cache needs. `computed`: a batch of this pool wrote to the
+    /// blocks.
     pub(super) fn known_tokens(&self, cache: &PrefixCache, computed: bool) -> KnownTokens {
         let is_own = computed || self.provenance.is_own();
         let origins = self.provenance.origins(is_own.then(|| cache.origin_in(self.era)));
@@ -154,7 +153,6 @@ impl TokenHashes {
             .with(hasher, ExtraKey::touching(&self.extra_keys, blocks * hasher.block_tokens()..usize::MAX))
     }
 
-    /// Adds an extra key of tokens that are not announced yet.
     pub(super) fn extra_key(&mut self, cache: &PrefixCache, key: ExtraKey) -> Result<(), PrefixError> {
         key.check(self.announced(), TOKENS_MAX)?;
         self.chain.add(cache.hasher(), &key);
@@ -186,8 +184,8 @@ impl TokenHashes {
         self.provenance.origins(self.provenance.is_own().then(|| cache.origin_in(self.era)))
     }
 
-    /// Adds the origins of this cache's blocks with which the sequence begins, or of another
-    /// source.
+    /// Adds the origins of this cache's blocks, or of another source, with which the sequence
+    /// begins.
     pub(super) fn join_origins(&mut self, cache: &PrefixCache, more: &[Origin]) {
         let mut origins = self.origins(cache);
         join(&mut origins, more);
@@ -279,8 +277,7 @@ impl TokenHashes {
         self.is_cut |= length as usize > self.tokens.len();
     }
 
-    /// Removes the tokens from `length` on, and the extra keys of ranges that begin at `keys_to` or
-    /// later.
+    /// Removes the tokens from `length` on, and the extra keys of ranges from `keys_to` or later.
     pub(super) fn truncate(&mut self, cache: &PrefixCache, length: usize, keys_to: usize) {
         let before = self.extra_keys.len();
         self.extra_keys.retain(|key| key.tokens.start < keys_to);
@@ -297,8 +294,7 @@ impl TokenHashes {
         self.resume(cache.hasher());
     }
 
-    /// Returns the hashes of an unfinished block: one per nonempty prefix of these tokens, shortest
-    /// first.
+    /// Returns the hashes of an unfinished block: one per nonempty prefix of the tokens, in order.
     pub(super) fn partial_hashes<'a>(
         &'a self,
         cache: &'a PrefixCache,

@@ -7,8 +7,8 @@ use super::sequence::Sequence;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Tokens<'a> {
-    /// This many final tokens: a prompt, a chunk of one, or a decoded token. They may exceed the
-    /// announced ones: the blocks from there on are not cached, and [`Ids`](Self::Ids) are
+    /// This many final tokens: a prompt, a chunk of one, or a decoded token. If there are more than
+    /// were announced, the blocks from there on are not cached, and [`Ids`](Self::Ids) are
     /// rejected.
     Final(usize),
     /// Final tokens with these ids, which are [announced](super::Sequence::announce) with them.

@@ -8,13 +8,11 @@
 //! commit     target: the blocks become the list; full blocks of final tokens are sealed and registered        Sequence
 //! ```
 //!
-//! Dropping any of these undoes it. Until the commit, views of the arriving sequence show no
-//! tokens.
+//! Dropping any of these undoes it. Views of the arriving sequence are empty until the commit.
 //!
 //! No thread writes in the source: a departure is refused while a batch that wrote to the sequence
 //! is in flight, and the second reference on each block makes later writes go to a copy. In the
-//! target only the copying thread writes: no other thread knows the blocks, and they are not
-//! sealed, so nothing moves them.
+//! target only the copying thread knows the blocks; they are not sealed, so nothing moves them.
 
 use std::borrow::Cow;
 
@@ -117,7 +115,6 @@ pub(crate) struct Outline {
     pub(crate) length: u32,
     pub(crate) committed: u32,
     pub(crate) reuses_tail: bool,
-    /// `None` in a pool without a prefix cache.
     pub(crate) known: Option<KnownTokens>,
 }
 
@@ -178,7 +175,6 @@ impl ResumeOptions {
     }
 }
 
-/// A sequence prepared in the target pool.
 pub(crate) struct Arrival {
     sequence: Sequence,
     shared: usize,
@@ -265,8 +261,7 @@ impl Arrival {
         Ok(held)
     }
 
-    /// Shares full blocks of final tokens that are cached here, except those of another era of a
-    /// cache.
+    /// Shares final full blocks that are cached here, unless computed in another era of a cache.
     fn share_cached(&self, is_in_line: bool) -> Vec<BlockId> {
         let mut shared = Vec::new();
         let Some((known, cache)) = self.sequence.token_hashes() else { return shared };
@@ -307,7 +302,6 @@ impl Arrival {
         own.join_origins(cache, &known.origins);
     }
 
-    /// Completes the sequence after its bytes were copied.
     pub(crate) fn commit(self, mut held: BlockRefs) -> Sequence {
         let Self { mut sequence, shared, length, committed, .. } = self;
         let blocks = std::mem::take(&mut held.blocks);

@@ -29,7 +29,6 @@ impl Sequence {
         self.seen.load(Relaxed) != self.sequences.0.abandoned.count()
     }
 
-    /// Returns the first write that will be withdrawn.
     #[inline]
     pub(super) fn withdrawn(&self) -> Option<Write> {
         if self.is_stale() { self.find_withdrawn() } else { None }
@@ -50,8 +49,8 @@ impl Sequence {
         self.sequences.0.abandoned.first_of(self.seen.load(Relaxed), &self.writes, clock)
     }
 
-    /// Withdraws what abandoned batches wrote: the start of every operation that changes the
-    /// sequence.
+    /// Withdraws what abandoned batches wrote. Every operation that changes the sequence begins
+    /// here.
     #[inline(always)]
     pub(super) fn catch_up(&mut self) {
         if self.is_stale() {
@@ -129,7 +128,6 @@ impl Sequence {
         (has_block || has_tail) && known.era() == cache.era() && self.writing().is_some()
     }
 
-    /// Moves the blocks of a closed sequence to the list of those that wait for batches.
     #[cold]
     pub(super) fn close_later(&mut self) {
         let sequences = self.sequences.clone();
