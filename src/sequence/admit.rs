@@ -70,14 +70,13 @@ impl<'a> AdmitRequest<'a> {
     ///
     /// Without it, a preempted request that comes back can take the blocks for which it was
     /// preempted, before the sequence that lacked them appends again: it is preempted again, and
-    /// neither proceeds. One block for each sequence of the next step is enough for all requests to
-    /// finish.
+    /// neither proceeds. One block for each sequence of the next step lets all requests finish.
     ///
-    /// The blocks are taken and given back in the same call, so that concurrent admissions cannot
+    /// The blocks are allocated and freed in the same call, so that concurrent admissions cannot
     /// count on the same ones. Cached blocks are evicted for them, and a concurrent append may find
-    /// no block. They count in errors, in statistics, and in the run of a
-    /// [contiguous](Self::contiguous) request. A request that exceeds the pool together with them
-    /// is refused at once: leave at most what the pool has beyond the largest request.
+    /// no block. They count in errors, statistics, and the run of a [contiguous](Self::contiguous)
+    /// request. A request that exceeds the pool with them is refused at once: leave at most what
+    /// the pool has beyond the largest request.
     pub fn leave(mut self, blocks: usize) -> Self {
         self.leave = blocks;
         self
@@ -219,8 +218,8 @@ impl Admission<'_> {
         if known.era() == cache.era() {
             return;
         }
-        // These keys and tokens were accepted before, but the retention may have ended: the blocks
-        // are then not cached, like those of the earlier era.
+        // The keys and tokens are valid, but the retention may have ended: the blocks are not
+        // cached then.
         if let Ok(Some(mut known)) = self.request.options.hashes(&self.sequence.sequences)
             && known.announce(cache, self.request.options.id, self.request.prompt).is_ok()
         {

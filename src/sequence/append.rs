@@ -52,16 +52,14 @@ impl Batch {
     /// Appends tokens to a sequence: a number of final ones, ids, or [others](Tokens).
     ///
     /// Allocates blocks as needed, and copies the last block if it cannot be written in place.
-    /// Final tokens also make earlier drafted ones final. [`step`](Self::step) appends to many
-    /// sequences.
+    /// Final tokens also make earlier drafted ones final.
     ///
     /// # Errors
     ///
     /// [`SequenceError::Alloc`] if there are no blocks, [`SequenceError::Invalid`] for no tokens or
     /// too many in all, [`SequenceError::ForeignSequence`], [`SequenceError::Storage`] if the copy
-    /// failed. With [ids](Tokens::Ids), [`SequenceError::TokensUnknown`] if earlier tokens were not
-    /// announced, and [`SequenceError::TokensAhead`] if other announced tokens come first. Nothing
-    /// has changed.
+    /// failed; for [ids](Tokens::Ids), [`SequenceError::TokensUnknown`] after unannounced tokens,
+    /// and [`SequenceError::TokensAhead`] before other announced ones. Nothing has changed.
     #[inline]
     pub fn append<'t>(
         &mut self,
@@ -84,8 +82,7 @@ impl Batch {
     }
 
     /// Withdraws writes of abandoned batches, and determines what tokens require of a sequence.
-    // Always inline, like its callees: passing the results through memory takes longer than the
-    // rest.
+    // Always inline, like its callees: results in memory would take longer than the rest.
     #[inline(always)]
     pub(super) fn room(&self, sequence: &mut Sequence, tokens: Tokens<'_>) -> Result<Room, SequenceError> {
         sequence.catch_up();
@@ -170,8 +167,8 @@ impl Batch {
         }
     }
 
-    /// Promises full blocks of final tokens to this batch if no other writer is in flight.
-    /// Otherwise the sequence seals them later.
+    /// Promises final full blocks to this batch, unless another writer is in flight.
+    /// flight.
     fn filled(&mut self, sequence: &mut Sequence, plan: &Growth) {
         let (ticket, blocks) = (self.ticket(), &self.step.sequences.0.blocks);
         let written = (plan.first + u32::from(plan.tail)) as usize;
@@ -203,8 +200,7 @@ impl Batch {
         }
     }
 
-    /// Makes the last block writable in place, if the growth writes to it, and returns the copy, if
-    /// any. On an error, nothing has changed.
+    /// Makes the last block writable if the growth writes to it. On an error, nothing has changed.
     pub(super) fn open_tail(
         &mut self,
         sequence: &mut Sequence,

@@ -108,8 +108,8 @@ impl Batch {
         self.step.ticket()
     }
 
-    /// Returns the blocks that this batch filled, which become final when it ends. A binding that
-    /// lends out writable memory of blocks can check them before it ends the batch.
+    /// Returns the blocks that this batch filled, which become final when it ends: a binding that
+    /// lends out writable memory of blocks can refuse to end it.
     pub fn blocks_to_seal(&self) -> impl ExactSizeIterator<Item = BlockHandle> + Clone {
         self.step.promised.iter().map(|promise| promise.handle)
     }
@@ -125,16 +125,15 @@ impl Batch {
     ///
     /// All work that uses the batch's tables and slots must be enqueued on this stream, or the
     /// stream must wait for it. If the batch was begun on another stream, its copies on write there
-    /// are waited for too. If it was begun without one, it has copied on write at the
-    /// time of the append, regardless of queued work: intended for batches whose bytes are written
-    /// when they end on the host, or that write to no shared block.
+    /// are waited for too. If it was begun without one, it has copied on write at the time of the
+    /// append, regardless of queued work: intended for batches whose bytes are written when they
+    /// end on the host, or that write to no shared block.
     ///
     /// # Errors
     ///
-    /// [`FinishError`], which returns the batch, if
-    /// [`Pool::begin_batch_on`](crate::Pool::begin_batch_on) would refuse the stream. The future
-    /// fails if the device fails first: the batch has then ended without any of its blocks being
-    /// cached, and the pool hands out no more blocks.
+    /// [`FinishError`], with the batch, if [`Pool::begin_batch_on`](crate::Pool::begin_batch_on)
+    /// would refuse the stream. The future fails if the device fails first: the batch has then
+    /// ended without caching its blocks, and the pool hands out no more blocks.
     pub fn finish_on(self, stream: &DeviceStream) -> Result<Finish, FinishError> {
         if let Err(error) = self.step.sequences.check_stream(stream) {
             return Err(FinishError { error, batch: Box::new(self) });

@@ -185,7 +185,7 @@ impl BatchInner {
     }
 }
 
-/// Calls `end` at the last end of these streams. If one never reports, the last callback drops
+/// Calls `end` at the last of the streams' ends. If one never reports, the last callback drops
 /// `end`.
 fn after_all(storage: &dyn Storage, streams: &[&DeviceStream], end: CopyDone) {
     let rest = Arc::new(Mutex::new((streams.len(), Ok(()), Some(end))));

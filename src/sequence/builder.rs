@@ -55,9 +55,8 @@ macro_rules! option_setters {
             self
         }
 
-        /// Allows hits that fill a block in part: the last block of a prompt that is cached as a
-        /// whole, and the unfinished last block of a closed sequence. The first write to it goes to
-        /// a copy.
+        /// Allows hits that fill a block in part: the last block of a fully cached prompt, and the
+        /// unfinished last block of a closed sequence. The first write to it goes to a copy.
         pub fn reuse_tail(mut self) -> Self {
             self.options.reuses_tail = true;
             self
@@ -144,8 +143,8 @@ impl<'a> SequenceBuilder<'a> {
     ///
     /// # Errors
     ///
-    /// [`SequenceError::AlreadyOpen`]; [`SequenceError::Prefix`] for an empty key or extra key, or
-    /// a retention time that has passed.
+    /// [`SequenceError::AlreadyOpen`]; [`SequenceError::Prefix`] for empty keys or an ended
+    /// retention.
     pub fn open(self) -> Result<Sequence, SequenceError> {
         self.options.open(self.sequences)
     }

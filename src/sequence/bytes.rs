@@ -56,8 +56,8 @@ use super::sequence::{Access, Sequence};
 impl Batch {
     /// Stores K and V of tokens in one layer, as in [`Storage::store`].
     ///
-    /// The tokens were appended in this batch, or are in a block that is not full, and the sequence
-    /// was not forked since.
+    /// The tokens' block is not full, or they were appended in this batch, and there was no fork
+    /// since.
     ///
     /// # Errors
     ///
@@ -158,8 +158,7 @@ impl Batch {
     /// Returns K and V of one block in one layer, as [`tile`](Self::tile), for writing.
     ///
     /// Write what [`store`](Self::store) would have stored: in the dtype of the layout, for tokens
-    /// that were appended before. In a layout with dynamic scales, write these too, with
-    /// [`tile_scales_mut`](Self::tile_scales_mut).
+    /// that were appended before, and with dynamic [scales](Self::tile_scales_mut).
     ///
     /// # Errors
     ///
@@ -200,8 +199,7 @@ impl Batch {
     ///
     /// # Errors
     ///
-    /// As [`tile_mut`](Self::tile_mut); [`SequenceError::Storage`] in a layout without dynamic
-    /// scales.
+    /// As [`tile_mut`](Self::tile_mut) and [`tile_scales`](Self::tile_scales).
     pub fn tile_scales_mut<'a>(
         &'a mut self,
         sequence: &'a mut Sequence,
@@ -246,8 +244,7 @@ impl Batch {
         unsafe { self.host_tile(sequence, layer, index, word) }
     }
 
-    /// Returns whether bytes may be written into a block of this sequence, which is borrowed
-    /// mutably.
+    /// Returns whether a block of this mutably borrowed sequence may be written.
     fn may_write(&self, sequence: &Sequence, place: u32, word: BlockWord) -> bool {
         // Withdraw: promised to this batch, which cannot end while it is borrowed here.
         matches!(sequence.access(place, word, self.ticket()), Access::Open | Access::Withdraw)

@@ -50,8 +50,7 @@ impl SequenceView {
 
 impl Sequence {
     /// Closes the sequence, and returns what it gave back: exact unless other threads share or
-    /// release these blocks. `comes_back`: it is preempted, and its next lookup is not a new
-    /// request's.
+    /// release these blocks. `comes_back`: it is preempted, and will look up its prompt again.
     pub(crate) fn close_counted(mut self, comes_back: bool) -> Footprint {
         self.make_findable();
         // One that was never appended to was not counted yet.

@@ -21,8 +21,8 @@ use super::sequence::{Access, Sequence};
 
 /// A block that was replaced by a copy in a sequence's list.
 ///
-/// A pool with storage has copied the bytes, or enqueued the copy. Without storage the engine must
-/// copy them before the batch's own writes; the old frame keeps its bytes until the batch ends.
+/// A pool with storage copies the bytes or enqueues the copy. Without storage the engine must copy
+/// them before the batch's own writes; the old frame keeps its bytes until the batch ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Copied {
     /// The old block.
@@ -183,8 +183,8 @@ impl Batch {
             // shared or written only through this sequence, which is borrowed mutably.
             (Some(storage), None) => unsafe { storage.copy(&[frames]) },
             // SAFETY: as above; the batch keeps a reference on the source until the stream has done
-            // the copy, and writes to the destination follow it on this stream or after the stream
-            // is settled.
+            // the copy, and writes to the destination follow it on this stream or after that is
+            // settled.
             (Some(storage), Some(stream)) => unsafe { storage.copy_on(stream, &[frames]) },
         };
         self.step.sequences.noting_loss(copied)?;

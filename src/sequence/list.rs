@@ -84,8 +84,7 @@ impl BlockList {
             // SAFETY: a replaced chunk is destroyed through the epoch collector, and we are pinned.
             let ids: &[AtomicU32] = unsafe { self.chunk.load(Acquire, &guard).as_ref() }.map_or(&[], |c| c);
             let result = f(&ids[..tokens.div_ceil(self.block_tokens) as usize], tokens);
-            // Relaxed: the Acquires of the ids order it after them. The retry is tested by
-            // `views_see_whole_lists`.
+            // Relaxed: ordered by the Acquires of the ids. Retry: `views_see_whole_lists`.
             if self.rewrites.load(Relaxed) == rewrites {
                 return result;
             }
@@ -169,8 +168,8 @@ impl ListOwner {
     }
 
     fn room(&self) -> &[AtomicU32] {
-        // SAFETY: only `reserve` replaces the chunk, through `&mut self`; `&self` is held for the
-        // lifetime of the slice.
+        // SAFETY: only `reserve` replaces the chunk, through `&mut self`; the slice borrows
+        // `&self`.
         unsafe { self.list.chunk.load(Relaxed, epoch::unprotected()).as_ref() }.map_or(&[], |chunk| chunk)
     }
 
@@ -191,8 +190,7 @@ impl ListOwner {
         }
         let guard = epoch::pin();
         let old = self.list.chunk.swap(Owned::new(fresh), Release, &guard);
-        // SAFETY: unlinked just now, so later readers do not find it; readers that have it are
-        // pinned.
+        // SAFETY: unlinked, so later readers do not find it; readers that have it are pinned.
         unsafe { guard.defer_destroy(old) };
     }
 
@@ -204,8 +202,8 @@ impl ListOwner {
             // A truncated place is reused. Release: a reader of the count sees the truncation.
             let rewrites = self.list.rewrites.load(Relaxed).wrapping_add(1);
             self.list.rewrites.store(rewrites, Release);
-            // Pairs with the Acquires of ids in `read`: a reader of an id stored from here on sees
-            // the count.
+            // Pairs with the Acquires of ids in `read`: readers of ids stored from here see the count.
+            // it.
             fence(Release);
             self.untouched = place as u32;
         }

@@ -265,7 +265,8 @@ impl Sequence {
     ///
     /// [`SequenceError::Invalid`] if fewer tokens were drafted; with a prefix cache
     /// [`SequenceError::TokensUnknown`] if not all final tokens were announced, and
-    /// [`SequenceError::TokensAhead`] if others were. The draft is unchanged unless abandoned.
+    /// [`SequenceError::TokensAhead`] if others were. Nothing has changed, or only an
+    /// [abandoned](super::Batch) batch was withdrawn.
     pub fn accept(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
         let _call = call();
         self.catch_up();
