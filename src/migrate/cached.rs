@@ -28,8 +28,8 @@ pub(crate) async fn offload(route: Route, blocks_max: usize) -> Result<OffloadRe
 }
 
 /// Copies cached blocks of these tokens from another pool, which keeps its own, continuing the
-/// prefix that is cached here. Only full blocks are copied, and only the leading ones if there is
-/// less room.
+/// prefix that is cached here. Copies full blocks only, and only the leading ones if there is less
+/// room.
 ///
 /// If the future is dropped or fails, the operation either completes or has no effect.
 pub(crate) async fn bring_back(
@@ -43,7 +43,6 @@ pub(crate) async fn bring_back(
     job::run(false, move |is_abandoned| route.bring_back(&prompt, is_abandoned)).await
 }
 
-/// The full blocks of a prompt.
 struct Prompt {
     tokens: Box<[u32]>,
     hashes: Vec<BlockHash>,
@@ -51,7 +50,6 @@ struct Prompt {
 }
 
 impl Prompt {
-    /// Returns the event for a stored block, if there is a subscriber.
     fn stored(&self, cache: &PrefixCache, block: BlockId, place: usize) -> Option<Box<KvEvent>> {
         let block_tokens = cache.hasher().block_tokens();
         let tokens = place * block_tokens..(place + 1) * block_tokens;

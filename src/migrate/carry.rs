@@ -8,12 +8,10 @@ use super::job::IsAbandoned;
 use super::report::Carried;
 use super::route::Route;
 
-/// Bytes per piece. Its source blocks are pinned during the copy; an abandoned transfer stops after
-/// it.
+/// Bytes per piece. Source blocks are pinned for a piece, and an abandoned transfer stops after it.
 const PIECE_BYTES: usize = 64 << 20;
 
-/// Makes the import forget what arrived, if the source's cache was cleared since the export began.
-/// Returns the number of these blocks.
+/// Makes the import forget blocks if the source was cleared since the export; returns their number.
 pub(super) fn forget_cleared(export: &Export, import: &mut Import) -> usize {
     if export.is_current() {
         return 0;
@@ -55,8 +53,7 @@ impl Route {
             self.note_loss(error);
         }
         if matches!(copied, Err(StorageError::LostWhileCopying { .. })) {
-            // The bytes may still be read and written: the frames and the storages are never
-            // released.
+            // The bytes may still be read and written: frames and storages are never released.
             std::mem::forget((here.hold, there.hold));
         }
         copied?;

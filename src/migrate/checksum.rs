@@ -1,7 +1,7 @@
 //! Checksums of packed blocks.
 //!
-//! Blocks in host memory are read in place, by several threads if there are many bytes; those of
-//! other storages are first packed into a buffer.
+//! Host memory is read in place, by several threads if there are many bytes; other storages are
+//! first packed into a buffer.
 
 use std::hash::Hasher;
 use std::sync::{Mutex, PoisonError};
@@ -21,7 +21,6 @@ const BYTES_PER_THREAD: usize = 8 << 20;
 
 const THREADS_MAX: usize = 4;
 
-/// Checksum of a packed block whose bytes come in pieces.
 pub(super) struct Checksum(RawHasher<&'static [u8; 192]>);
 
 impl Checksum {
@@ -65,8 +64,7 @@ pub(super) unsafe fn checksums(storage: &dyn Storage, runs: &[Run]) -> Result<Ve
     Ok(sums)
 }
 
-/// Returns the planes of a storage in host memory; a packed block is a frame of each tensor in
-/// turn.
+/// Returns the planes of a storage in host memory; a packed block is a frame of each in turn.
 fn host_planes(storage: &dyn Storage, bytes: usize) -> Option<StoragePlanes> {
     let planes = storage.planes().ok().filter(|planes| planes.device() == DeviceId::Host)?;
     let sum: usize = planes.tensors().map(|tensor| tensor.frame_bytes()).sum();

@@ -27,12 +27,12 @@ use super::transfers::TransferDirection;
 /// Bytes whose blocks are pinned at once for their checksums.
 const PIECE_BYTES: usize = 64 << 20;
 
-/// Blocks on their way to another pool: a sequence, or cached blocks.
+/// Blocks on their way to another pool: a sequence, or cached blocks, each with a reference.
 ///
-/// Holds a reference on each block. The sequence is part of the export, so that nothing writes it;
-/// if only a copy of it is exported, its next write to a block goes to a copy. Dropping the export
-/// closes the sequence; cached blocks return to their places. Blocks that a transport has a
-/// [hold](Piece) on stay owned until it drops that.
+/// The sequence is part of the export, so that nothing writes it; if only a copy of it is exported,
+/// its next write to a block goes to a copy. Dropping the export closes the sequence; cached blocks
+/// return to their places. Blocks that a transport [holds](Piece) stay owned until it drops the
+/// hold.
 #[must_use = "dropping an export closes its sequence"]
 pub struct Export {
     /// Dropped before the sequence.
@@ -84,7 +84,7 @@ impl Export {
     }
 
     /// Exports the cached blocks with these hashes, of a chain from its block `first` on, up to the
-    /// first uncached one. Skips the places for which `is_there` returns true.
+    /// first uncached one, except for the places for which `is_there` returns true.
     pub(crate) fn prefix(
         end: &End,
         first: u32,
@@ -135,8 +135,7 @@ impl Export {
         outline.clone().hashed_alike(agrees)
     }
 
-    /// States which heads of the model this pool holds, so that pools of another tensor-parallel
-    /// split can receive the blocks.
+    /// States the heads that this pool holds, for pools of another tensor-parallel split.
     ///
     /// # Errors
     ///
@@ -147,8 +146,7 @@ impl Export {
         Ok(())
     }
 
-    /// Returns the manifest, with a checksum of each block. Reads the bytes of all blocks; on a
-    /// device it waits for the copies.
+    /// Returns the manifest, with checksums: reads all blocks; on a device it waits for the copies.
     ///
     /// # Errors
     ///
@@ -172,7 +170,6 @@ impl Export {
 
     /// Returns the hashes of the cached blocks whose bytes no longer match those that arrived here,
     /// by a manifest of this export: the memory was damaged. Does not check blocks computed here.
-    ///
     /// Drop the export, then [uncache](crate::Pool::uncache) the blocks.
     pub fn damaged(&self, manifest: &Manifest) -> Vec<BlockHash> {
         let (Contents::Cached(cached), Ok(cache)) = (&self.contents, self.end().cache()) else {
@@ -224,8 +221,8 @@ impl Export {
         self.held.ids().iter().flatten().copied().collect()
     }
 
-    /// Returns the hashes of cached blocks, in the order of the manifest, including those given
-    /// back by [`retain`](Self::retain); none for a sequence.
+    /// Returns the hashes of cached blocks, in the order of the manifest, [retained](Self::retain)
+    /// or not.
     pub fn hashes(&self) -> Vec<BlockHash> {
         match &self.contents {
             Contents::Cached(cached) => cached.blocks.iter().map(|block| block.hash).collect(),
@@ -234,10 +231,8 @@ impl Export {
     }
 
     /// Returns the origins of the cached block at this place of the manifest; none for a sequence.
-    ///
-    /// A store outside of any pool [passes](super::import::Import::set_origins) them to the import
-    /// that brings the block back.
-    /// import that brings the block back.
+    /// A store outside of any pool passes them to
+    /// [`set_origins`](super::import::Import::set_origins).
     pub fn origins(&self, place: usize) -> &[Origin] {
         match &self.contents {
             Contents::Cached(cached) => cached.blocks.get(place).map_or(&[], |block| &block.origins),
@@ -261,10 +256,9 @@ impl Export {
     }
 
     /// Keeps only the cached blocks at these places of the manifest, which the target has
-    /// [accepted](super::import::Import::accepted), and returns the others to the cache.
-    ///
-    /// Must precede [`finish`](Self::finish), which would evict the others. No effect on a
-    /// sequence, or on the blocks of a prompt.
+    /// [accepted](super::import::Import::accepted), and returns the others to the cache. Must
+    /// precede [`finish`](Self::finish), which would evict them. No effect on a sequence or a
+    /// prompt.
     ///
     /// # Errors
     ///
@@ -275,8 +269,8 @@ impl Export {
 
     /// Returns whether the prefix cache was not cleared since the export began.
     ///
-    /// Ask just before the commit, and [`Import::forget`](super::import::Import::forget) if it was
-    /// cleared: if the target's cache is cleared too, it must not find what was known before.
+    /// Ask just before the commit, and [forget](super::import::Import::forget) the tokens if it
+    /// was: a target that is cleared too must not find what was known before.
     pub fn is_current(&self) -> bool {
         self.end().era() == self.era
     }
@@ -287,16 +281,16 @@ impl Export {
         self.held.give_up()
     }
 
-    /// Ends the export without a transfer. Returns the sequence, if any; cached blocks return to
-    /// their places.
+    /// Ends the export without a transfer: returns the sequence; cached blocks return to their
+    /// places.
     pub fn cancel(mut self) -> Option<Sequence> {
         self.sequence.take()
     }
 }
 
 impl Drop for Export {
-    /// The references are released before the sequence is closed or continues, so that it finds its
-    /// blocks unshared. Transports keep the blocks that they hold.
+    /// References are released first: a sequence that is closed or continues finds its blocks
+    /// unshared. Transports keep the blocks that they hold.
     fn drop(&mut self) {
         self.held.quarantine();
     }

@@ -11,8 +11,8 @@ use crate::dtype::Dtype;
 use crate::error::Invalid;
 use crate::storage::{KvLayout, KvPlanes, Scales};
 
-/// Everything that the bytes of a packed block depend on. Pools with equal forms can exchange
-/// blocks, whatever their arrangement in memory.
+/// Everything that the bytes of a packed block depend on: pools with equal forms can exchange
+/// blocks.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PackedForm {
@@ -79,8 +79,7 @@ impl PackedForm {
         self.block_tokens
     }
 
-    /// Returns the bytes of a packed block; `usize::MAX` on overflow, in a form that was not
-    /// checked.
+    /// Returns the bytes of a packed block; `usize::MAX` if an unchecked form overflows.
     pub fn packed_bytes(&self) -> usize {
         let head: usize = self.units().sum();
         [self.layers, self.block_tokens, self.heads]
@@ -193,7 +192,6 @@ impl PackedForm {
         std::iter::once(values).chain(scales)
     }
 
-    /// Returns the number of rows of one kind in a layer.
     pub(super) fn rows(&self) -> usize {
         self.halves() * self.block_tokens as usize
     }
@@ -208,8 +206,7 @@ mod tests {
     use super::*;
     use crate::storage::KvLayout;
 
-    /// Nodes of different releases compare these numbers: a change would stop their exchange of
-    /// blocks.
+    /// Nodes of different releases compare these numbers to exchange blocks.
     #[test]
     fn fingerprints_are_those_of_former_releases() {
         for (name, recorded) in [

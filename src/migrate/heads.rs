@@ -90,8 +90,8 @@ pub(super) fn check_split(
     Ok(common)
 }
 
-/// Copies the heads that two packed blocks share from the first into the second. `form` is the form
-/// of the first apart from its heads; both have the bytes of their forms.
+/// Copies the heads that two packed blocks share. `form` is the first block's, apart from its
+/// heads.
 pub(super) fn copy_shared(
     form: &PackedForm,
     (from, bytes): (HeadRange, &[u8]),

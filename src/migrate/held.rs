@@ -32,13 +32,12 @@ pub(super) fn not_transferred(place: u32) -> Invalid {
 pub struct Piece {
     /// Frames of the blocks in the requested order; neighbours are joined.
     pub runs: Vec<Run>,
-    /// Keeps the blocks in their frames. In an export, no thread writes them; in an import, no
-    /// other thread reads or writes them.
+    /// Keeps the blocks in their frames: in an export, nothing writes them; in an import, no other
+    /// thread accesses them.
     pub hold: Hold,
 }
 
-/// Evictable blocks held for copying. Dropping it returns them to their former places, or evicts
-/// them.
+/// Evictable blocks held for copying. A drop returns them to their former places, or evicts them.
 pub(super) struct ColdBlocks {
     end: End,
     pub(super) cold: Vec<ColdBlock>,
@@ -50,16 +49,16 @@ pub(super) struct ColdBlocks {
 pub struct Finished {
     /// Blocks evicted from the source's cache.
     pub evicted_blocks: usize,
-    /// Blocks that a batch in flight may see, that are being moved, or that a transport holds:
-    /// evicted before all others, or when the transport drops its hold.
+    /// Blocks seen by batches in flight, being moved, or held by a transport: evicted before all
+    /// others.
     pub leaving_blocks: usize,
     /// Blocks that were looked up meanwhile, and stay.
     pub warm_blocks: usize,
 }
 
 impl ColdBlocks {
-    /// Takes up to `wanted` evictable blocks, in eviction order, but only the first of those with
-    /// the same hash: a cache has a block twice if two sequences computed it at the same time.
+    /// Takes up to `wanted` evictable blocks, in eviction order, but each hash only once: two
+    /// sequences may have computed the same block at the same time.
     pub(super) fn coldest(end: &End, wanted: usize) -> Result<Self, TransferError> {
         let cold = end.cache()?.take_coldest(end.sequences.blocks(), wanted);
         let mut hashes = HashSet::with_capacity(cold.len());
@@ -76,7 +75,6 @@ impl ColdBlocks {
         }
     }
 
-    /// Evicts the blocks that were not looked up meanwhile.
     fn give_up(&mut self) -> Finished {
         let cold = std::mem::take(&mut self.cold);
         let Ok(cache) = self.end.cache() else { return Finished::default() };
@@ -93,7 +91,6 @@ impl Drop for ColdBlocks {
     }
 }
 
-/// The references of a transfer.
 pub(super) enum Refs {
     Listed(BlockRefs),
     Cold(ColdBlocks),
@@ -112,19 +109,17 @@ pub(super) struct HeldBlocks {
     arrived: Mutex<HashMap<FrameId, u64>>,
 }
 
-/// Checksums of a grant's frames, computed while a transport writes their bytes, so that the import
-/// need not read them again. Optional: without a call of [`finish`](Self::finish), it reads them.
+/// Checksums of a grant's frames, computed while a transport writes their bytes. Optional: without
+/// a call of [`finish`](Self::finish), the import reads the frames.
 pub struct Arriving {
     run: Run,
     sums: Vec<Checksum>,
 }
 
 impl Arriving {
-    /// Begins before frames of a grant are written, and voids their earlier checksums; `None` for a
-    /// hold that keeps no blocks of an import.
-    ///
-    /// A transport that computes checksums calls this before every write: a write that is given up
-    /// half-way leaves frames whose earlier checksum is wrong.
+    /// Begins before frames of a grant are written, and voids their earlier checksums, which a
+    /// write that is given up half-way would make wrong: a transport that computes checksums calls
+    /// this before every write. `None` for a hold that keeps no blocks of an import.
     pub fn begin(hold: &Hold, run: Run) -> Option<Self> {
         let mut arrived = hold.downcast_ref::<HeldBlocks>()?.arrived();
         for frame in run.frames() {
@@ -133,8 +128,7 @@ impl Arriving {
         Some(Self { run, sums: Vec::new() })
     }
 
-    /// Adds bytes that are now in memory of the run's `index`th frame, in the order of its packed
-    /// form.
+    /// Adds bytes now in memory of the run's `index`th frame, in the order of its packed form.
     ///
     /// # Panics
     ///
@@ -157,7 +151,7 @@ impl Arriving {
 }
 
 impl End {
-    /// Keeps cached blocks that others are to join, reported as an import, until the result is
+    /// Keeps cached blocks that others will join, reported as an import, until the result is
     /// dropped.
     pub(crate) fn keep(&self, refs: BlockRefs) -> impl Send + use<> {
         let ids = refs.blocks.iter().copied().map(Some).collect();
@@ -198,7 +192,6 @@ impl HeldBlocks {
         places.iter().map(|place| arrived.get(&frame(place)?).copied()).collect()
     }
 
-    /// Returns the block at each place.
     pub(super) fn ids(&self) -> &[Option<BlockId>] {
         &self.ids
     }
@@ -305,11 +298,10 @@ impl Drop for HeldBlocks {
 /// Keeps source blocks in their frames until it is dropped, also during a panic.
 ///
 /// A pinned block does not move, and the transfer's reference keeps it from being freed. Frames of
-/// other blocks freed meanwhile can be reused at once. But a block has few pins
-/// ([`BlockWord::PINS_MAX`](crate::block::BlockWord)), and more transfers may send a prefix that
-/// many sequences share. If a block has no pin left, the piece is copied under a batch: a block
-/// that moves keeps its bytes in the old frame until the batch ends. Only then are frames held back
-/// that other threads free.
+/// other blocks freed meanwhile can be reused at once. If a block has no pin left
+/// ([`BlockWord::PINS_MAX`](crate::block::BlockWord); many transfers may send a shared prefix), the
+/// piece is copied under a batch: a block that moves keeps its bytes in the old frame until the
+/// batch ends, and so do all frames that other threads free.
 struct Pinned {
     held: Arc<HeldBlocks>,
     pinned: Vec<BlockHandle>,

@@ -32,17 +32,14 @@ use super::manifest::{
 use super::route::End;
 use super::transfers::TransferDirection;
 
-/// Blocks on their way into a pool, reserved for the import.
-///
-/// Dropping the import gives them back, and the id of its sequence. Blocks that a transport has a
-/// [hold](Piece) on stay owned until it drops that.
+/// Blocks reserved in a pool for what arrives. Dropping the import gives them back, and the id of
+/// its sequence. Blocks that a transport [holds](Piece) stay owned until it drops the hold.
 #[must_use = "dropping an import gives its blocks back"]
 pub struct Import {
     held: Arc<HeldBlocks>,
     arriving: Arriving,
-    /// Places whose bytes come from the source.
     missing: Vec<u32>,
-    /// Blocks rejected because they were computed here before a clear.
+    /// Blocks computed here before a clear.
     stale: usize,
     /// The missing places that were not yet found to be right.
     unverified: BTreeSet<u32>,
@@ -93,7 +90,6 @@ impl Imported {
 pub(super) type Stored<'a> = &'a dyn Fn(usize, BlockId) -> Option<Box<KvEvent>>;
 
 impl Import {
-    /// Prepares the target of a manifest.
     pub(crate) fn new(end: &End, manifest: &Manifest) -> Result<Self, TransferError> {
         manifest.check()?;
         let form = PackedForm::of(end.storage.layout());
@@ -133,8 +129,8 @@ impl Import {
         Ok(import)
     }
 
-    /// Prepares the target of cached blocks whose bytes the caller verifies: the blocks of a chain
-    /// from its block `first` on.
+    /// Prepares the target of cached blocks of a chain, from `first` on; the caller verifies their
+    /// bytes.
     pub(crate) fn prefix(end: &End, first: u32, hashes: &[BlockHash]) -> Result<Self, TransferError> {
         end.check_alive()?;
         let depth = |place: u32| first.saturating_add(place);
@@ -155,7 +151,6 @@ impl Import {
         Ok(Self::arriving(end, arrival, refs))
     }
 
-    /// Prepares the target of a sequence that has taken its blocks.
     pub(super) fn arriving(end: &End, arrival: Arrival, refs: BlockRefs) -> Self {
         let id = arrival.id();
         let ids: Vec<_> = refs.blocks.iter().copied().map(Some).collect();
@@ -164,8 +159,8 @@ impl Import {
     }
 
     /// Prepares the target of cached blocks: as many of those missing here as fit. Skips those
-    /// computed here before a clear, and their successors in a chain. Blocks that are here from
-    /// before a clear of their source are replaced.
+    /// computed here before a clear, and what follows them in a chain. Replaces blocks from before
+    /// a clear of their source.
     pub(super) fn cached(end: &End, cached: &CachedBlocks, era: u64) -> Result<Self, TransferError> {
         let (cache, pool) = (end.cache()?, end.sequences.blocks());
         let mut refs = BlockRefs::new(&end.sequences);
@@ -233,8 +228,7 @@ impl Import {
         Self { held, arriving, missing, stale: 0, unverified, checksums, is_stated, gather: None }
     }
 
-    /// Returns the places of the manifest whose bytes must be transferred, ascending. The other
-    /// accepted ones are cached here.
+    /// Returns the places of the manifest whose bytes must be transferred, ascending.
     pub fn missing(&self) -> &[u32] {
         &self.missing
     }
@@ -260,14 +254,13 @@ impl Import {
         self.stale
     }
 
-    /// States where a missing cached block was computed, as its
-    /// [export](super::export::Export::origins) stated; by default nothing is known.
+    /// States where a missing cached block was [computed](super::export::Export::origins); by
+    /// default unknown.
     ///
     /// # Errors
     ///
-    /// [`TransferError::Stale`] if it was computed here before the cache was cleared: drop the
-    /// import. [`TransferError::Invalid`] for another place, for a sequence, and for origins out of
-    /// order.
+    /// [`TransferError::Stale`] if it was computed here before a clear: drop the import.
+    /// [`TransferError::Invalid`] for another place, for a sequence, and for origins out of order.
     pub fn set_origins(&mut self, place: u32, origins: &[Origin]) -> Result<(), TransferError> {
         self.check_missing(&[place])?;
         check_origins(origins)?;
@@ -292,16 +285,14 @@ impl Import {
         &self.held.end().storage
     }
 
-    /// Returns the frames of missing blocks, at these places of the manifest, for a transport to
-    /// write in the packed form of this pool.
-    ///
-    /// Afterwards they must be [verified](Self::verify), or [stated](Self::arrived) to be right,
-    /// even if they were before.
+    /// Returns the frames of the missing blocks at these places of the manifest, for a transport to
+    /// write in the packed form of this pool. Then they must be [verified](Self::verify), or
+    /// [stated](Self::arrived) to be right, even if they were before.
     ///
     /// # Errors
     ///
-    /// [`TransferError::Invalid`] for a block that is not missing, and if the sources hold other
-    /// heads, so that their bytes must be [written](Self::write) block by block.
+    /// [`TransferError::Invalid`] for a block that is not missing, and for sources with other
+    /// heads, whose bytes must be [written](Self::write) block by block.
     pub fn piece(&mut self, places: &[u32]) -> Result<Piece, TransferError> {
         if self.gather.is_some() {
             let got = "blocks whose heads come from several sources";
@@ -318,10 +309,8 @@ impl Import {
     }
 
     /// States that the caller has verified, by a checksum of its own, that the bytes of a missing
-    /// block are in its frame and belong to its hash.
-    ///
-    /// Only for an import of [hashes](crate::Pool::import_prefix); otherwise the manifest's
-    /// checksums decide.
+    /// block are in its frame and belong to its hash. Only for an import of
+    /// [hashes](crate::Pool::import_prefix).
     ///
     /// # Errors
     ///
@@ -350,8 +339,8 @@ impl Import {
     ///
     /// # Errors
     ///
-    /// [`TransferError::Invalid`] if the sequence differs, the heads do not fit, or this import was
-    /// not [prepared](crate::Pool::import_heads) for several sources.
+    /// [`TransferError::Invalid`] for another sequence, for heads that do not fit, and if this
+    /// import was not [prepared](crate::Pool::import_heads) for several sources.
     pub fn add_source(&mut self, manifest: &Manifest) -> Result<(), TransferError> {
         manifest.check()?;
         match &mut self.gather {
@@ -368,16 +357,14 @@ impl Import {
         }
     }
 
-    /// Writes the packed bytes of a missing block, and verifies them.
-    ///
-    /// With several sources, `from` are the heads of the manifest that the bytes belong to; the
-    /// block is complete once all its heads were written.
+    /// Writes the packed bytes of a missing block, and verifies them. With several sources, `from`
+    /// are the heads of the manifest with these bytes; all heads complete the block.
     ///
     /// # Errors
     ///
-    /// [`TransferError::Invalid`] for another block, a wrong number of bytes or unknown heads,
-    /// [`TransferError::InTransfer`], [`TransferError::Checksum`], [`TransferError::Storage`]; the
-    /// block is still missing.
+    /// The block is still missing: [`TransferError::Invalid`] for another block, a wrong number of
+    /// bytes or unknown heads, [`TransferError::InTransfer`], [`TransferError::Checksum`],
+    /// [`TransferError::Storage`].
     pub fn write(&mut self, place: u32, from: Option<HeadRange>, bytes: &[u8]) -> Result<(), TransferError> {
         self.check_missing(&[place])?;
         let runs = self.held.open_piece(&[place])?.runs;
@@ -409,8 +396,8 @@ impl Import {
         Ok(())
     }
 
-    /// Returns the places that must be transferred again: those that have not arrived, or do not
-    /// match the manifest's checksum. Reads the bytes of all blocks not verified before.
+    /// Returns the places to be transferred again: they have not arrived, or do not match the
+    /// manifest's checksum. Reads the bytes of all blocks not verified before.
     ///
     /// # Errors
     ///
@@ -441,10 +428,8 @@ impl Import {
         Ok(())
     }
 
-    /// Drops the hashes of the tokens: blocks that were not found by them before are not found
-    /// here.
-    ///
-    /// For a source whose cache was [cleared](super::export::Export::is_current) meanwhile.
+    /// Drops the hashes of the tokens, by which blocks are then no longer found unless they were
+    /// before: the source's cache was [cleared](super::export::Export::is_current) meanwhile.
     pub fn forget(&mut self) {
         match &mut self.arriving {
             Arriving::Sequence(arrival) => arrival.forget(),
@@ -457,9 +442,8 @@ impl Import {
     ///
     /// # Errors
     ///
-    /// [`ImportError`], which contains the unchanged import: [`TransferError::InTransfer`] while a
-    /// transport has a hold, [`TransferError::Incomplete`] if blocks were not
-    /// [verified](Self::verify).
+    /// [`TransferError::InTransfer`] while a transport has a hold, [`TransferError::Incomplete`]
+    /// before blocks were [verified](Self::verify); with the unchanged import.
     pub fn commit(mut self) -> Result<Imported, ImportError> {
         match self.commit_as(&|_, _| None) {
             Ok((imported, _)) => Ok(imported),

@@ -9,10 +9,7 @@ pub(super) type IsAbandoned<'a> = &'a dyn Fn() -> bool;
 
 /// Runs blocking work: on a thread for it in a tokio runtime, unless it `is_short`; elsewhere in
 /// the polling thread. If the future is dropped, the work's state and result are dropped where it
-/// ends.
-///
-/// Fails with [`TransferError::Dropped`] if the work panicked or the runtime stopped before it
-/// began.
+/// ends. Fails with [`TransferError::Dropped`] if the work panicked or the runtime stopped first.
 pub(super) async fn run<T: Send + 'static>(
     is_short: bool,
     work: impl FnOnce(IsAbandoned<'_>) -> Result<T, TransferError> + Send + 'static,

@@ -1,8 +1,8 @@
 //! The manifest of a transfer: what the target must know of the blocks before their bytes arrive.
 //!
-//! A manifest may come from a peer. [`Manifest::check`] finds every contradiction in it before
-//! anything is allocated for it. Checksums are XXH3-64 of packed blocks; they detect faults of the
-//! transfer, not attacks by the peer.
+//! [`Manifest::check`] finds every contradiction in a peer's manifest before anything is allocated
+//! for it. Checksums are XXH3-64 of packed blocks, against faults of the transfer, not against the
+//! peer.
 
 use crate::config::FRAME_BITS;
 use crate::error::Invalid;
@@ -19,12 +19,10 @@ const VERSION: u32 = 2;
 /// Maximum number of blocks before a cached one in its chain: no list is longer than a pool.
 const DEPTH_MAX: u32 = (1 << FRAME_BITS) - 1;
 
-/// Maximum number of extra keys of a sequence: each one costs time in the hashes of the blocks that
-/// it touches.
+/// Maximum number of extra keys of a sequence, each of which adds to the time to hash its blocks.
 const EXTRA_KEYS_MAX: u32 = 4096;
 
-/// The blocks of a transfer: a sequence, or cached blocks. With the feature `serde` it can be sent
-/// to another process.
+/// The blocks of a transfer, which can be sent to another process with the feature `serde`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Manifest {
@@ -48,8 +46,8 @@ pub(super) enum Contents {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct CachedBlocks {
     pub(super) blocks: Vec<CachedBlock>,
-    /// Whether they are a chain from its beginning, whose end is evicted first; otherwise they are
-    /// in eviction order.
+    /// Whether they are a chain from its beginning, whose end is evicted first, or in eviction
+    /// order.
     pub(super) is_chain: bool,
 }
 
@@ -191,8 +189,7 @@ impl Manifest {
         }
     }
 
-    /// Returns the packed bytes of all blocks; `u64::MAX` on overflow, in a manifest that was not
-    /// checked.
+    /// Returns the packed bytes of all blocks; `u64::MAX` if an unchecked manifest overflows.
     pub fn bytes(&self) -> u64 {
         (self.blocks() as u64).saturating_mul(self.form.packed_bytes() as u64)
     }
@@ -202,8 +199,8 @@ impl Manifest {
         &self.form
     }
 
-    /// Returns the [fingerprint](PrefixHasher::fingerprint) of the source's hashing, if it has a
-    /// prefix cache.
+    /// Returns the hashing's [fingerprint](PrefixHasher::fingerprint), in a pool with a prefix
+    /// cache.
     pub(super) fn hashing(&self) -> Option<[u8; 16]> {
         self.hashing
     }
@@ -256,7 +253,6 @@ pub(super) fn check_distinct(blocks: &[CachedBlock]) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// Returns the error of forms that differ, for pools that do not split heads.
 pub(super) fn check_same_form(from: &PackedForm, to: &PackedForm) -> Result<(), Invalid> {
     if from.heads() != to.heads() {
         return Err(other_form("heads", from.heads(), to.heads()));

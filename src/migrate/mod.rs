@@ -29,20 +29,18 @@
 //! given up at any time. Blocks whose bytes a transport may still read or write stay owned, and are
 //! reported as quarantined.
 //!
-//! Within the process the transfer runs as a job, which owns export and import: on a tokio runtime
-//! in a thread for blocking work; elsewhere, or for a short copy of a sequence, in the polling
-//! thread. When the future is dropped, the job stops after the current piece; an offload, which its
-//! job commits, stops early or completes.
+//! Within the process a job owns export and import: on a tokio runtime in a thread for blocking
+//! work; elsewhere, or for a short copy of a sequence, in the polling thread. When the future is
+//! dropped, the job stops after the current piece; an offload, which its job commits, stops early
+//! or completes.
 //!
 //! # Why the source is not written meanwhile
 //!
-//! - The transfer holds a reference on each source block. Blocks of a cache are sealed. Blocks of a
-//!   sequence are sealed, or were last written by a batch that has ended; a second reference makes
-//!   the next write go to a copy.
-//! - Compaction does not move pinned blocks: a piece pins its blocks, then looks up the frames.
-//!   Only if a block has no pin left does a batch begin before the lookup: a frame that a move
-//!   leaves is then not reused until that batch has ended, but neither is any other frame freed
-//!   meanwhile.
+//! - The transfer holds a reference on each source block. Blocks of a cache are sealed; those of a
+//!   sequence are sealed, or their writers have ended and the second reference makes the next write
+//!   go to a copy.
+//! - Compaction does not move pinned blocks: a piece pins its blocks, then looks up the frames. If
+//!   a block has no pin left, a batch instead keeps the bytes in its old frame.
 //! - A destination block is fresh, unknown to other threads, and not sealed: it is neither evicted
 //!   nor moved.
 //!
@@ -57,10 +55,10 @@
 //! # Eras
 //!
 //! A cache that was cleared must not find what was computed before. So blocks and sequences carry
-//! their [origins](crate::prefix::Origin): the caches, with eras, in which they were computed. An
-//! import accepts nothing with an earlier era of its own cache among them, and shares no cached
-//! block of another era of a cache than the arriving sequence. The tokens of a sequence stay known;
-//! its hashes are dropped.
+//! their [origins](crate::prefix::Origin): the caches and eras in which they were computed. An
+//! import accepts nothing with an earlier era of its own cache, and shares no cached block of
+//! another era of a cache than the arriving sequence. The tokens of a sequence stay known; its
+//! hashes are dropped.
 //!
 //! | cleared | between | effect |
 //! |---|---|---|
@@ -69,10 +67,9 @@
 //! | the target | the first step and the end of the commit | noted in the earlier era, and not found |
 //!
 //! Other files: `form` and `heads` (packed blocks, and parts of them), `checksum`, `transfers` (of
-//! a pool), `route` (the two pools, and their common requirements), `held` (references and pins),
-//! `gather` (imports from several sources), `carry` (from export to import within the process),
-//! `job` (the thread of a transfer, and dropped futures), `remote` (other nodes), `report`
-//! (results).
+//! a pool), `route` (the two pools, and what they must share), `held` (references and pins),
+//! `gather` (imports from several sources), `carry` (the copy within the process), `job` (its
+//! thread), `remote` (other nodes), `report` (results).
 
 mod cached;
 mod carry;

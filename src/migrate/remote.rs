@@ -38,9 +38,8 @@ pub trait Remote: Send + Sync {
     fn fetch(&self, first: u32, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Carried, TransferError>>;
 
     /// Asks for each hash whether the node has cached a block for it, as part of a chain or not.
-    ///
     /// The answer holds for that moment. It may be lost while the link lives: the caller bounds the
-    /// time, and drops the future.
+    /// time.
     ///
     /// # Errors
     ///
@@ -72,7 +71,6 @@ impl Sent {
 pub struct SendError {
     /// The cause.
     pub error: TransferError,
-    /// The export. The node has not committed it and will not, unless the cause is
-    /// [`TransferError::InDoubt`].
+    /// Not committed by the node, now or later, unless the cause is [`TransferError::InDoubt`].
     pub export: Box<Export>,
 }

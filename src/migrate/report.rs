@@ -15,8 +15,7 @@ pub struct Carried {
     pub blocks: usize,
     /// Their packed bytes.
     pub bytes: u64,
-    /// Runs of consecutive frames, in the source or in the target, whichever has more: a device
-    /// copies run by run.
+    /// Runs of consecutive frames, in the end that has more: a device copies run by run.
     pub runs: usize,
     /// Duration of the whole operation.
     pub took: Duration,
@@ -50,8 +49,8 @@ pub struct OffloadReport {
     pub leaving_blocks: usize,
     /// Blocks that were looked up meanwhile, and stay.
     pub warm_blocks: usize,
-    /// Blocks that stay because the other cache rejects them (computed there before a clear) or
-    /// this one was cleared during the copy.
+    /// Blocks that stay: computed in the other cache before a clear, or copied while this was
+    /// cleared.
     pub stale_blocks: usize,
     /// Copied blocks.
     pub carried: Carried,
@@ -71,17 +70,15 @@ impl OffloadReport {
 pub struct BringBackReport {
     /// Leading full blocks of the prompt that are now cached here.
     pub cached_blocks: usize,
-    /// Blocks not found here, because a cache was cleared after they were computed: this one, or
-    /// the other during the copy.
+    /// Blocks not found here: computed before a clear of this cache, or copied during one of the
+    /// other.
     pub stale_blocks: usize,
     /// Copied blocks.
     pub carried: Carried,
 }
 
-/// Counts of transfers between pools since the pool was built.
-///
-/// A transfer counts when it ends, in the pool whose method began it, unless its future was
-/// dropped.
+/// Counts of transfers between pools since the pool was built. A transfer counts when it ends, in
+/// the pool whose method began it, unless its future was dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -114,7 +111,6 @@ pub struct MigrationCounts {
     pub bytes: u64,
 }
 
-/// Returns the counter of a kind of transfer.
 pub(crate) type Kind = fn(&mut MigrationCounts) -> &mut u64;
 
 impl MigrationCounts {

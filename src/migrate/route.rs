@@ -36,8 +36,8 @@ impl End {
         self.sequences.cache().map_or(0, |cache| cache.era())
     }
 
-    /// Checks that blocks can arrive: the cached blocks of a lost device are lost, even if nothing
-    /// is to be copied.
+    /// Checks that blocks can arrive, even if none is to be copied: a lost device has no cached
+    /// blocks.
     pub(super) fn check_alive(&self) -> Result<(), TransferError> {
         if self.sequences.blocks().is_lost() {
             return Err(AllocError::DeviceLost { device: self.storage.device() }.into());
@@ -45,7 +45,7 @@ impl End {
         Ok(())
     }
 
-    /// Poisons the pool of a lost device, so that it hands out no more blocks.
+    /// Poisons the pool of a lost device.
     pub(super) fn note_loss(&self, error: &StorageError) {
         let (StorageError::DeviceLost { device, .. } | StorageError::LostWhileCopying { device, .. }) = error
         else {
@@ -65,8 +65,7 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    /// Creates the route from one pool to another. They must differ, have the same form, and the
-    /// target's device must not be lost.
+    /// Fails for one and the same pool, different forms, and a lost target device.
     pub(crate) fn new(from: End, to: End) -> Result<Self, TransferError> {
         if from.sequences.same(&to.sequences) {
             let got = format_args!("{}, the source", from.sequences.blocks().tag());
@@ -93,7 +92,7 @@ impl Route {
         [&self.from, &self.to].iter().all(|end| end.storage.device() == DeviceId::Host)
     }
 
-    /// Poisons the pools of a lost device, so that they hand out no more blocks.
+    /// Poisons the pools of lost devices.
     pub(super) fn note_loss(&self, error: &StorageError) {
         [&self.from, &self.to].into_iter().for_each(|end| end.note_loss(error));
     }

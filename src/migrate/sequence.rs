@@ -29,7 +29,6 @@ pub(crate) struct SequenceCopy {
     route: Route,
     export: Export,
     arrival: Arrival,
-    /// Its blocks in the target.
     refs: BlockRefs,
 }
 
@@ -49,13 +48,12 @@ impl SequenceCopy {
         Ok(Self { began, tokens: sequence.len(), route, export, arrival, refs })
     }
 
-    /// Returns the request for all of its blocks.
     pub(crate) fn request(&self) -> AllocRequest {
         self.arrival.request(0)
     }
 
-    /// Takes its blocks in the target, without waiting, sharing those cached there. `is_first`:
-    /// only if no request of its priority waits.
+    /// Takes its blocks in the target, cached or fresh, without waiting. `is_first`: only if no
+    /// request of its priority waits.
     pub(crate) fn take_now(&mut self, is_first: bool) -> Result<(), AllocError> {
         self.refs = self.arrival.take_now(is_first)?;
         Ok(())
@@ -66,9 +64,8 @@ impl SequenceCopy {
         Ok(())
     }
 
-    /// Copies the bytes, after its blocks were taken, and completes the sequence. Blocks that can
-    /// be found in the source's cache can then be found in the target's. If the future is dropped
-    /// or fails, there is no effect.
+    /// Copies the bytes, and completes the sequence: blocks found in the source's cache can then be
+    /// found in the target's. If the future is dropped or fails, there is no effect.
     pub(crate) async fn copy(self) -> Result<(Sequence, MigrationReport), TransferError> {
         let Self { began, tokens, route, export, arrival, refs } = self;
         let mut import = Import::arriving(&route.to, arrival, refs);

@@ -65,8 +65,7 @@ pub struct TransferId(pub u64);
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Tag(pub u64);
 
-/// A transfer to be submitted, from local frames to the same number of frames of the peer, in
-/// order.
+/// A transfer to be submitted, from local frames to as many of the peer, in order.
 pub struct Submission {
     /// The registered storage whose frames `local` are.
     pub region: RegionId,
@@ -122,11 +121,9 @@ pub enum TransferState {
     Quarantined(TransportError),
 }
 
-/// Writes frames of this process into frames of peers.
-///
-/// No method blocks unless documented: the bytes move on threads or tasks of the transport, by the
-/// hardware, or in [`submit`](Self::submit). Every transfer ends or becomes quarantined by a
-/// deadline of the transport.
+/// Writes frames of this process into frames of peers. Methods do not block unless documented:
+/// threads or tasks of the transport, the hardware, or [`submit`](Self::submit) move the bytes.
+/// Every transfer ends or becomes quarantined by a deadline of the transport.
 pub trait Transport: Send + Sync {
     /// Returns a short name for reports: `tcp`, `nixl`.
     fn name(&self) -> &'static str;

@@ -115,7 +115,8 @@ impl Batch {
     }
 
     /// Ends the batch: its tokens have been computed and stored, and the caller's work no longer
-    /// accesses memory. [On a stream](crate::Pool::begin_batch_on) it ends when the stream gets there.
+    /// accesses memory. [On a stream](crate::Pool::begin_batch_on) it ends when the stream gets
+    /// there.
     pub fn finish(mut self) {
         self.step.is_finished = true;
     }
