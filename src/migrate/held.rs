@@ -49,8 +49,8 @@ pub(super) struct ColdBlocks {
 pub struct Finished {
     /// Blocks evicted from the source's cache.
     pub evicted_blocks: usize,
-    /// Blocks seen by batches in flight, being moved, or held by a transport: evicted before all
-    /// others.
+    /// Blocks that a batch in flight may see or that are being moved, evicted before all others, and
+    /// blocks that a transport holds, evicted when it drops its hold.
     pub leaving_blocks: usize,
     /// Blocks that were looked up meanwhile, and stay.
     pub warm_blocks: usize,
@@ -301,7 +301,7 @@ impl Drop for HeldBlocks {
 /// other blocks freed meanwhile can be reused at once. If a block has no pin left
 /// ([`BlockWord::PINS_MAX`](crate::block::BlockWord); many transfers may send a shared prefix), the
 /// piece is copied under a batch: a block that moves keeps its bytes in the old frame until the
-/// batch ends, and so do all frames that other threads free.
+/// batch ends. The batch also holds back all frames that other threads free.
 struct Pinned {
     held: Arc<HeldBlocks>,
     pinned: Vec<BlockHandle>,

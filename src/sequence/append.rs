@@ -168,7 +168,6 @@ impl Batch {
     }
 
     /// Promises final full blocks to this batch, unless another writer is in flight.
-    /// flight.
     fn filled(&mut self, sequence: &mut Sequence, plan: &Growth) {
         let (ticket, blocks) = (self.ticket(), &self.step.sequences.0.blocks);
         let written = (plan.first + u32::from(plan.tail)) as usize;
