@@ -147,10 +147,6 @@ impl Export {
     }
 
     /// Returns the manifest, with checksums: reads all blocks; on a device it waits for the copies.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::Storage`].
     pub fn manifest(&self) -> Result<Manifest, TransferError> {
         let end = self.end();
         let form = PackedForm::of(end.storage.layout());
@@ -183,10 +179,6 @@ impl Export {
     }
 
     /// Returns the packed bytes of a block.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::Storage`], [`TransferError::Invalid`].
     pub fn packed(&self, place: u32) -> Result<Vec<u8>, TransferError> {
         let (end, piece) = (self.end(), self.piece(&[place])?);
         let mut bytes = vec![0; end.storage.layout().packed_bytes()];
@@ -247,10 +239,6 @@ impl Export {
 
     /// Pins the blocks at these places of the manifest while the [hold](Piece::hold) lives, and
     /// returns their frames.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::Invalid`].
     pub fn piece(&self, places: &[u32]) -> Result<Piece, TransferError> {
         self.held.pinned_piece(places)
     }

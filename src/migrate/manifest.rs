@@ -72,10 +72,6 @@ impl Manifest {
     }
 
     /// Checks that the manifest does not contradict itself, and that a pool could hold its blocks.
-    ///
-    /// # Errors
-    ///
-    /// The first contradiction.
     pub fn check(&self) -> Result<(), Invalid> {
         if self.version != VERSION {
             return Err(Invalid::new("version of the manifest", self.version, VERSION));

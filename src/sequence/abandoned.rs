@@ -72,8 +72,8 @@ impl Abandoned {
             last.pop_front();
         }
         last.push_back(batch);
-        // Release: pairs with `count`. The batch's end, also a Release, follows: who sees it sees
-        // the count.
+        // Release: pairs with `count`. The batch's end follows, and is a Release too: a thread that
+        // has seen it sees the count.
         self.count.store(self.count.load(Relaxed) + 1, Release);
     }
 

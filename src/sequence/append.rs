@@ -58,8 +58,9 @@ impl Batch {
     ///
     /// [`SequenceError::Alloc`] if there are no blocks, [`SequenceError::Invalid`] for no tokens or
     /// too many in all, [`SequenceError::ForeignSequence`], [`SequenceError::Storage`] if the copy
-    /// failed; for [ids](Tokens::Ids), [`SequenceError::TokensUnknown`] after unannounced tokens,
-    /// and [`SequenceError::TokensAhead`] before other announced ones. Nothing has changed.
+    /// failed. With [ids](Tokens::Ids), [`SequenceError::TokensUnknown`] if earlier tokens were not
+    /// announced, and [`SequenceError::TokensAhead`] if other announced tokens must be appended
+    /// first. Nothing has changed.
     #[inline]
     pub fn append<'t>(
         &mut self,

@@ -56,8 +56,8 @@ use super::sequence::{Access, Sequence};
 impl Batch {
     /// Stores K and V of tokens in one layer, as in [`Storage::store`].
     ///
-    /// The tokens' block is not full, or they were appended in this batch, and there was no fork
-    /// since.
+    /// The tokens must have been appended in this batch, or be in a block that is not full, and the
+    /// sequence must not have been forked since.
     ///
     /// # Errors
     ///

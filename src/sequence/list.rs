@@ -202,8 +202,8 @@ impl ListOwner {
             // A truncated place is reused. Release: a reader of the count sees the truncation.
             let rewrites = self.list.rewrites.load(Relaxed).wrapping_add(1);
             self.list.rewrites.store(rewrites, Release);
-            // Pairs with the Acquires of ids in `read`: who reads an id stored later sees the
-            // count.
+            // Pairs with the Acquires of ids in `read`: a reader of an id stored from here on sees
+            // the count.
             fence(Release);
             self.untouched = place as u32;
         }

@@ -36,11 +36,8 @@ impl Batch {
     }
 
     /// Lists the moved blocks as entries of the table with these rows, in row-major order. The
-    /// owners know their own changes (appends, copies on write, truncations).
-    ///
-    /// # Errors
-    ///
-    /// [`SequenceError::ForeignSequence`]; `out` is unchanged.
+    /// owners know their own changes (appends, copies on write, truncations). On an error, `out` is
+    /// unchanged.
     pub fn moved_entries<S: Listed>(
         &self,
         sequences: impl IntoIterator<Item = S>,

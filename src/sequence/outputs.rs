@@ -186,11 +186,7 @@ impl<T: sealed::List> sealed::List for &T {
 }
 
 impl Batch {
-    /// Builds the padded block table of these sequences.
-    ///
-    /// # Errors
-    ///
-    /// [`SequenceError::ForeignSequence`]; the table is then empty.
+    /// Builds the padded block table of these sequences; on an error it is empty.
     ///
     /// # Panics
     ///
@@ -237,11 +233,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Builds the block table of these sequences in compressed sparse rows.
-    ///
-    /// # Errors
-    ///
-    /// [`SequenceError::ForeignSequence`]; the table is then empty.
+    /// Builds the block table of these sequences in compressed sparse rows; on an error it is empty.
     pub fn csr_table<S: Listed>(
         &self,
         sequences: impl IntoIterator<Item = S>,
@@ -281,11 +273,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Lists the number of tokens of each of these sequences, including drafted ones.
-    ///
-    /// # Errors
-    ///
-    /// [`SequenceError::ForeignSequence`]; `out` is then empty.
+    /// Lists the number of tokens of each sequence, including drafted ones; on an error, nothing.
     pub fn lengths<S: Listed>(
         &self,
         sequences: impl IntoIterator<Item = S>,
@@ -303,11 +291,7 @@ impl Batch {
     }
 
     /// Appends to `out` the slots where a kernel writes the K and V of tokens, each `frame *
-    /// block_tokens + offset`. One mapping can serve all sequences of a batch.
-    ///
-    /// # Errors
-    ///
-    /// [`SequenceError::Invalid`], [`SequenceError::ForeignSequence`]; `out` is unchanged.
+    /// block_tokens + offset`; on an error, nothing. One mapping can serve all sequences of a batch.
     pub fn slot_mapping<S: Listed>(
         &self,
         sequence: S,

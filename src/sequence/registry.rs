@@ -14,7 +14,7 @@ use super::abandoned::Abandoned;
 use super::closing::Closing;
 use super::list::{BlockList, ListOwner};
 
-/// Most preempted sequences come back soon, or never.
+/// Number of preempted sequences that are remembered: most come back soon, or never.
 const PREEMPTED_MAX: usize = 1 << 16;
 
 /// The open sequences of one pool. A clone refers to the same sequences.

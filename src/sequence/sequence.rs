@@ -103,8 +103,7 @@ impl Sequence {
         self.priority
     }
 
-    /// Returns the number of its tokens, including drafted ones, without [abandoned](super::Batch)
-    /// ones.
+    /// Returns the number of its tokens, with drafted but without [abandoned](super::Batch) ones.
     #[inline]
     pub fn len(&self) -> usize {
         self.extent().0 as usize
@@ -142,8 +141,7 @@ impl Sequence {
     }
 
     /// Returns the number of leading blocks that are sealed, or that a batch in flight seals at its
-    /// end. The sequence seals other full blocks of final tokens later, once their writers have
-    /// ended.
+    /// end. The sequence seals other full blocks of final tokens once their writers have ended.
     #[inline]
     pub fn settled_blocks(&self) -> usize {
         (self.seals.settled() as usize).min(self.block_count())
