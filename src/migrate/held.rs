@@ -49,8 +49,8 @@ pub(super) struct ColdBlocks {
 pub struct Finished {
     /// Blocks evicted from the source's cache.
     pub evicted_blocks: usize,
-    /// Blocks that a batch in flight may see or that are being moved, evicted before all others, and
-    /// blocks that a transport holds, evicted when it drops its hold.
+    /// Blocks that a batch in flight may see or that are being moved, evicted before all others,
+    /// and blocks that a transport holds, evicted when it drops its hold.
     pub leaving_blocks: usize,
     /// Blocks that were looked up meanwhile, and stay.
     pub warm_blocks: usize,

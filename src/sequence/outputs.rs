@@ -233,7 +233,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Builds the block table of these sequences in compressed sparse rows; on an error it is empty.
+    /// Builds the block table of the sequences in compressed sparse rows; on an error it is empty.
     pub fn csr_table<S: Listed>(
         &self,
         sequences: impl IntoIterator<Item = S>,
@@ -291,7 +291,7 @@ impl Batch {
     }
 
     /// Appends to `out` the slots where a kernel writes the K and V of tokens, each `frame *
-    /// block_tokens + offset`; on an error, nothing. One mapping can serve all sequences of a batch.
+    /// block_tokens + offset`; on an error nothing. One mapping can serve all of a batch.
     pub fn slot_mapping<S: Listed>(
         &self,
         sequence: S,
