@@ -56,14 +56,14 @@
 //!
 //! A cache that was cleared must not find what was computed before. So blocks and sequences carry
 //! their [origins](crate::prefix::Origin): the caches and eras in which they were computed. An
-//! import accepts nothing with an earlier era of its own cache, and shares no cached block of
-//! another era of a cache than the arriving sequence. The tokens of a sequence stay known; its
-//! hashes are dropped.
+//! import accepts nothing with an origin in an earlier era of its own cache, and shares no cached
+//! block of another era of a cache than the arriving sequence. The tokens of a sequence stay known;
+//! its hashes are dropped.
 //!
 //! | cleared | between | effect |
 //! |---|---|---|
 //! | the source | export and commit | the import [forgets](Import::forget) the hashes: the export [asks](Export::is_current) just before the commit |
-//! | the source | that question and the end of the commit | found in the target, as if the copy had come before the clear; refused if it comes back |
+//! | the source | that question and the end of the commit | found in the target, as if the copy had come before the clear; rejected if it comes back |
 //! | the target | the first step and the end of the commit | noted in the earlier era, and not found |
 //!
 //! Other files: `form` and `heads` (packed blocks, and parts of them), `checksum`, `transfers` (of

@@ -22,7 +22,7 @@
 //! ```text
 //! who could write            why not, while `&[T]` lives
 //! this sequence              it is borrowed: no append, store, truncate, or drop. A fork may begin: a second reference
-//! a sequence that shares     this sequence's reference is one of two, so that the other is refused, and copies
+//! a sequence that shares     this sequence's reference is one of two: the other is rejected, and copies
 //! a handle, a lease          a handle changes no bytes, and no lease has a block of a sequence's list
 //! a move                     reads the old frame. The batch read the block's word after it began, so that this frame, if
 //!                            the block leaves it, is retired until the batch ends; it is borrowed
