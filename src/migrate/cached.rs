@@ -28,8 +28,7 @@ pub(crate) async fn offload(route: Route, blocks_max: usize) -> Result<OffloadRe
 }
 
 /// Copies cached blocks of these tokens from another pool, which keeps its own, continuing the
-/// prefix that is cached here. Copies full blocks only, and only the leading ones if there is less
-/// room.
+/// prefix cached here. Copies full blocks only, and only the leading ones if there is less room.
 ///
 /// If the future is dropped or fails, the operation either completes or has no effect.
 pub(crate) async fn bring_back(
@@ -73,8 +72,7 @@ impl Route {
         is_abandoned: IsAbandoned<'_>,
     ) -> Result<OffloadReport, TransferError> {
         let began = Instant::now();
-        // Before any block is taken: what is cleared here first, and then there, is not found
-        // there.
+        // Before any block is taken: what is cleared here first, then there, is not found there.
         let era = self.to.era();
         let mut export = Export::coldest(&self.from, blocks_max)?;
         let Contents::Cached(cold) = export.contents() else { unreachable!("cached blocks") };

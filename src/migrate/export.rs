@@ -31,8 +31,7 @@ const PIECE_BYTES: usize = 64 << 20;
 ///
 /// The sequence is part of the export, so that nothing writes it; if only a copy of it is exported,
 /// its next write to a block goes to a copy. Dropping the export closes the sequence; cached blocks
-/// return to their places. Blocks that a transport [holds](Piece) stay owned until it drops the
-/// hold.
+/// return to their places. A transport's [hold](Piece) on blocks outlives that.
 #[must_use = "dropping an export closes its sequence"]
 pub struct Export {
     /// Dropped before the sequence.
@@ -138,7 +137,6 @@ impl Export {
     /// States the heads that this pool holds, for pools of another tensor-parallel split.
     ///
     /// # Errors
-    ///
     /// [`Invalid`] if a block holds another number of heads.
     pub fn set_heads(&mut self, heads: HeadRange) -> Result<(), Invalid> {
         heads.check(self.end().storage.layout().kv_heads() as u32)?;
@@ -155,8 +153,7 @@ impl Export {
         // A piece keeps its blocks in their frames, so that it is a small part of the whole.
         for places in places.chunks((PIECE_BYTES / end.storage.layout().packed_bytes()).max(1)) {
             let piece = self.piece(places)?;
-            // SAFETY: no thread writes the blocks, which stay in their frames while the piece
-            // lives.
+            // SAFETY: no thread writes the blocks, which keep their frames while the piece lives.
             let done = unsafe { checksums(&*end.storage, &piece.runs) };
             sums.extend(done.inspect_err(|error| end.note_loss(error))?);
         }
@@ -213,8 +210,7 @@ impl Export {
         self.held.ids().iter().flatten().copied().collect()
     }
 
-    /// Returns the hashes of cached blocks, in the order of the manifest, [retained](Self::retain)
-    /// or not.
+    /// Returns the hashes of cached blocks, also those not [retained](Self::retain), in order.
     pub fn hashes(&self) -> Vec<BlockHash> {
         match &self.contents {
             Contents::Cached(cached) => cached.blocks.iter().map(|block| block.hash).collect(),
@@ -237,19 +233,16 @@ impl Export {
         &self.end().storage
     }
 
-    /// Pins the blocks at these places of the manifest while the [hold](Piece::hold) lives, and
-    /// returns their frames.
+    /// Pins the blocks at these places of the manifest while the [hold](Piece::hold) lives.
     pub fn piece(&self, places: &[u32]) -> Result<Piece, TransferError> {
         self.held.pinned_piece(places)
     }
 
     /// Keeps only the cached blocks at these places of the manifest, which the target has
-    /// [accepted](super::import::Import::accepted), and returns the others to the cache. Must
-    /// precede [`finish`](Self::finish), which would evict them. No effect on a sequence or a
-    /// prompt.
+    /// [accepted](super::import::Import::accepted), and returns the others to the cache before
+    /// [`finish`](Self::finish) would evict them. No effect on a sequence or a prompt.
     ///
     /// # Errors
-    ///
     /// [`TransferError::Invalid`], [`TransferError::InTransfer`]; nothing changes.
     pub fn retain(&mut self, places: &[u32]) -> Result<(), TransferError> {
         self.held.exclusive()?.retain(places)
@@ -269,8 +262,7 @@ impl Export {
         self.held.give_up()
     }
 
-    /// Ends the export without a transfer: returns the sequence; cached blocks return to their
-    /// places.
+    /// Ends the export without a transfer: returns the sequence, or puts cached blocks back.
     pub fn cancel(mut self) -> Option<Sequence> {
         self.sequence.take()
     }

@@ -11,8 +11,7 @@ use crate::dtype::Dtype;
 use crate::error::Invalid;
 use crate::storage::{KvLayout, KvPlanes, Scales};
 
-/// Everything that the bytes of a packed block depend on: pools with equal forms can exchange
-/// blocks.
+/// Everything that the bytes of a packed block depend on. Pools with equal forms can exchange them.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PackedForm {

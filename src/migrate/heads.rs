@@ -24,7 +24,6 @@ impl HeadRange {
     /// Creates the range of `count` heads from `first` on, of a model with `total` KV heads.
     ///
     /// # Errors
-    ///
     /// [`Invalid`] if it is empty or exceeds the model.
     pub fn new(first: u32, count: u32, total: u32) -> Result<Self, Invalid> {
         let range = Self { first, count, total };
@@ -34,7 +33,6 @@ impl HeadRange {
     /// Returns the heads of a tensor-parallel rank, counted from 0, of a layout.
     ///
     /// # Errors
-    ///
     /// [`Invalid`] if the layout has no such rank.
     pub fn of_rank(layout: &KvLayout, rank: usize) -> Result<Self, Invalid> {
         let (heads, total, ranks) =
@@ -90,7 +88,7 @@ pub(super) fn check_split(
     Ok(common)
 }
 
-/// Copies the heads that two packed blocks share. `form` is the first block's, apart from its
+/// Copies the heads that two packed blocks share. `form` is that of the first, apart from its
 /// heads.
 pub(super) fn copy_shared(
     form: &PackedForm,

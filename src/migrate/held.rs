@@ -32,8 +32,7 @@ pub(super) fn not_transferred(place: u32) -> Invalid {
 pub struct Piece {
     /// Frames of the blocks in the requested order; neighbours are joined.
     pub runs: Vec<Run>,
-    /// Keeps the blocks in their frames: in an export, nothing writes them; in an import, no other
-    /// thread accesses them.
+    /// Keeps the blocks in their frames, which no other thread writes or, in an import, reads.
     pub hold: Hold,
 }
 
@@ -131,7 +130,6 @@ impl Arriving {
     /// Adds bytes now in memory of the run's `index`th frame, in the order of its packed form.
     ///
     /// # Panics
-    ///
     /// If the run has no such frame.
     pub fn add(&mut self, index: usize, bytes: &[u8]) {
         assert!(index < self.run.len as usize, "frame {index} of a run of {}", self.run.len);
@@ -151,8 +149,8 @@ impl Arriving {
 }
 
 impl End {
-    /// Keeps cached blocks that others will join, reported as an import, until the result is
-    /// dropped.
+    /// Keeps cached blocks that others will join until the result is dropped; reported as an
+    /// import.
     pub(crate) fn keep(&self, refs: BlockRefs) -> impl Send + use<> {
         let ids = refs.blocks.iter().copied().map(Some).collect();
         HeldBlocks::new(self, TransferDirection::Import, None, ids, Refs::Listed(refs))
@@ -330,8 +328,7 @@ impl Drop for Pinned {
         self.pinned.iter().for_each(|&handle| pool.unpin(handle));
         if let Some(batch) = self.batch.take() {
             pool.end_batch(batch);
-            // As at the end of every batch: frames left by moves, which it may have been the last
-            // to read.
+            // Frames left by moves, which this batch may have been the last to read.
             pool.reclaim_due_retired();
             self.held.end.sequences.batch_ended();
         }

@@ -129,8 +129,7 @@ impl Import {
         Ok(import)
     }
 
-    /// Prepares the target of cached blocks of a chain, from `first` on; the caller verifies their
-    /// bytes.
+    /// Prepares the target of a chain's cached blocks from `first` on, which the caller verifies.
     pub(crate) fn prefix(end: &End, first: u32, hashes: &[BlockHash]) -> Result<Self, TransferError> {
         end.check_alive()?;
         let depth = |place: u32| first.saturating_add(place);
@@ -254,11 +253,10 @@ impl Import {
         self.stale
     }
 
-    /// States where a missing cached block was [computed](super::export::Export::origins); by
-    /// default unknown.
+    /// States the [origins](super::export::Export::origins) of a missing cached block; by default
+    /// none.
     ///
     /// # Errors
-    ///
     /// [`TransferError::Stale`] if it was computed here before a clear: drop the import.
     /// [`TransferError::Invalid`] for another place, for a sequence, and for origins out of order.
     pub fn set_origins(&mut self, place: u32, origins: &[Origin]) -> Result<(), TransferError> {
@@ -290,7 +288,6 @@ impl Import {
     /// [stated](Self::arrived) to be right, even if they were before.
     ///
     /// # Errors
-    ///
     /// [`TransferError::Invalid`] for a block that is not missing, and for sources with other
     /// heads, whose bytes must be [written](Self::write) block by block.
     pub fn piece(&mut self, places: &[u32]) -> Result<Piece, TransferError> {
@@ -313,7 +310,6 @@ impl Import {
     /// [hashes](crate::Pool::import_prefix).
     ///
     /// # Errors
-    ///
     /// [`TransferError::InTransfer`] while a transport has a hold; [`TransferError::Invalid`] for a
     /// block that is not missing, or if there is a manifest.
     pub fn arrived(&mut self, place: u32) -> Result<(), TransferError> {
@@ -338,7 +334,6 @@ impl Import {
     /// Adds a further source of the same sequence, which holds other heads of it.
     ///
     /// # Errors
-    ///
     /// [`TransferError::Invalid`] for another sequence, for heads that do not fit, and if this
     /// import was not [prepared](crate::Pool::import_heads) for several sources.
     pub fn add_source(&mut self, manifest: &Manifest) -> Result<(), TransferError> {
@@ -361,7 +356,6 @@ impl Import {
     /// are the heads of the manifest with these bytes; all heads complete the block.
     ///
     /// # Errors
-    ///
     /// The block is still missing: [`TransferError::Invalid`] for another block, a wrong number of
     /// bytes or unknown heads, [`TransferError::InTransfer`], [`TransferError::Checksum`],
     /// [`TransferError::Storage`].
@@ -400,7 +394,6 @@ impl Import {
     /// manifest's checksum. Reads the bytes of all blocks not verified before.
     ///
     /// # Errors
-    ///
     /// [`TransferError::InTransfer`] while a transport has a hold, [`TransferError::Storage`].
     pub fn verify(&mut self) -> Result<Vec<u32>, TransferError> {
         self.held.exclusive()?;
@@ -441,7 +434,6 @@ impl Import {
     /// Completes the transfer: the sequence is open in this pool, or the blocks are in its cache.
     ///
     /// # Errors
-    ///
     /// [`TransferError::InTransfer`] while a transport has a hold, [`TransferError::Incomplete`]
     /// before blocks were [verified](Self::verify); with the unchanged import.
     pub fn commit(mut self) -> Result<Imported, ImportError> {

@@ -16,8 +16,7 @@ pub(super) async fn run<T: Send + 'static>(
 ) -> Result<T, TransferError> {
     let (tell, told) = oneshot::channel();
     let job = move || {
-        // The storage may be a user's implementation and panic. Unwinding releases what the work
-        // held.
+        // A user's storage may panic. Unwinding releases what the work held.
         let outcome = caught(|| work(&|| tell.is_canceled()));
         // If the receiver is gone, the result is dropped here.
         let _ = outcome.map(|outcome| tell.send(outcome));

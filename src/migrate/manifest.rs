@@ -1,8 +1,7 @@
 //! The manifest of a transfer: what the target must know of the blocks before their bytes arrive.
 //!
 //! [`Manifest::check`] finds every contradiction in a peer's manifest before anything is allocated
-//! for it. Checksums are XXH3-64 of packed blocks, against faults of the transfer, not against the
-//! peer.
+//! for it. Checksums are XXH3-64 of packed blocks: they detect faults, not attacks by the peer.
 
 use crate::config::FRAME_BITS;
 use crate::error::Invalid;
@@ -46,8 +45,7 @@ pub(super) enum Contents {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct CachedBlocks {
     pub(super) blocks: Vec<CachedBlock>,
-    /// Whether they are a chain from its beginning, whose end is evicted first, or in eviction
-    /// order.
+    /// Whether they are a chain, whose end is evicted first; otherwise they are in eviction order.
     pub(super) is_chain: bool,
 }
 
@@ -195,8 +193,7 @@ impl Manifest {
         &self.form
     }
 
-    /// Returns the hashing's [fingerprint](PrefixHasher::fingerprint), in a pool with a prefix
-    /// cache.
+    /// Returns the hashing's [fingerprint](PrefixHasher::fingerprint), if there is a prefix cache.
     pub(super) fn hashing(&self) -> Option<[u8; 16]> {
         self.hashing
     }

@@ -31,8 +31,8 @@
 //!
 //! Within the process a job owns export and import: on a tokio runtime in a thread for blocking
 //! work; elsewhere, or for a short copy of a sequence, in the polling thread. When the future is
-//! dropped, the job stops after the current piece; an offload, which its job commits, stops early
-//! or completes.
+//! dropped, the job stops after the current piece; an offload, which it commits, stops early or
+//! completes.
 //!
 //! # Why the source is not written meanwhile
 //!
@@ -41,8 +41,8 @@
 //!   go to a copy.
 //! - Compaction does not move pinned blocks: a piece pins its blocks, then looks up the frames. If
 //!   a block has no pin left, a batch instead keeps the bytes in its old frame.
-//! - A destination block is fresh, unknown to other threads, and not sealed: it is neither evicted
-//!   nor moved.
+//! - A destination block is fresh, unknown to other threads, and not sealed: nothing moves or
+//!   evicts it.
 //!
 //! # Invariants
 //!

@@ -33,16 +33,13 @@ pub trait Remote: Send + Sync {
     /// node into the pool's cache, up to the first one that the node lacks.
     ///
     /// # Errors
-    ///
     /// [`TransferError`]; no block was copied.
     fn fetch(&self, first: u32, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Carried, TransferError>>;
 
-    /// Asks for each hash whether the node has cached a block for it, as part of a chain or not.
-    /// The answer holds for that moment. It may be lost while the link lives: the caller bounds the
-    /// time.
+    /// Asks for each hash whether the node has cached a block for it, as part of a chain or not, at
+    /// that moment. The answer may be lost while the link lives: the caller bounds the time.
     ///
     /// # Errors
-    ///
     /// [`TransferError`]; nothing is known of any hash.
     fn cached(&self, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Vec<bool>, TransferError>>;
 }

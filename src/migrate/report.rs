@@ -49,8 +49,7 @@ pub struct OffloadReport {
     pub leaving_blocks: usize,
     /// Blocks that were looked up meanwhile, and stay.
     pub warm_blocks: usize,
-    /// Blocks that stay: computed in the other cache before a clear, or copied while this was
-    /// cleared.
+    /// Blocks that stay: computed there before a clear, or copied while this cache was cleared.
     pub stale_blocks: usize,
     /// Copied blocks.
     pub carried: Carried,
@@ -70,8 +69,7 @@ impl OffloadReport {
 pub struct BringBackReport {
     /// Leading full blocks of the prompt that are now cached here.
     pub cached_blocks: usize,
-    /// Blocks not found here: computed before a clear of this cache, or copied during one of the
-    /// other.
+    /// Blocks not found here: computed here before a clear, or copied while the other was cleared.
     pub stale_blocks: usize,
     /// Copied blocks.
     pub carried: Carried,

@@ -36,8 +36,7 @@ impl End {
         self.sequences.cache().map_or(0, |cache| cache.era())
     }
 
-    /// Checks that blocks can arrive, even if none is to be copied: a lost device has no cached
-    /// blocks.
+    /// Checks that blocks can arrive, even if none will: a lost device has no cached blocks.
     pub(super) fn check_alive(&self) -> Result<(), TransferError> {
         if self.sequences.blocks().is_lost() {
             return Err(AllocError::DeviceLost { device: self.storage.device() }.into());

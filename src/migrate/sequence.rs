@@ -76,8 +76,7 @@ impl SequenceCopy {
             Ok((export, import, carried))
         });
         let (export, mut import, mut carried) = done.await?;
-        // No await from here on: either the caller receives the new sequence, or nothing has
-        // happened.
+        // No await from here on: the caller receives the new sequence, or nothing has happened.
         forget_cleared(&export, &mut import);
         let Imported::Sequence(arrived) = import.commit_as(&|_, _| None)?.0 else {
             unreachable!("of the outline of a sequence")

@@ -1,9 +1,8 @@
 //! Abandoned batches: what was written under a batch that did not finish is withdrawn.
 //!
 //! The batch cannot reach its sequences on other threads: each sequence keeps a [`Write`] for every
-//! [batch](super::Batch) that wrote to it and may be abandoned, and looks for that batch in the
-//! pool's log before its next operation. Nothing that it wrote, or that was computed from that, may
-//! be found.
+//! [batch](super::Batch) that wrote to it and may be abandoned, and looks for it in the pool's log
+//! before its next operation. Nothing that it wrote, or that was computed from that, may be found.
 //!
 //! ```text
 //! batch      writes to a sequence    the sequence notes (batch, first position, tokens announced before)

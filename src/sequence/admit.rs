@@ -218,8 +218,7 @@ impl Admission<'_> {
         if known.era() == cache.era() {
             return;
         }
-        // The keys and tokens are valid, but the retention may have ended: the blocks are not
-        // cached then.
+        // Keys and tokens are valid, but the retention may have ended: the blocks are not cached.
         if let Ok(Some(mut known)) = self.request.options.hashes(&self.sequence.sequences)
             && known.announce(cache, self.request.options.id, self.request.prompt).is_ok()
         {

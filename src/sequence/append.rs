@@ -55,7 +55,6 @@ impl Batch {
     /// Final tokens also make earlier drafted ones final.
     ///
     /// # Errors
-    ///
     /// [`SequenceError::Alloc`] if there are no blocks, [`SequenceError::Invalid`] for no tokens or
     /// too many in all, [`SequenceError::ForeignSequence`], [`SequenceError::Storage`] if the copy
     /// failed. With [ids](Tokens::Ids), [`SequenceError::TokensUnknown`] if earlier tokens were not

@@ -33,7 +33,7 @@ use super::sequence::Sequence;
 /// wrote to the sequence is in flight, or the batch's stream has not reached its end, they are
 /// instead freed once that is over; in the last remaining block, the batch's work must precede the
 /// second try in stream order. Without storage, a block that the engine copied for the batch is
-/// removed as a whole.
+/// removed.
 ///
 /// ```
 /// # use kvpool::{KvLayout, Pool, SequenceError, SequenceId};
@@ -88,7 +88,6 @@ impl Batch {
         /// Begins a batch.
         ///
         /// # Panics
-        ///
         /// If 65,536 batches are in flight.
         fn begin(sequences: &Sequences) -> Self {
             Self { step: BatchInner::begin(sequences.clone()), slots: Vec::new() }
@@ -115,8 +114,7 @@ impl Batch {
     }
 
     /// Ends the batch: its tokens have been computed and stored, and the caller's work no longer
-    /// accesses memory. [On a stream](crate::Pool::begin_batch_on) it ends when the stream gets
-    /// there.
+    /// accesses memory. [On a stream](crate::Pool::begin_batch_on), it ends in stream order.
     pub fn finish(mut self) {
         self.step.is_finished = true;
     }
@@ -131,7 +129,6 @@ impl Batch {
     /// end on the host, or that write to no shared block.
     ///
     /// # Errors
-    ///
     /// [`FinishError`], with the batch, if [`Pool::begin_batch_on`](crate::Pool::begin_batch_on)
     /// would refuse the stream. The future fails if the device fails first: the batch has then
     /// ended without caching its blocks, and the pool hands out no more blocks.

@@ -8,8 +8,7 @@
 //! ```
 //!
 //! A batch seals the blocks that it filled when it ends: before that, a kernel may not have written
-//! them. Until then the lease holds back blocks that other threads release: a kernel may still read
-//! them.
+//! them. Until then the lease holds back released blocks, which a kernel may still read.
 
 use std::fmt;
 use std::pin::Pin;
@@ -185,8 +184,7 @@ impl BatchInner {
     }
 }
 
-/// Calls `end` at the last of the streams' ends. If one never reports, the last callback drops
-/// `end`.
+/// Calls `end` when the last of these streams gets there, or drops it if one never reports.
 fn after_all(storage: &dyn Storage, streams: &[&DeviceStream], end: CopyDone) {
     let rest = Arc::new(Mutex::new((streams.len(), Ok(()), Some(end))));
     for stream in streams {

@@ -142,8 +142,7 @@ impl<'a> SequenceBuilder<'a> {
     /// Opens the sequence, empty. Only [`tokens`](Self::tokens) looks up cached blocks.
     ///
     /// # Errors
-    ///
-    /// [`SequenceError::AlreadyOpen`]; [`SequenceError::Prefix`] for empty keys or an ended
+    /// [`SequenceError::AlreadyOpen`]; [`SequenceError::Prefix`] for empty keys, or a past
     /// retention.
     pub fn open(self) -> Result<Sequence, SequenceError> {
         self.options.open(self.sequences)
@@ -170,7 +169,6 @@ impl<'a> SequenceBuilder<'a> {
     /// ```
     ///
     /// # Errors
-    ///
     /// Also [`SequenceError::Invalid`] for no or too many tokens, [`SequenceError::Prefix`] for an
     /// extra key past the prompt, [`SequenceError::Alloc`] for a prompt larger than the pool.
     pub fn tokens(self, prompt: &[u32]) -> Result<Sequence, SequenceError> {

@@ -60,7 +60,6 @@ impl Batch {
     /// sequence must not have been forked since.
     ///
     /// # Errors
-    ///
     /// [`SequenceError::NotWritable`] names the first token in a block that is shared, sealed, or
     /// promised to another batch; [`SequenceError::Invalid`], [`SequenceError::ForeignSequence`],
     /// [`SequenceError::NoStorage`], [`SequenceError::Storage`]. No byte was written.
@@ -94,7 +93,6 @@ impl Batch {
     /// Loads K and V of tokens in one layer: the inverse of [`store`](Self::store).
     ///
     /// # Errors
-    ///
     /// As [`store`](Self::store), without [`SequenceError::NotWritable`]. Nothing was loaded.
     pub fn load(
         &mut self,
@@ -137,7 +135,6 @@ impl Batch {
     /// ```
     ///
     /// # Errors
-    ///
     /// [`SequenceError::NotReadable`] for a block that is shared and not yet full of final tokens;
     /// [`SequenceError::Invalid`] if there is no such block; [`SequenceError::Storage`] if there is
     /// no such layer, the processor cannot reach the memory, or the element type differs;
@@ -161,7 +158,6 @@ impl Batch {
     /// that were appended before, and with dynamic [scales](Self::tile_scales_mut).
     ///
     /// # Errors
-    ///
     /// As [`tile`](Self::tile), but [`SequenceError::NotWritable`], which names the block's first
     /// token, for a block that is shared, sealed, or promised to another batch.
     pub fn tile_mut<'a, T: Element>(
@@ -181,7 +177,6 @@ impl Batch {
     /// Returns the dynamic scales of K and V of one block in one layer: `[tokens][kv_heads]`.
     ///
     /// # Errors
-    ///
     /// As [`tile`](Self::tile); [`SequenceError::Storage`] in a layout without dynamic scales.
     pub fn tile_scales<'a>(
         &'a self,
@@ -198,7 +193,6 @@ impl Batch {
     /// Returns the dynamic scales of K and V of one block in one layer, for writing.
     ///
     /// # Errors
-    ///
     /// As [`tile_mut`](Self::tile_mut) and [`tile_scales`](Self::tile_scales).
     pub fn tile_scales_mut<'a>(
         &'a mut self,

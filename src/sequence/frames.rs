@@ -30,8 +30,7 @@
 //! block from the log refreshes its frame; other moves do not affect it.
 //!
 //! *3 holds.* An open block does not move. Its frame was read when the block became open: at its
-//! allocation, or at an append of this sequence. No other thread can reopen it while this sequence
-//! has a reference.
+//! allocation, or at an append of this sequence, which alone can reopen a block of its list.
 //!
 //! # Theorem
 //!

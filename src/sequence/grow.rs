@@ -183,8 +183,7 @@ impl Batch {
             // shared or written only through this sequence, which is borrowed mutably.
             (Some(storage), None) => unsafe { storage.copy(&[frames]) },
             // SAFETY: as above; the batch keeps a reference on the source until the stream has done
-            // the copy, and writes to the destination follow it on this stream or after that is
-            // settled.
+            // the copy, and writes to the destination follow on this stream or after it is settled.
             (Some(storage), Some(stream)) => unsafe { storage.copy_on(stream, &[frames]) },
         };
         self.step.sequences.noting_loss(copied)?;

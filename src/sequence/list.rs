@@ -168,8 +168,7 @@ impl ListOwner {
     }
 
     fn room(&self) -> &[AtomicU32] {
-        // SAFETY: only `reserve` replaces the chunk, through `&mut self`; the slice borrows
-        // `&self`.
+        // SAFETY: only `reserve` replaces the chunk, through `&mut self`; the slice has `&self`.
         unsafe { self.list.chunk.load(Relaxed, epoch::unprotected()).as_ref() }.map_or(&[], |chunk| chunk)
     }
 

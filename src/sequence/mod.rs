@@ -31,8 +31,8 @@
 //!
 //! Only the sequence that holds the block's single reference writes, through `&mut`, while the
 //! block is neither sealed nor promised; other writes go to a copy. [`Batch::store`] and
-//! [`Batch::load`] are safe because only its holder releases a reference. A handle only reads and
-//! pins.
+//! [`Batch::load`] are safe because only its holder releases a reference; handles only read and
+//! pin.
 //!
 //! # Nothing waits
 //!

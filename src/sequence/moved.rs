@@ -2,8 +2,7 @@
 //!
 //! A table that stays on a device is not rebuilt for each batch: new blocks are appended to its
 //! rows, and entries whose blocks moved are patched in place. An old entry stays readable until the
-//! batches in flight at the time of the move have ended, so a batch patches its table just before
-//! its launch.
+//! batches in flight at the time of the move have ended, so a batch patches just before its launch.
 
 use crate::block::{Moved, Since};
 use crate::error::SequenceError;
@@ -35,9 +34,8 @@ impl Batch {
         self.step.sequences.0.blocks.moved_since(since, out)
     }
 
-    /// Lists the moved blocks as entries of the table with these rows, in row-major order. The
-    /// owners know their own changes (appends, copies on write, truncations). On an error, `out` is
-    /// unchanged.
+    /// Lists the moved blocks as entries of the table with these rows, in row-major order, without
+    /// the owners' own changes (appends, copies on write, truncations). On an error, nothing.
     pub fn moved_entries<S: Listed>(
         &self,
         sequences: impl IntoIterator<Item = S>,

@@ -52,7 +52,6 @@ impl BlockTable {
     /// Returns the entries of one sequence, including padding.
     ///
     /// # Panics
-    ///
     /// If there is no such row.
     pub fn row(&self, row: usize) -> &[i32] {
         assert!(row < self.rows(), "row {row} is out of range: the table has {} rows", self.rows());
@@ -102,7 +101,7 @@ mod sealed {
         fn tokens(&self) -> u32;
         /// Calls `f` with ids and tokens as of one moment; discard what earlier calls did.
         fn read(&self, f: impl FnMut(&[AtomicU32], u32));
-        /// Returns frames and number of tokens, if the frames are kept and current as of `logged`
+        /// Returns frames and number of tokens, if frames are kept and current as of `logged`
         /// moves.
         fn frames(&self, _logged: MoveCount) -> Option<(&[i32], u32)> {
             None
@@ -189,7 +188,6 @@ impl Batch {
     /// Builds the padded block table of these sequences; on an error it is empty.
     ///
     /// # Panics
-    ///
     /// If rows of the [minimum width](BlockTable::with_width) exceed memory.
     pub fn block_table<S: Listed>(
         &self,

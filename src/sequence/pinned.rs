@@ -13,8 +13,7 @@ use super::TOKENS_MAX;
 use super::registry::Sequences;
 use super::transfer::BlockRefs;
 
-/// Keeps a cached prefix from eviction until dropped. Holds a reference on each block (at most
-/// 8,191).
+/// Keeps a cached prefix from eviction until dropped: one of at most 8,191 references on each block.
 #[must_use = "dropping it unpins the prefix"]
 pub struct PinnedPrefix {
     held: BlockRefs,

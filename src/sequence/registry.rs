@@ -80,11 +80,9 @@ impl Sequences {
     /// Creates a registry without open sequences. `storage` holds the bytes of `blocks`, if any.
     ///
     /// # Panics
-    ///
     /// If `block_tokens` is zero or exceeds the maximum length of a sequence.
     ///
     /// # Safety
-    ///
     /// Only `blocks` hands out the frames of `storage`: [stores](super::Batch::store) rely on it.
     pub unsafe fn new(
         blocks: Blocks,
@@ -98,7 +96,6 @@ impl Sequences {
     /// As [`new`](Self::new), with the prefix cache that keeps these blocks.
     ///
     /// # Safety
-    ///
     /// As [`new`](Self::new).
     pub unsafe fn with_cache(
         blocks: Blocks,
@@ -114,7 +111,6 @@ impl Sequences {
     /// As [`with_cache`](Self::with_cache), with a sampler of allocation times.
     ///
     /// # Safety
-    ///
     /// As [`new`](Self::new).
     pub(crate) unsafe fn sampled(
         blocks: Blocks,
@@ -359,8 +355,7 @@ impl SequenceView {
         self.list.read(|ids, _| ids.iter().map(|id| BlockId(id.load(Acquire))).collect())
     }
 
-    /// Calls `f` with the place and id of each block; from the first again if the list is
-    /// rewritten.
+    /// Calls `f` with the place and id of each block; again from the first if they change.
     pub fn for_each_block(&self, mut f: impl FnMut(u32, BlockId)) {
         self.list.read(|ids, _| (0..).zip(ids).for_each(|(place, id)| f(place, BlockId(id.load(Acquire)))));
     }

@@ -58,7 +58,6 @@ impl Sequence {
     /// Forks have no reservation, and a transfer to another pool leaves it behind.
     ///
     /// # Errors
-    ///
     /// [`SequenceError::Alloc`] if there are too few blocks, or the sequence would exceed the pool;
     /// [`SequenceError::Invalid`] for too many tokens. The sequence is unchanged.
     pub fn reserve(&mut self, tokens: usize) -> Result<(), SequenceError> {

@@ -10,8 +10,7 @@ use super::sequence::Sequence;
 const REGISTERED_AHEAD: u32 = 12;
 
 impl Sequence {
-    /// Makes the open ones of the first `full` blocks, all of final tokens, due after current
-    /// writers.
+    /// Makes the open ones of the first `full` blocks, all final, due after current writers.
     pub(super) fn complete(&mut self, full: u32) {
         self.seals.complete(full, self.writers.newest());
     }

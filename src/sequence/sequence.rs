@@ -171,7 +171,6 @@ impl Sequence {
     /// constant time per token; does nothing without a prefix cache.
     ///
     /// # Errors
-    ///
     /// [`SequenceError::TokensUnknown`] if there are final tokens that were not announced.
     pub fn announce(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
         self.catch_up();
@@ -189,7 +188,6 @@ impl Sequence {
     /// of its range removes it. Does nothing without a prefix cache.
     ///
     /// # Errors
-    ///
     /// [`SequenceError::Prefix`] if the key or the range is empty, or the range begins before
     /// [`announced`](Self::announced) or ends past the longest sequence.
     pub fn extra_key(&mut self, tokens: Range<usize>, key: &[u8]) -> Result<(), SequenceError> {
@@ -203,11 +201,9 @@ impl Sequence {
     /// Creates another sequence with the same tokens in the same blocks. The first write to a
     /// shared block, by either sequence, goes to a copy.
     ///
-    /// Only written bytes are shared: first store a batch's tokens (on a device: enqueue the
-    /// stores).
+    /// Only written bytes are shared: first store a batch's tokens, or enqueue the stores.
     ///
     /// # Errors
-    ///
     /// [`SequenceError::AlreadyOpen`], or [`SequenceError::Handle`] if a block has the maximum of
     /// 8,191 references. Nothing is then shared.
     pub fn fork(&self, id: SequenceId) -> Result<Self, SequenceError> {
@@ -239,7 +235,6 @@ impl Sequence {
     /// Full blocks of final tokens are sealed once the batches that wrote them have ended.
     ///
     /// # Errors
-    ///
     /// [`SequenceError::Invalid`] if the sequence has fewer tokens.
     pub fn commit(&mut self, length: usize) -> Result<(), SequenceError> {
         let _call = call();
@@ -260,7 +255,6 @@ impl Sequence {
     /// and removes the rest of the draft.
     ///
     /// # Errors
-    ///
     /// [`SequenceError::Invalid`] if fewer tokens were drafted; with a prefix cache
     /// [`SequenceError::TokensUnknown`] if not all final tokens were announced, and
     /// [`SequenceError::TokensAhead`] if others were. Nothing has changed, or only an
@@ -296,7 +290,6 @@ impl Sequence {
     /// append in stream order.
     ///
     /// # Errors
-    ///
     /// [`SequenceError::Invalid`] if the sequence has fewer tokens.
     pub fn truncate(&mut self, length: usize) -> Result<(), SequenceError> {
         let _call = call();

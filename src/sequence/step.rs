@@ -48,8 +48,7 @@ struct Planned {
 }
 
 impl Batch {
-    /// Appends tokens to many sequences, all or nothing: chunks of prompts, decoded tokens and
-    /// drafts.
+    /// Appends tokens to many sequences (chunks of prompts, decoded tokens, drafts), all or none.
     ///
     /// All missing blocks are reserved before the first token is appended, so that the caller can
     /// choose which sequences to preempt while all are unchanged. Then the copies on write are
@@ -70,13 +69,11 @@ impl Batch {
     /// ```
     ///
     /// # Errors
-    ///
     /// [`StepError::Lacking`] names the sequences for which blocks were missing, in the order of
     /// the step; [`StepError::Sequence`] for another error. No sequence has changed, except that
     /// after a failed copy on write the earlier copies stay, in blocks that may have been reserved.
     ///
     /// # Panics
-    ///
     /// If the storage panics during a copy; then as after an error.
     pub fn step(&mut self, appends: &mut [Append<'_>]) -> Result<Stepped, StepError> {
         let _call = call();
@@ -142,8 +139,8 @@ impl Batch {
     }
 
     /// Plans the tokens of each sequence, and reserves all missing blocks, or none. Returns the
-    /// plans of sequences whose last block cannot take the tokens; the other last blocks stay open,
-    /// not being shared.
+    /// plans of sequences whose last block cannot take the tokens; other last blocks, unshared,
+    /// stay open.
     fn plan_step(&mut self, appends: &mut [Append<'_>]) -> Result<Vec<Planned>, StepError> {
         let mut step = Vec::new();
         let mut lacking = Vec::<SequenceId>::new();

@@ -94,8 +94,7 @@ impl TokenHashes {
         })
     }
 
-    /// Returns what another pool's cache needs. `computed`: a batch of this pool wrote to the
-    /// blocks.
+    /// Returns what another pool's cache needs. `computed`: a batch here wrote to the blocks.
     pub(super) fn known_tokens(&self, cache: &PrefixCache, computed: bool) -> KnownTokens {
         let is_own = computed || self.provenance.is_own();
         let origins = self.provenance.origins(is_own.then(|| cache.origin_in(self.era)));
@@ -184,8 +183,7 @@ impl TokenHashes {
         self.provenance.origins(self.provenance.is_own().then(|| cache.origin_in(self.era)))
     }
 
-    /// Adds the origins of this cache's blocks, or of another source, with which the sequence
-    /// begins.
+    /// Adds the origins of blocks with which it begins, of this cache or another source.
     pub(super) fn join_origins(&mut self, cache: &PrefixCache, more: &[Origin]) {
         let mut origins = self.origins(cache);
         join(&mut origins, more);

@@ -8,8 +8,7 @@ use super::sequence::Sequence;
 #[non_exhaustive]
 pub enum Tokens<'a> {
     /// This many final tokens: a prompt, a chunk of one, or a decoded token. If there are more than
-    /// were announced, the blocks from there on are not cached, and [`Ids`](Self::Ids) are
-    /// rejected.
+    /// were announced, the blocks from there on are not cached, and [`Ids`](Self::Ids) rejected.
     Final(usize),
     /// Final tokens with these ids, which are [announced](super::Sequence::announce) with them.
     Ids(&'a [u32]),

@@ -49,8 +49,7 @@ impl Sequence {
         self.sequences.0.abandoned.first_of(self.seen.load(Relaxed), &self.writes, clock)
     }
 
-    /// Withdraws what abandoned batches wrote. Every operation that changes the sequence begins
-    /// here.
+    /// Withdraws what abandoned batches wrote, at the start of every operation with changes.
     #[inline(always)]
     pub(super) fn catch_up(&mut self) {
         if self.is_stale() {
