@@ -239,7 +239,7 @@ impl Export {
     }
 
     /// Keeps only the cached blocks at these places of the manifest, which the target has
-    /// [accepted](super::import::Import::accepted), and returns the others to the cache before
+    /// [accepted](super::import::Import::accepted), and returns the others to the cache:
     /// [`finish`](Self::finish) would evict them. No effect on a sequence or a prompt.
     ///
     /// # Errors

@@ -149,8 +149,7 @@ impl Arriving {
 }
 
 impl End {
-    /// Keeps cached blocks that others will join until the result is dropped; reported as an
-    /// import.
+    /// Keeps cached blocks that others will join until the result is dropped; listed as an import.
     pub(crate) fn keep(&self, refs: BlockRefs) -> impl Send + use<> {
         let ids = refs.blocks.iter().copied().map(Some).collect();
         HeldBlocks::new(self, TransferDirection::Import, None, ids, Refs::Listed(refs))

@@ -253,8 +253,7 @@ impl Import {
         self.stale
     }
 
-    /// States the [origins](super::export::Export::origins) of a missing cached block; by default
-    /// none.
+    /// States the [origins](super::export::Export::origins) of a missing cached block; none so far.
     ///
     /// # Errors
     /// [`TransferError::Stale`] if it was computed here before a clear: drop the import.

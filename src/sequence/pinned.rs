@@ -13,7 +13,7 @@ use super::TOKENS_MAX;
 use super::registry::Sequences;
 use super::transfer::BlockRefs;
 
-/// Keeps a cached prefix from eviction until dropped: one of at most 8,191 references on each block.
+/// Keeps a cached prefix from eviction until dropped: one of at most 8,191 references on a block.
 #[must_use = "dropping it unpins the prefix"]
 pub struct PinnedPrefix {
     held: BlockRefs,

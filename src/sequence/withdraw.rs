@@ -49,7 +49,7 @@ impl Sequence {
         self.sequences.0.abandoned.first_of(self.seen.load(Relaxed), &self.writes, clock)
     }
 
-    /// Withdraws what abandoned batches wrote, at the start of every operation with changes.
+    /// Withdraws what abandoned batches wrote, at the start of every operation that changes it.
     #[inline(always)]
     pub(super) fn catch_up(&mut self) {
         if self.is_stale() {
