@@ -1,4 +1,4 @@
-//! Which heads of which blocks have arrived from the sources of an import.
+//! The heads of blocks that have arrived from the sources of an import.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -6,7 +6,7 @@
 //! transport       ->  Hold: a piece; also its pins, in the source
 //! ```
 //!
-//! The last of these to be dropped releases the references. If an export or import is given up
+//! The last of these to be dropped releases the references. If an export or import is aborted
 //! while a transport has a hold, the blocks stay owned, and are reported as quarantined.
 
 use std::collections::{HashMap, HashSet};
@@ -51,7 +51,7 @@ pub struct Finished {
     /// Blocks that a batch in flight may see or that are being moved, evicted before all others,
     /// and blocks that a transport holds, evicted when it drops its hold.
     pub leaving_blocks: usize,
-    /// Blocks that were looked up meanwhile, and stay.
+    /// Blocks that were looked up during the transfer, and stay.
     pub warm_blocks: usize,
 }
 
@@ -117,7 +117,7 @@ pub struct Arriving {
 
 impl Arriving {
     /// Begins before frames of a grant are written, and voids their earlier checksums, which a
-    /// write that is given up half-way would make wrong: a transport that computes checksums calls
+    /// write that is aborted half-way would make wrong: a transport that computes checksums calls
     /// this before every write. `None` for a hold that keeps no blocks of an import.
     pub fn begin(hold: &Hold, run: Run) -> Option<Self> {
         let mut arrived = hold.downcast_ref::<HeldBlocks>()?.arrived();
@@ -182,7 +182,7 @@ impl HeldBlocks {
         self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the checksums of those of these places of which a transport has received all bytes.
+    /// Takes the checksums of those places whose bytes a transport has received completely.
     pub(super) fn take_arrived(&self, places: &[u32]) -> Vec<Option<u64>> {
         let arrived = std::mem::take(&mut *self.arrived());
         let frame = |&place: &u32| Some(self.end.sequences.blocks().frame((*self.ids.get(place as usize)?)?));

@@ -26,7 +26,7 @@
 //! | the copy or transport | - | a [hold](transport::Hold) on each piece: the same references, and the pins of the source's blocks | - |
 //!
 //! The last of export, import and holds to be dropped releases the references, so a transfer can be
-//! given up at any time. Blocks whose bytes a transport may still read or write stay owned, and are
+//! aborted at any time. Blocks whose bytes a transport may still read or write stay owned, and are
 //! reported as quarantined.
 //!
 //! Within the process a job owns export and import: on a tokio runtime in a thread for blocking

@@ -47,7 +47,7 @@ pub struct OffloadReport {
     pub evicted_blocks: usize,
     /// Blocks that a batch in flight may see, or that are being moved: evicted before all others.
     pub leaving_blocks: usize,
-    /// Blocks that were looked up meanwhile, and stay.
+    /// Blocks that were looked up during the transfer, and stay.
     pub warm_blocks: usize,
     /// Blocks that stay: computed there before a clear, or copied while this cache was cleared.
     pub stale_blocks: usize,

@@ -28,7 +28,7 @@ pub struct TransferOwner {
     pub sequence: Option<SequenceId>,
     /// Its blocks, in the order of the manifest.
     pub blocks: Vec<BlockId>,
-    /// Whether the transfer was given up while a transport may still read or write its bytes.
+    /// Whether the transfer was aborted while a transport may still read or write its bytes.
     pub quarantined: bool,
     /// Time since the blocks were taken.
     pub held_for: Duration,

@@ -35,7 +35,7 @@ pub(super) struct BatchInner {
     /// An ended batch that wrote to a sequence before.
     ended: BatchRef,
     pub(super) promised: Vec<Promise>,
-    /// The oldest of the newest uncache calls before each of these was written.
+    /// For each promised block, the newest uncache call before it was written; the oldest of these.
     pub(super) since: u64,
     pub(super) copied: Vec<BlockId>,
     /// Without one, the batch ends when it is dropped.

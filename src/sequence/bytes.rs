@@ -4,7 +4,7 @@
 //!
 //! [The frame rule](crate::storage::Storage#the-frame-rule): nothing else accesses a slot that is
 //! written, and no thread writes a slot that is read.
-//! - A store writes, through `&mut`, to blocks of which the sequence holds the only reference: no
+//! - A store writes, through `&mut`, to blocks whose only reference the sequence holds: no
 //!   other store to them, load, or new reference can exist meanwhile. They are neither sealed nor
 //!   promised to another batch, so nothing moves them.
 //! - A load holds `&` of a sequence with a reference on each block, so there is no store through
@@ -29,8 +29,8 @@
 //! a shrink, an eviction      take frames without owner and not retired
 //! ```
 //!
-//! `&mut [T]` is given out for a block of which this sequence has the only reference, which is
-//! open, or promised to this batch. Moving, sealing or sharing it requires the sequence or the end
+//! `&mut [T]` is given out for a block whose only reference this sequence has, which is open, or
+//! promised to this batch. Moving, sealing or sharing it requires the sequence or the end
 //! of the batch, and both are borrowed mutably. The writer is recorded first, so that the block is
 //! not sealed before the batch has ended.
 //!
