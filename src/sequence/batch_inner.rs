@@ -37,6 +37,7 @@ pub(super) struct BatchInner {
     pub(super) promised: Vec<Promise>,
     /// For each promised block, the newest uncache call before it was written; the oldest of these.
     pub(super) since: u64,
+    /// Sources of copies in progress, with a reference on each.
     pub(super) copied: Vec<BlockId>,
     /// Without one, the batch ends when it is dropped.
     pub(super) stream: Option<DeviceStream>,

@@ -40,6 +40,7 @@ pub struct Sequence {
     pub(super) writers: BatchSet,
     /// Writes of batches that may be abandoned.
     pub(super) writes: Writes,
+    /// Number of abandoned batches at the last look.
     pub(super) seen: AtomicU64,
     pub(super) known: Option<Box<TokenHashes>>,
     /// Full blocks of the looked-up prompt and of its cached prefix, until they are counted.
@@ -408,6 +409,7 @@ impl Sequence {
         self.release_unlinked(&gone);
     }
 
+    /// Unlinks the blocks after `length` tokens, and returns them, the last one first.
     pub(super) fn unlink(&mut self, length: u32) -> SmallVec<[BlockId; 64]> {
         let block_tokens = self.sequences.0.block_tokens;
         let keep = length.div_ceil(block_tokens) as usize;

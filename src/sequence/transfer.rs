@@ -115,6 +115,7 @@ pub(crate) struct Outline {
     pub(crate) length: u32,
     pub(crate) committed: u32,
     pub(crate) reuses_tail: bool,
+    /// `None` in a pool without a prefix cache.
     pub(crate) known: Option<KnownTokens>,
 }
 
