@@ -84,7 +84,7 @@ impl BlockList {
             // SAFETY: a replaced chunk is destroyed through the epoch collector, and we are pinned.
             let ids: &[AtomicU32] = unsafe { self.chunk.load(Acquire, &guard).as_ref() }.map_or(&[], |c| c);
             let result = f(&ids[..tokens.div_ceil(self.block_tokens) as usize], tokens);
-            // Relaxed: ordered by the Acquires of the ids. Retry: `views_see_whole_lists`.
+            // Relaxed: ordered by the Acquires of the ids. Retry tested by `views_see_whole_lists`.
             if self.rewrites.load(Relaxed) == rewrites {
                 return result;
             }
