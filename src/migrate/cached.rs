@@ -15,17 +15,10 @@ use super::manifest::Contents;
 use super::report::{BringBackReport, Carried, OffloadReport};
 use super::route::Route;
 
-/// Moves up to `blocks_max` evictable blocks to another pool's cache, in eviction order.
+/// Moves up to `blocks_max` evictable blocks to another pool's cache, in eviction order: fewer if
+/// it has less room. The blocks are copied and then evicted here; [`bring_back`] copies them back.
 ///
-/// The blocks are copied and then evicted here. The same tokens find them in the other pool, and
-/// [`bring_back`] copies them back. Moves fewer blocks if the other pool has less room.
-///
-/// The future may be dropped at any time: the operation then either completes, or leaves all blocks
-/// in place.
-///
-/// # Errors
-///
-/// [`TransferError`]; all blocks are left in place.
+/// If the future is dropped or fails, the operation either completes or leaves all blocks in place.
 pub(crate) async fn offload(route: Route, blocks_max: usize) -> Result<OffloadReport, TransferError> {
     route.check_caches()?;
     if blocks_max == 0 {
@@ -34,17 +27,10 @@ pub(crate) async fn offload(route: Route, blocks_max: usize) -> Result<OffloadRe
     job::run(false, move |is_abandoned| route.offload(blocks_max, is_abandoned)).await
 }
 
-/// Copies cached blocks of these tokens from another pool, continuing the prefix that is cached
-/// here.
+/// Copies cached blocks of these tokens from another pool, which keeps its own, continuing the
+/// prefix cached here. Copies full blocks only, and only the leading ones if there is less room.
 ///
-/// A sequence opened with these tokens then finds them all. Only full blocks are copied. If there
-/// is less room here, only the leading ones are. The other pool keeps its copies.
-///
-/// The future may be dropped at any time: the operation then either completes, or has no effect.
-///
-/// # Errors
-///
-/// [`TransferError`]; no block was copied.
+/// If the future is dropped or fails, the operation either completes or has no effect.
 pub(crate) async fn bring_back(
     route: Route,
     keys: &PrefixKeys<'_>,
@@ -56,7 +42,6 @@ pub(crate) async fn bring_back(
     job::run(false, move |is_abandoned| route.bring_back(&prompt, is_abandoned)).await
 }
 
-/// The full blocks of a prompt.
 struct Prompt {
     tokens: Box<[u32]>,
     hashes: Vec<BlockHash>,
@@ -64,7 +49,6 @@ struct Prompt {
 }
 
 impl Prompt {
-    /// Returns the event for a stored block, if there is a subscriber.
     fn stored(&self, cache: &PrefixCache, block: BlockId, place: usize) -> Option<Box<KvEvent>> {
         let block_tokens = cache.hasher().block_tokens();
         let tokens = place * block_tokens..(place + 1) * block_tokens;
@@ -88,8 +72,7 @@ impl Route {
         is_abandoned: IsAbandoned<'_>,
     ) -> Result<OffloadReport, TransferError> {
         let began = Instant::now();
-        // Read before any block is taken: what is cleared here first, and then there, is not found
-        // there.
+        // Before any block is taken: what is cleared here first, then there, is not found there.
         let era = self.to.era();
         let mut export = Export::coldest(&self.from, blocks_max)?;
         let Contents::Cached(cold) = export.contents() else { unreachable!("cached blocks") };
@@ -116,7 +99,7 @@ impl Route {
         // Before the other pool's: what is cleared there first, and then here, is not found here.
         let era = self.to.era();
         let mut held = BlockRefs::new(&self.to.sequences);
-        // With their places in the prompt: blocks cached here, up to the first one found nowhere.
+        // Blocks cached here, with their places in the prompt, up to the first one found nowhere.
         let mut here = Vec::<(usize, BlockId)>::new();
         let export = Export::prefix(&self.from, 0, &prompt.hashes, &mut |place| {
             let found = near.take(pool, prompt.hashes[place], era);

@@ -1,5 +1,4 @@
-//! Copies the blocks of an export into an import within the process: in pieces, each in as few
-//! runs as the frames allow.
+//! Copies the blocks of an export into an import within the process: piece by piece, in few runs.
 
 use crate::error::{StorageError, TransferError};
 
@@ -9,12 +8,10 @@ use super::job::IsAbandoned;
 use super::report::Carried;
 use super::route::Route;
 
-/// Bytes per piece. Its source blocks are pinned while it is copied. An abandoned transfer stops
-/// after the current piece.
+/// Bytes per piece. Source blocks are pinned for a piece, and an abandoned transfer stops after it.
 const PIECE_BYTES: usize = 64 << 20;
 
-/// Makes the import forget what arrived, if the cache of the source was cleared since the export
-/// began. Returns the number of these blocks.
+/// Makes the import forget blocks if the source was cleared since the export; returns their number.
 pub(super) fn forget_cleared(export: &Export, import: &mut Import) -> usize {
     if export.is_current() {
         return 0;
@@ -24,12 +21,8 @@ pub(super) fn forget_cleared(export: &Export, import: &mut Import) -> usize {
 }
 
 impl Route {
-    /// Copies the blocks that an import misses. Calls `is_abandoned` between pieces.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::Storage`]; [`TransferError::Dropped`] once it is abandoned. The written
-    /// bytes are then meaningless.
+    /// Copies the blocks that an import misses. Calls `is_abandoned` between pieces, and fails with
+    /// [`TransferError::Dropped`] if it is. On an error the written bytes are meaningless.
     pub(super) fn carry(
         &self,
         export: &Export,
@@ -60,8 +53,7 @@ impl Route {
             self.note_loss(error);
         }
         if matches!(copied, Err(StorageError::LostWhileCopying { .. })) {
-            // The bytes may still be read and written: the frames and the storages are kept for
-            // good.
+            // The bytes may still be read and written: frames and storages are never released.
             std::mem::forget((here.hold, there.hold));
         }
         copied?;

@@ -1,7 +1,7 @@
 //! Checksums of packed blocks.
 //!
-//! Blocks in host memory are read where they lie, by several threads if there are many bytes; those
-//! of other storages are packed into a buffer first.
+//! Host memory is read in place, by several threads if there are many bytes; other storages are
+//! first packed into a buffer.
 
 use std::hash::Hasher;
 use std::sync::{Mutex, PoisonError};
@@ -21,7 +21,6 @@ const BYTES_PER_THREAD: usize = 8 << 20;
 
 const THREADS_MAX: usize = 4;
 
-/// Checksum of a packed block whose bytes come in pieces.
 pub(super) struct Checksum(RawHasher<&'static [u8; 192]>);
 
 impl Checksum {
@@ -29,7 +28,6 @@ impl Checksum {
         Self(RawHasher::new(SecretBuffer::default()))
     }
 
-    /// Adds the next bytes.
     pub(super) fn add(&mut self, bytes: &[u8]) {
         self.0.write(bytes);
     }
@@ -46,12 +44,7 @@ pub(super) fn checksum(packed: &[u8]) -> u64 {
 
 /// Returns the checksum of the block in each frame of some runs, in order.
 ///
-/// # Errors
-///
-/// Those of [`Storage::pack`].
-///
 /// # Safety
-///
 /// As for [`Storage::pack`].
 pub(super) unsafe fn checksums(storage: &dyn Storage, runs: &[Run]) -> Result<Vec<u64>, StorageError> {
     let bytes = storage.layout().packed_bytes();
@@ -71,8 +64,7 @@ pub(super) unsafe fn checksums(storage: &dyn Storage, runs: &[Run]) -> Result<Ve
     Ok(sums)
 }
 
-/// Returns the planes of a storage in host memory; a frame of each tensor, one after the other, is
-/// a packed block.
+/// Returns the planes of a storage in host memory; a packed block is a frame of each in turn.
 fn host_planes(storage: &dyn Storage, bytes: usize) -> Option<StoragePlanes> {
     let planes = storage.planes().ok().filter(|planes| planes.device() == DeviceId::Host)?;
     let sum: usize = planes.tensors().map(|tensor| tensor.frame_bytes()).sum();
@@ -114,7 +106,7 @@ mod tests {
     use crate::dtype::Dtype;
     use crate::storage::{Arrangement, HostStorage, KvLayout, KvPlanes, Scales};
 
-    /// What is read in place, whole or in pieces, has the checksum of the packed block.
+    /// Reading in place, whole or in pieces, yields the checksum of the packed block.
     #[test]
     fn memory_in_place_has_the_checksum_of_its_packed_form() {
         let large = BYTES_PER_THREAD.div_ceil(40 << 10) * 3;

@@ -27,12 +27,11 @@ use super::transfers::TransferDirection;
 /// Bytes whose blocks are pinned at once for their checksums.
 const PIECE_BYTES: usize = 64 << 20;
 
-/// Blocks on their way to another pool: a sequence, or cached blocks.
+/// Blocks on their way to another pool: a sequence, or cached blocks, each with a reference.
 ///
-/// Holds a reference on each block. The sequence is part of the export, so that no one writes it;
-/// of a copy, the next write to a block goes to a copy of that block. Dropping the export closes
-/// the sequence; cached blocks return to their places. Blocks that a transport has a [hold](Piece)
-/// on stay owned until it drops that.
+/// The sequence is part of the export, so that nothing writes it; if only a copy of it is exported,
+/// its next write to a block goes to a copy. Dropping the export closes the sequence; cached blocks
+/// return to their places. A transport's [hold](Piece) on blocks outlives that.
 #[must_use = "dropping an export closes its sequence"]
 pub struct Export {
     /// Dropped before the sequence.
@@ -46,11 +45,6 @@ pub struct Export {
 
 impl Export {
     /// Exports a sequence that stays open.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
-    /// [`TransferError::Handle`].
     pub(crate) fn copy_of(end: &End, sequence: &Sequence) -> Result<Self, TransferError> {
         let era = end.era();
         let refs = sequence.depart(&end.sequences)?;
@@ -62,10 +56,6 @@ impl Export {
     }
 
     /// Exports a sequence that is closed at the end.
-    ///
-    /// # Errors
-    ///
-    /// As for [`copy_of`](Self::copy_of), with the sequence.
     pub(crate) fn of(end: &End, sequence: Sequence) -> Result<Self, MigrateError> {
         match Self::copy_of(end, &sequence) {
             Ok(mut export) => {
@@ -77,10 +67,6 @@ impl Export {
     }
 
     /// Exports up to `wanted` evictable blocks, in eviction order.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::NoCache`].
     pub(crate) fn coldest(end: &End, wanted: usize) -> Result<Self, TransferError> {
         let era = end.era();
         let cold = ColdBlocks::coldest(end, wanted)?;
@@ -96,13 +82,8 @@ impl Export {
         Ok(Self::new(held, Contents::Cached(CachedBlocks { blocks, is_chain: false }), era))
     }
 
-    /// Exports the cached blocks of these hashes, which are those of a chain from its block `first`
-    /// on, up to the first one that is not cached. Skips the places for which `is_there` returns
-    /// true.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::NoCache`].
+    /// Exports the cached blocks with these hashes, of a chain from its block `first` on, up to the
+    /// first uncached one, except for the places for which `is_there` returns true.
     pub(crate) fn prefix(
         end: &End,
         first: u32,
@@ -153,25 +134,17 @@ impl Export {
         outline.clone().hashed_alike(agrees)
     }
 
-    /// States which heads of the model this pool holds, so that pools of another tensor-parallel
-    /// split can receive the blocks.
+    /// States the heads that this pool holds, for pools of another tensor-parallel split.
     ///
     /// # Errors
-    ///
-    /// [`Invalid`] if a block holds another number of heads; nothing changes.
+    /// [`Invalid`] if a block holds another number of heads.
     pub fn set_heads(&mut self, heads: HeadRange) -> Result<(), Invalid> {
         heads.check(self.end().storage.layout().kv_heads() as u32)?;
         self.heads = Some(heads);
         Ok(())
     }
 
-    /// Returns the manifest, with a checksum of each block.
-    ///
-    /// Reads the bytes of all blocks; on a device it waits for the copies.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::Storage`].
+    /// Returns the manifest, with checksums: reads all blocks; on a device it waits for the copies.
     pub fn manifest(&self) -> Result<Manifest, TransferError> {
         let end = self.end();
         let form = PackedForm::of(end.storage.layout());
@@ -180,8 +153,7 @@ impl Export {
         // A piece keeps its blocks in their frames, so that it is a small part of the whole.
         for places in places.chunks((PIECE_BYTES / end.storage.layout().packed_bytes()).max(1)) {
             let piece = self.piece(places)?;
-            // SAFETY: no thread writes the blocks, which stay in their frames while the piece
-            // lives.
+            // SAFETY: no thread writes the blocks, which keep their frames while the piece lives.
             let done = unsafe { checksums(&*end.storage, &piece.runs) };
             sums.extend(done.inspect_err(|error| end.note_loss(error))?);
         }
@@ -189,11 +161,9 @@ impl Export {
         Ok(Manifest::new(form, hashing, self.heads, self.contents.clone(), sums))
     }
 
-    /// Returns the hashes of the cached blocks whose bytes are not those that once arrived here, by a
-    /// manifest of this export: the memory was damaged.
-    ///
-    /// Blocks that were computed here are not known. Drop the export, and then
-    /// [uncache](crate::Pool::uncache) the blocks.
+    /// Returns the hashes of the cached blocks whose bytes no longer match those that arrived here,
+    /// by a manifest of this export: the memory was damaged. Does not check blocks computed here.
+    /// Drop the export, then [uncache](crate::Pool::uncache) the blocks.
     pub fn damaged(&self, manifest: &Manifest) -> Vec<BlockHash> {
         let (Contents::Cached(cached), Ok(cache)) = (&self.contents, self.end().cache()) else {
             return Vec::new();
@@ -206,10 +176,6 @@ impl Export {
     }
 
     /// Returns the packed bytes of a block.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::Storage`], [`TransferError::Invalid`].
     pub fn packed(&self, place: u32) -> Result<Vec<u8>, TransferError> {
         let (end, piece) = (self.end(), self.piece(&[place])?);
         let mut bytes = vec![0; end.storage.layout().packed_bytes()];
@@ -224,8 +190,7 @@ impl Export {
         self.outline().map(|outline| outline.id)
     }
 
-    /// Returns whether the sequence belongs to the export, which closes it at the end; of a copy it
-    /// does not.
+    /// Returns whether the export owns the sequence, and closes it at the end; false for a copy.
     pub fn owns_sequence(&self) -> bool {
         self.sequence.is_some()
     }
@@ -245,9 +210,7 @@ impl Export {
         self.held.ids().iter().flatten().copied().collect()
     }
 
-    /// Returns the hashes of cached blocks, in the order of the manifest; none for a sequence.
-    ///
-    /// After [`retain`](Self::retain), those that were given back are still listed.
+    /// Returns the hashes of cached blocks, also those not [retained](Self::retain), in order.
     pub fn hashes(&self) -> Vec<BlockHash> {
         match &self.contents {
             Contents::Cached(cached) => cached.blocks.iter().map(|block| block.hash).collect(),
@@ -255,11 +218,9 @@ impl Export {
         }
     }
 
-    /// Returns the caches in which a cached block, at this place of the manifest, was computed;
-    /// none for a sequence.
-    ///
-    /// For a store outside of any pool, to be [given](super::import::Import::set_origins) to the
-    /// import that brings the block back.
+    /// Returns the origins of the cached block at this place of the manifest; none for a sequence.
+    /// A store outside of any pool passes them to
+    /// [`set_origins`](super::import::Import::set_origins).
     pub fn origins(&self, place: usize) -> &[Origin] {
         match &self.contents {
             Contents::Cached(cached) => cached.blocks.get(place).map_or(&[], |block| &block.origins),
@@ -272,26 +233,16 @@ impl Export {
         &self.end().storage
     }
 
-    /// Pins the blocks at these places of the manifest, and returns their frames.
-    ///
-    /// The blocks stay pinned while the [hold](Piece::hold) lives; other frames are not affected.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::Invalid`].
+    /// Pins the blocks at these places of the manifest while the [hold](Piece::hold) lives.
     pub fn piece(&self, places: &[u32]) -> Result<Piece, TransferError> {
         self.held.pinned_piece(places)
     }
 
-    /// Keeps only these cached blocks, by their places in the manifest: those that the target has
-    /// [accepted](super::import::Import::accepted).
-    ///
-    /// The others return to the cache. Must precede [`finish`](Self::finish), which otherwise
-    /// evicts blocks that the target has not. Without effect on a sequence, or on the blocks of a
-    /// prefix.
+    /// Keeps only the cached blocks at these places of the manifest, which the target has
+    /// [accepted](super::import::Import::accepted), and returns the others to the cache:
+    /// [`finish`](Self::finish) would evict them. No effect on a sequence or a prompt.
     ///
     /// # Errors
-    ///
     /// [`TransferError::Invalid`], [`TransferError::InTransfer`]; nothing changes.
     pub fn retain(&mut self, places: &[u32]) -> Result<(), TransferError> {
         self.held.exclusive()?.retain(places)
@@ -299,8 +250,8 @@ impl Export {
 
     /// Returns whether the prefix cache was not cleared since the export began.
     ///
-    /// If it was, and the target's is cleared too, what was known before must not be found there:
-    /// ask before the commit, and otherwise [`Import::forget`](super::import::Import::forget) it.
+    /// Ask just before the commit, and [forget](super::import::Import::forget) the tokens if it
+    /// was: a target that is cleared too must not find what was known before.
     pub fn is_current(&self) -> bool {
         self.end().era() == self.era
     }
@@ -311,16 +262,15 @@ impl Export {
         self.held.give_up()
     }
 
-    /// Ends the export without a transfer. Returns the sequence, if it has one; cached blocks
-    /// return to their places.
+    /// Ends the export without a transfer: returns the sequence, or puts cached blocks back.
     pub fn cancel(mut self) -> Option<Sequence> {
         self.sequence.take()
     }
 }
 
 impl Drop for Export {
-    /// Leaves the blocks to the transports that hold them. The references are released before the
-    /// sequence is closed or continues, so that it finds its blocks unshared.
+    /// References are released first: a sequence that is closed or continues finds its blocks
+    /// unshared. Transports keep the blocks that they hold.
     fn drop(&mut self) {
         self.held.quarantine();
     }

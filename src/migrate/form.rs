@@ -11,9 +11,7 @@ use crate::dtype::Dtype;
 use crate::error::Invalid;
 use crate::storage::{KvLayout, KvPlanes, Scales};
 
-/// Everything that the bytes of a packed block depend on.
-///
-/// Two pools with equal forms can exchange blocks, whatever their arrangement in memory.
+/// Everything that the bytes of a packed block depend on. Pools with equal forms can exchange them.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct PackedForm {
@@ -45,7 +43,7 @@ impl FormScales {
     }
 }
 
-/// The error of a difference between the blocks of two pools, which are not converted.
+/// The error of blocks of two pools that differ; they are not converted.
 pub(super) fn other_form(what: &'static str, from: impl fmt::Display, to: impl fmt::Display) -> Invalid {
     Invalid::new(what, from, format_args!("{to}, as in the blocks of the target"))
 }
@@ -55,7 +53,7 @@ impl PackedForm {
     pub fn of(layout: &KvLayout) -> Self {
         let bits = |scales: &[f32]| scales.iter().map(|scale| scale.to_bits()).collect();
         Self {
-            // A layout's dimensions fit: its planes are counted, and a block fits into memory.
+            // They fit: a layout's planes are counted, and a block fits into memory.
             layers: layout.layers() as u32,
             heads: layout.kv_heads() as u32,
             head_dim: layout.head_dim() as u32,
@@ -80,7 +78,7 @@ impl PackedForm {
         self.block_tokens
     }
 
-    /// Returns the bytes of a packed block; `usize::MAX` if a form that was not checked states more.
+    /// Returns the bytes of a packed block; `usize::MAX` if an unchecked form overflows.
     pub fn packed_bytes(&self) -> usize {
         let head: usize = self.units().sum();
         [self.layers, self.block_tokens, self.heads]
@@ -106,7 +104,6 @@ impl PackedForm {
         twox_hash::XxHash3_128::oneshot(&bytes).to_le_bytes()
     }
 
-    /// Checks that such a block can exist.
     pub(super) fn check(&self) -> Result<(), Invalid> {
         let dimensions = [
             ("layers", self.layers),
@@ -117,7 +114,7 @@ impl PackedForm {
         if let Some((what, _)) = dimensions.into_iter().find(|&(_, value)| value == 0) {
             return Err(Invalid::new(what, 0, "at least 1 in a block"));
         }
-        // Each dimension below 2^32: the product of all is computed without wrapping.
+        // Each dimension is below 2^32, so the product cannot wrap.
         let bytes = dimensions
             .into_iter()
             .fold(16, |bytes: u128, (_, value)| bytes.saturating_mul(u128::from(value)));
@@ -135,7 +132,6 @@ impl PackedForm {
     }
 
     /// Checks that blocks of this form fit into blocks of another, apart from the number of heads.
-    ///
     /// `heads` are pairs of a head here and the same head there, whose static scales are compared.
     pub(super) fn check_fits(
         &self,
@@ -195,12 +191,10 @@ impl PackedForm {
         std::iter::once(values).chain(scales)
     }
 
-    /// Returns the number of rows of one kind in a layer.
     pub(super) fn rows(&self) -> usize {
         self.halves() * self.block_tokens as usize
     }
 
-    /// Returns the number of layers.
     pub(super) fn layers(&self) -> usize {
         self.layers as usize
     }
@@ -211,8 +205,7 @@ mod tests {
     use super::*;
     use crate::storage::KvLayout;
 
-    /// Nodes of different releases compare these numbers: another one would keep them from
-    /// exchanging blocks.
+    /// Nodes of different releases compare these numbers to exchange blocks.
     #[test]
     fn fingerprints_are_those_of_former_releases() {
         for (name, recorded) in [

@@ -1,4 +1,4 @@
-//! Which heads of which blocks have arrived from the sources of an import.
+//! The heads of blocks that have arrived from the sources of an import.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,12 +11,12 @@ use super::form::PackedForm;
 use super::heads::{HeadRange, check_split, copy_shared};
 use super::manifest::Manifest;
 
-/// The error of a source that does not state its heads, or other ones than its manifest.
+/// The error of a source whose heads are not stated, or are not those of its manifest.
 fn unknown_heads() -> Invalid {
     Invalid::new("heads of the source", "none", "those of its manifest")
 }
 
-/// The sources of an import that hold other heads than it, and what has arrived from them.
+/// The sources of an import with other heads, and what has arrived from them.
 pub(super) struct Gather {
     form: PackedForm,
     own: HeadRange,

@@ -1,8 +1,8 @@
 //! Ranges of heads in packed blocks: how ranks of one tensor-parallel split feed those of another.
 //!
-//! Each row of a packed block holds the heads of one rank, one after another. A range of heads is
-//! therefore one piece of each row. Eight ranks feed four: a target's block takes the heads of two
-//! sources. Four feed eight: a source's block gives half of its heads to each of two targets.
+//! Each row of a packed block holds the heads of one rank in order, so a range of heads is one
+//! piece of each row. When eight ranks feed four, a target's block takes the heads of two sources.
+//! When four feed eight, a source's block gives half of its heads to each of two targets.
 
 use std::ops::Range;
 
@@ -24,7 +24,6 @@ impl HeadRange {
     /// Creates the range of `count` heads from `first` on, of a model with `total` KV heads.
     ///
     /// # Errors
-    ///
     /// [`Invalid`] if it is empty or exceeds the model.
     pub fn new(first: u32, count: u32, total: u32) -> Result<Self, Invalid> {
         let range = Self { first, count, total };
@@ -34,7 +33,6 @@ impl HeadRange {
     /// Returns the heads of a tensor-parallel rank, counted from 0, of a layout.
     ///
     /// # Errors
-    ///
     /// [`Invalid`] if the layout has no such rank.
     pub fn of_rank(layout: &KvLayout, rank: usize) -> Result<Self, Invalid> {
         let (heads, total, ranks) =
@@ -68,7 +66,6 @@ impl HeadRange {
         Ok(())
     }
 
-    /// The error of a block of `heads` heads that does not hold the range.
     pub(super) fn refused(&self, heads: u32) -> Invalid {
         let got = format_args!("{:?} of {}", self.heads(), self.total);
         Invalid::new("heads", got, format_args!("those of a block of {heads}"))
@@ -91,8 +88,8 @@ pub(super) fn check_split(
     Ok(common)
 }
 
-/// Copies the heads that two packed blocks share from the first into the second. The first one's
-/// form is `form`, apart from its heads, and both have the bytes of their forms.
+/// Copies the heads that two packed blocks share. `form` is that of the first, apart from its
+/// heads.
 pub(super) fn copy_shared(
     form: &PackedForm,
     (from, bytes): (HeadRange, &[u8]),

@@ -6,9 +6,8 @@
 //! transport       ->  Hold: a piece; also its pins, in the source
 //! ```
 //!
-//! Dropping the last of these releases the references. An export or import that is given up
-//! while a transport has a hold leaves the blocks to it: they stay owned, and are reported as
-//! quarantined.
+//! The last of these to be dropped releases the references. If an export or import is aborted
+//! while a transport has a hold, the blocks stay owned, and are reported as quarantined.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -25,43 +24,40 @@ use super::route::End;
 use super::transfers::TransferDirection;
 use super::transport::Hold;
 
-/// The error of a place that is not among those that are transferred.
 pub(super) fn not_transferred(place: u32) -> Invalid {
     Invalid::new("place of a block", place, "one that is transferred")
 }
 
-/// Some blocks of a transfer, in their frames while the hold lives.
+/// Some blocks of a transfer, which stay in their frames while the hold lives.
 pub struct Piece {
-    /// Frames of the blocks in the order in which they were asked for; neighbours are joined.
+    /// Frames of the blocks in the requested order; neighbours are joined.
     pub runs: Vec<Run>,
-    /// Keeps the blocks: no other owner gets the frames, and the bytes stay in them. In an export,
-    /// no thread writes them; in an import, no other thread reads or writes them.
+    /// Keeps the blocks in their frames, which no other thread writes or, in an import, reads.
     pub hold: Hold,
 }
 
-/// Evictable blocks held for copying. Dropping it returns them to their former places, or evicts
-/// them.
+/// Evictable blocks held for copying. A drop returns them to their former places, or evicts them.
 pub(super) struct ColdBlocks {
     end: End,
     pub(super) cold: Vec<ColdBlock>,
 }
 
-/// Numbers of blocks that were evicted, will be evicted first, and stay.
+/// Numbers of blocks that left a cache, will leave it, or stay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Finished {
     /// Blocks evicted from the source's cache.
     pub evicted_blocks: usize,
-    /// Blocks that a batch in flight may see, that are being moved, or that a transport still
-    /// holds: evicted before all others, or when the transport lets go of them.
+    /// Blocks that a batch in flight may see or that are being moved, evicted before all others,
+    /// and blocks that a transport holds, evicted when it drops its hold.
     pub leaving_blocks: usize,
-    /// Blocks that were looked up meanwhile, and stay.
+    /// Blocks that were looked up during the transfer, and stay.
     pub warm_blocks: usize,
 }
 
 impl ColdBlocks {
-    /// Takes up to `wanted` evictable blocks, in eviction order. Of those with the same hash, the
-    /// first one: a cache has the same block twice if two sequences computed it at the same time.
+    /// Takes up to `wanted` evictable blocks, in eviction order, but each hash only once: two
+    /// sequences may have computed the same block at the same time.
     pub(super) fn coldest(end: &End, wanted: usize) -> Result<Self, TransferError> {
         let cold = end.cache()?.take_coldest(end.sequences.blocks(), wanted);
         let mut hashes = HashSet::with_capacity(cold.len());
@@ -72,14 +68,12 @@ impl ColdBlocks {
         Ok(taken)
     }
 
-    /// Returns blocks to their former places.
     fn put_back(&self, cold: &[ColdBlock]) {
         if let Ok(cache) = self.end.cache() {
             cache.put_back(self.end.sequences.blocks(), cold);
         }
     }
 
-    /// Evicts the blocks that were not looked up meanwhile.
     fn give_up(&mut self) -> Finished {
         let cold = std::mem::take(&mut self.cold);
         let Ok(cache) = self.end.cache() else { return Finished::default() };
@@ -96,41 +90,35 @@ impl Drop for ColdBlocks {
     }
 }
 
-/// The references of a transfer.
 pub(super) enum Refs {
     Listed(BlockRefs),
     Cold(ColdBlocks),
     Released,
 }
 
-/// References on the blocks of a transfer.
 pub(super) struct HeldBlocks {
     end: End,
     number: u64,
     /// The block at each place of the manifest; `None` if it is not transferred.
     ids: Vec<Option<BlockId>>,
     refs: Refs,
-    /// The cold blocks are evicted at the end.
+    /// Set when the cold blocks are to be evicted at the end.
     gives_up: OnceLock<()>,
     /// Checksums of what a transport has received, by frame.
     arrived: Mutex<HashMap<FrameId, u64>>,
 }
 
-/// Checksums of frames of a grant, computed while a transport writes their bytes: the import then
-/// need not read them again. Transports may leave it out.
-///
-/// Without a call of [`finish`](Self::finish), the import reads the frames.
+/// Checksums of a grant's frames, computed while a transport writes their bytes. Optional: without
+/// a call of [`finish`](Self::finish), the import reads the frames.
 pub struct Arriving {
     run: Run,
     sums: Vec<Checksum>,
 }
 
 impl Arriving {
-    /// Begins before frames of a grant are written, and voids what was computed of them before;
-    /// `None` for a hold that keeps no blocks of an import.
-    ///
-    /// Every write of a transport that computes checksums begins like this: a write that is given
-    /// up half-way leaves frames whose earlier checksum is wrong.
+    /// Begins before frames of a grant are written, and voids their earlier checksums, which a
+    /// write that is aborted half-way would make wrong: a transport that computes checksums calls
+    /// this before every write. `None` for a hold that keeps no blocks of an import.
     pub fn begin(hold: &Hold, run: Run) -> Option<Self> {
         let mut arrived = hold.downcast_ref::<HeldBlocks>()?.arrived();
         for frame in run.frames() {
@@ -139,11 +127,9 @@ impl Arriving {
         Some(Self { run, sums: Vec::new() })
     }
 
-    /// Adds bytes of the run's `index`th frame that are in its memory now. The bytes of each frame
-    /// are added in the order of its packed form.
+    /// Adds bytes now in memory of the run's `index`th frame, in the order of its packed form.
     ///
     /// # Panics
-    ///
     /// If the run has no such frame.
     pub fn add(&mut self, index: usize, bytes: &[u8]) {
         assert!(index < self.run.len as usize, "frame {index} of a run of {}", self.run.len);
@@ -163,8 +149,7 @@ impl Arriving {
 }
 
 impl End {
-    /// Keeps cached blocks that others are to join, reported as an import, until the result is
-    /// dropped.
+    /// Keeps cached blocks that others will join until the result is dropped; listed as an import.
     pub(crate) fn keep(&self, refs: BlockRefs) -> impl Send + use<> {
         let ids = refs.blocks.iter().copied().map(Some).collect();
         HeldBlocks::new(self, TransferDirection::Import, None, ids, Refs::Listed(refs))
@@ -197,14 +182,13 @@ impl HeldBlocks {
         self.arrived.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the checksum of each of these places of which a transport has received all bytes.
+    /// Takes the checksums of those places whose bytes a transport has received completely.
     pub(super) fn take_arrived(&self, places: &[u32]) -> Vec<Option<u64>> {
         let arrived = std::mem::take(&mut *self.arrived());
         let frame = |&place: &u32| Some(self.end.sequences.blocks().frame((*self.ids.get(place as usize)?)?));
         places.iter().map(|place| arrived.get(&frame(place)?).copied()).collect()
     }
 
-    /// Returns the block at each place.
     pub(super) fn ids(&self) -> &[Option<BlockId>] {
         &self.ids
     }
@@ -236,8 +220,7 @@ impl HeldBlocks {
         Ok(Piece { runs: self.runs_of(&blocks), hold })
     }
 
-    /// Keeps only these places, which are ascending, of cold blocks; the others go back into their
-    /// places in the queue.
+    /// Keeps only these places, ascending, of cold blocks, and returns the others to the queue.
     pub(super) fn retain(&mut self, places: &[u32]) -> Result<(), TransferError> {
         let Refs::Cold(cold) = &mut self.refs else { return Ok(()) };
         if let Some(&place) =
@@ -259,7 +242,6 @@ impl HeldBlocks {
         Ok(())
     }
 
-    /// Takes the references of an import over.
     pub(super) fn take_refs(&mut self) -> BlockRefs {
         self.end.transfers.relist(self.end.sequences.blocks(), self.number, Vec::new());
         match std::mem::replace(&mut self.refs, Refs::Released) {
@@ -310,15 +292,13 @@ impl Drop for HeldBlocks {
     }
 }
 
-/// Keeps source blocks in their frames, also during a panic, until it is dropped.
+/// Keeps source blocks in their frames until it is dropped, also during a panic.
 ///
-/// A pinned block does not move, and the transfer's reference keeps it from being freed. Other
-/// blocks that are freed meanwhile are reusable at once, as if there were no transfer.
-///
-/// A block has few pins ([`BlockWord::PINS_MAX`](crate::block::BlockWord)), and a prefix that many
-/// sequences share may be sent by more transfers than that. For a block without a pin to spare, the
-/// piece is copied under a batch: if the block moves, its old frame keeps the bytes until the batch
-/// ends. Only then are frames held back that other threads free.
+/// A pinned block does not move, and the transfer's reference keeps it from being freed. Frames of
+/// other blocks freed meanwhile can be reused at once. If a block has no pin left
+/// ([`BlockWord::PINS_MAX`](crate::block::BlockWord); many transfers may send a shared prefix), the
+/// piece is copied under a batch: a block that moves keeps its bytes in the old frame until the
+/// batch ends. The batch also holds back all frames that other threads free.
 struct Pinned {
     held: Arc<HeldBlocks>,
     pinned: Vec<BlockHandle>,
@@ -347,15 +327,13 @@ impl Drop for Pinned {
         self.pinned.iter().for_each(|&handle| pool.unpin(handle));
         if let Some(batch) = self.batch.take() {
             pool.end_batch(batch);
-            // As at the end of every batch: frames left by moves, which it may have been the last
-            // to read.
+            // Frames left by moves, which this batch may have been the last to read.
             pool.reclaim_due_retired();
             self.held.end.sequences.batch_ended();
         }
     }
 }
 
-/// Groups consecutive frames into runs, preserving their order.
 fn runs_of(frames: impl Iterator<Item = FrameId>) -> RunList {
     let mut runs = RunList::new();
     frames.for_each(|frame| runs.append(Run { start: frame, len: 1 }));

@@ -32,42 +32,37 @@ use super::manifest::{
 use super::route::End;
 use super::transfers::TransferDirection;
 
-/// Blocks on their way into a pool.
-///
-/// They are reserved and belong to no one else. Dropping the import gives them back, and the id of
-/// its sequence. Blocks that a transport has a [hold](Piece) on stay owned until it drops that.
+/// Blocks reserved in a pool for what arrives. Dropping the import gives them back, and the id of
+/// its sequence. Blocks that a transport [holds](Piece) stay owned until it drops the hold.
 #[must_use = "dropping an import gives its blocks back"]
 pub struct Import {
     held: Arc<HeldBlocks>,
     arriving: Arriving,
-    /// Places whose bytes come from the source.
     missing: Vec<u32>,
-    /// Blocks that were not accepted, because they were computed here before a clear.
+    /// Blocks computed here before a clear.
     stale: usize,
-    /// Of the missing places, the ones that were not found to be right.
+    /// The missing places that were not yet found to be right.
     unverified: BTreeSet<u32>,
     /// Checksum of each place; none between pools of one process, or if the caller verifies.
     checksums: Vec<u64>,
-    /// The caller [states](Self::arrived) which bytes are right.
+    /// Whether the caller [states](Self::arrived) which bytes are right.
     is_stated: bool,
-    /// The heads of several sources, if their split differs.
+    /// For sources whose split of the heads differs.
     gather: Option<Gather>,
 }
 
-/// What the blocks become.
 enum Arriving {
     Sequence(Box<Arrival>),
     Cached(Cached),
     Committed,
 }
 
-/// Cached blocks that arrive.
 struct Cached {
     blocks: Vec<CachedBlock>,
     is_chain: bool,
-    /// Era of the cache in which they are noted; `None` if nothing may be found by their hashes.
+    /// Era in which they are noted; `None` if nothing may be found by their hashes.
     era: Option<u64>,
-    /// The newest call that uncached hashes before the bytes were read.
+    /// The newest uncache call before the bytes were read.
     since: u64,
 }
 
@@ -95,11 +90,6 @@ impl Imported {
 pub(super) type Stored<'a> = &'a dyn Fn(usize, BlockId) -> Option<Box<KvEvent>>;
 
 impl Import {
-    /// Prepares the target of a manifest.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError`]; nothing was reserved.
     pub(crate) fn new(end: &End, manifest: &Manifest) -> Result<Self, TransferError> {
         manifest.check()?;
         let form = PackedForm::of(end.storage.layout());
@@ -108,17 +98,13 @@ impl Import {
     }
 
     /// Prepares the target of a manifest for a pool that holds these heads of the model.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError`]; nothing was reserved.
     pub(crate) fn of_heads(end: &End, manifest: &Manifest, own: HeadRange) -> Result<Self, TransferError> {
         manifest.check()?;
         let form = PackedForm::of(end.storage.layout());
         let mut gather = Gather::new(form, own)?;
         gather.add(manifest)?;
         let mut import = Self::of_form(end, manifest)?;
-        // Its checksums are those of the source's heads.
+        // The manifest's are those of the source's heads.
         import.checksums = Vec::new();
         import.gather = Some(gather);
         Ok(import)
@@ -143,12 +129,7 @@ impl Import {
         Ok(import)
     }
 
-    /// Prepares the target of cached blocks whose bytes the caller verifies: the blocks of a chain
-    /// from its block `first` on.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError`]; nothing was reserved.
+    /// Prepares the target of a chain's cached blocks from `first` on, which the caller verifies.
     pub(crate) fn prefix(end: &End, first: u32, hashes: &[BlockHash]) -> Result<Self, TransferError> {
         end.check_alive()?;
         let depth = |place: u32| first.saturating_add(place);
@@ -169,7 +150,6 @@ impl Import {
         Ok(Self::arriving(end, arrival, refs))
     }
 
-    /// Prepares the target of a sequence that has taken its blocks.
     pub(super) fn arriving(end: &End, arrival: Arrival, refs: BlockRefs) -> Self {
         let id = arrival.id();
         let ids: Vec<_> = refs.blocks.iter().copied().map(Some).collect();
@@ -177,9 +157,9 @@ impl Import {
         Self::reserved(end, Some(id), ids, refs, missing, Arriving::Sequence(Box::new(arrival)))
     }
 
-    /// Prepares the target of cached blocks: of those that are missing here, as many as fit. Leaves
-    /// out those that were computed here before a clear, and what follows them in a chain. Blocks
-    /// that are here from before a clear of their source give way.
+    /// Prepares the target of cached blocks: as many of those missing here as fit. Skips those
+    /// computed here before a clear, and what follows them in a chain. Replaces blocks from before
+    /// a clear of their source.
     pub(super) fn cached(end: &End, cached: &CachedBlocks, era: u64) -> Result<Self, TransferError> {
         let (cache, pool) = (end.cache()?, end.sequences.blocks());
         let mut refs = BlockRefs::new(&end.sequences);
@@ -191,7 +171,7 @@ impl Import {
             if is_stale || stale > 0 && cached.is_chain {
                 continue;
             }
-            // Referenced, so that it stays here while it is given up there.
+            // Referenced, so that it stays here while the source evicts it.
             ids[place] = cache.take(pool, block.hash, era);
             if let Some(id) = ids[place]
                 && cache.has_origins()
@@ -214,7 +194,7 @@ impl Import {
             0 => 0,
             wanted => match refs.allocate_up_to(wanted) {
                 Ok(room) => room,
-                // This pool has lost all its blocks: they must stay there.
+                // This pool has lost all its blocks: the source must keep them.
                 Err(error @ AllocError::DeviceLost { .. }) => return Err(error.into()),
                 Err(_) if present > 0 && !cached.is_chain => 0,
                 Err(error) => return Err(error.into()),
@@ -225,7 +205,7 @@ impl Import {
             ids[place as usize] = Some(id);
         }
         let CachedBlocks { blocks, is_chain } = cached.clone();
-        // What is written from here on was written after the calls so far.
+        // Whatever is written from here on is newer than these calls.
         let arriving =
             Arriving::Cached(Cached { blocks, is_chain, era: Some(era), since: cache.uncached().newest() });
         let mut import = Self::reserved(end, None, ids, refs, missing, arriving);
@@ -248,15 +228,12 @@ impl Import {
     }
 
     /// Returns the places of the manifest whose bytes must be transferred, ascending.
-    ///
-    /// The other accepted ones are cached here.
     pub fn missing(&self) -> &[u32] {
         &self.missing
     }
 
-    /// Returns the places of the manifest that this pool has or reserved a block for, ascending.
-    ///
-    /// All of a sequence; of cached blocks fewer, if there is less room.
+    /// Returns the places of the manifest that this pool has or reserved a block for, ascending:
+    /// all of a sequence, and as many cached blocks as there is room for.
     pub fn accepted(&self) -> Vec<u32> {
         (0..).zip(self.held.ids()).filter(|(_, id)| id.is_some()).map(|(place, _)| place).collect()
     }
@@ -271,20 +248,16 @@ impl Import {
         self.held.ids().iter().flatten().count() - self.missing.len()
     }
 
-    /// Returns the number of cached blocks that were not accepted, because they were computed here
-    /// before the cache was cleared.
+    /// Returns the number of cached blocks rejected because they were computed here before a clear.
     pub fn stale_blocks(&self) -> usize {
         self.stale
     }
 
-    /// States where a missing cached block was computed, as its
-    /// [export](super::export::Export::origins) said; the default is nowhere that is known.
+    /// States the [origins](super::export::Export::origins) of a missing cached block; none so far.
     ///
     /// # Errors
-    ///
-    /// [`TransferError::Stale`] if it was computed here before the cache was cleared: drop the
-    /// import. [`TransferError::Invalid`] for another place, for a sequence, and for origins out of
-    /// order. Nothing changes.
+    /// [`TransferError::Stale`] if it was computed here before a clear: drop the import.
+    /// [`TransferError::Invalid`] for another place, for a sequence, and for origins out of order.
     pub fn set_origins(&mut self, place: u32, origins: &[Origin]) -> Result<(), TransferError> {
         self.check_missing(&[place])?;
         check_origins(origins)?;
@@ -309,16 +282,13 @@ impl Import {
         &self.held.end().storage
     }
 
-    /// Returns the frames of missing blocks, at these places of the manifest, to be written by a
-    /// transport in the packed form of this pool.
-    ///
-    /// They must be [verified](Self::verify), or [stated](Self::arrived) to be right, afterwards,
-    /// again if they were before.
+    /// Returns the frames of the missing blocks at these places of the manifest, for a transport to
+    /// write in the packed form of this pool. Then they must be [verified](Self::verify), or
+    /// [stated](Self::arrived) to be right, even if they were before.
     ///
     /// # Errors
-    ///
-    /// [`TransferError::Invalid`] for a block that is not missing, and if the sources hold other
-    /// heads, so that their bytes must be [written](Self::write) one block at a time.
+    /// [`TransferError::Invalid`] for a block that is not missing, and for sources with other
+    /// heads, whose bytes must be [written](Self::write) block by block.
     pub fn piece(&mut self, places: &[u32]) -> Result<Piece, TransferError> {
         if self.gather.is_some() {
             let got = "blocks whose heads come from several sources";
@@ -326,7 +296,7 @@ impl Import {
         }
         self.check_missing(places)?;
         let piece = self.held.open_piece(places)?;
-        // What writes them next may compute no checksums.
+        // Their next writer may compute no checksums.
         self.held.take_arrived(&[]);
         if !self.checksums.is_empty() || self.is_stated {
             self.unverified.extend(places);
@@ -334,16 +304,13 @@ impl Import {
         Ok(piece)
     }
 
-    /// States that the bytes of a missing block are in its frame, and are those of its hash: the
-    /// caller has verified them by a checksum of its own.
-    ///
-    /// Only for an import of [hashes](crate::Pool::import_prefix); otherwise the manifest's checksums
-    /// decide.
+    /// States that the caller has verified, by a checksum of its own, that the bytes of a missing
+    /// block are in its frame and belong to its hash. Only for an import of
+    /// [hashes](crate::Pool::import_prefix).
     ///
     /// # Errors
-    ///
     /// [`TransferError::InTransfer`] while a transport has a hold; [`TransferError::Invalid`] for a
-    /// block that is not missing, or if there is a manifest. Nothing changes.
+    /// block that is not missing, or if there is a manifest.
     pub fn arrived(&mut self, place: u32) -> Result<(), TransferError> {
         if !self.is_stated {
             return Err(
@@ -366,9 +333,8 @@ impl Import {
     /// Adds a further source of the same sequence, which holds other heads of it.
     ///
     /// # Errors
-    ///
-    /// [`TransferError::Invalid`] if it is not the same sequence, or its heads do not fit, or this
-    /// import was not [prepared](crate::Pool::import_heads) for several sources; nothing changes.
+    /// [`TransferError::Invalid`] for another sequence, for heads that do not fit, and if this
+    /// import was not [prepared](crate::Pool::import_heads) for several sources.
     pub fn add_source(&mut self, manifest: &Manifest) -> Result<(), TransferError> {
         manifest.check()?;
         match &mut self.gather {
@@ -385,16 +351,13 @@ impl Import {
         }
     }
 
-    /// Writes the packed bytes of a missing block, and verifies them.
-    ///
-    /// With several sources, `from` are the heads of the manifest that the bytes belong to; the
-    /// block is complete once all of its heads were written.
+    /// Writes the packed bytes of a missing block, and verifies them. With several sources, `from`
+    /// are the heads of the manifest with these bytes; all heads complete the block.
     ///
     /// # Errors
-    ///
-    /// [`TransferError::Invalid`] for another block, a wrong number of bytes or unknown heads,
-    /// [`TransferError::InTransfer`], [`TransferError::Checksum`], [`TransferError::Storage`]; the block
-    /// is still missing.
+    /// The block is still missing: [`TransferError::Invalid`] for another block, a wrong number of
+    /// bytes or unknown heads, [`TransferError::InTransfer`], [`TransferError::Checksum`],
+    /// [`TransferError::Storage`].
     pub fn write(&mut self, place: u32, from: Option<HeadRange>, bytes: &[u8]) -> Result<(), TransferError> {
         self.check_missing(&[place])?;
         let runs = self.held.open_piece(&[place])?.runs;
@@ -426,13 +389,10 @@ impl Import {
         Ok(())
     }
 
-    /// Returns the places that have not arrived, or whose bytes do not have the manifest's
-    /// checksum: they must be transferred again.
-    ///
-    /// Reads the bytes of all blocks that were not verified before.
+    /// Returns the places to be transferred again: they have not arrived, or do not match the
+    /// manifest's checksum. Reads the bytes of all blocks not verified before.
     ///
     /// # Errors
-    ///
     /// [`TransferError::InTransfer`] while a transport has a hold, [`TransferError::Storage`].
     pub fn verify(&mut self) -> Result<Vec<u32>, TransferError> {
         self.held.exclusive()?;
@@ -460,10 +420,8 @@ impl Import {
         Ok(())
     }
 
-    /// Gives up what is known of the tokens: the blocks are not found by their hashes here, unless
-    /// they were found before.
-    ///
-    /// For a source whose cache was [cleared](super::export::Export::is_current) meanwhile.
+    /// Drops the hashes of the tokens, by which blocks are then no longer found unless they were
+    /// before: the source's cache was [cleared](super::export::Export::is_current) meanwhile.
     pub fn forget(&mut self) {
         match &mut self.arriving {
             Arriving::Sequence(arrival) => arrival.forget(),
@@ -475,10 +433,8 @@ impl Import {
     /// Completes the transfer: the sequence is open in this pool, or the blocks are in its cache.
     ///
     /// # Errors
-    ///
-    /// [`ImportError`], which contains the unchanged import: [`TransferError::InTransfer`] while a
-    /// transport has a hold, [`TransferError::Incomplete`] if blocks were not
-    /// [verified](Self::verify).
+    /// [`TransferError::InTransfer`] while a transport has a hold, [`TransferError::Incomplete`]
+    /// before blocks were [verified](Self::verify); with the unchanged import.
     pub fn commit(mut self) -> Result<Imported, ImportError> {
         match self.commit_as(&|_, _| None) {
             Ok((imported, _)) => Ok(imported),
@@ -512,7 +468,7 @@ impl Import {
         }
     }
 
-    /// Makes the blocks that arrived findable.
+    /// Makes the arrived blocks findable.
     fn register(&self, cached: &Cached, end: &End, stored: Stored<'_>) -> Result<(), TransferError> {
         let (cache, pool): (_, &Blocks) = (end.cache()?, end.sequences.blocks());
         let Some(era) = cached.era else { return Ok(()) };
@@ -527,7 +483,7 @@ impl Import {
             }
             let mark = last.as_ref().map_or(0, |(_, provenance)| provenance.mark);
             cache.note(id, *hash, era, *depth, mark);
-            // Of bytes in the form of this pool: cached blocks come from one source.
+            // In the form of this pool: cached blocks come from one source.
             if let Some(&sum) = self.checksums.get(place) {
                 cache.note_sum(id, sum);
             }

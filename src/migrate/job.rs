@@ -5,27 +5,18 @@ use futures_channel::oneshot;
 use crate::error::TransferError;
 use crate::sync::{caught, runtime};
 
-/// Returns whether the job's future was dropped.
 pub(super) type IsAbandoned<'a> = &'a dyn Fn() -> bool;
 
-/// Runs blocking work.
-///
-/// On a tokio runtime it runs on a thread for blocking work, unless it `is_short`; elsewhere in the
-/// polling thread. If the future is dropped, the work's state and its result are dropped where the
-/// work ends.
-///
-/// # Errors
-///
-/// The error of the work; [`TransferError::Dropped`] if it panicked, or the runtime stopped before
-/// it began.
+/// Runs blocking work: on a thread for it in a tokio runtime, unless it `is_short`; elsewhere in
+/// the polling thread. If the future is dropped, the work's state and result are dropped where it
+/// ends. Fails with [`TransferError::Dropped`] if the work panicked or the runtime stopped first.
 pub(super) async fn run<T: Send + 'static>(
     is_short: bool,
     work: impl FnOnce(IsAbandoned<'_>) -> Result<T, TransferError> + Send + 'static,
 ) -> Result<T, TransferError> {
     let (tell, told) = oneshot::channel();
     let job = move || {
-        // The storage may be a user's implementation and panic. Unwinding releases what the work
-        // held.
+        // A user's storage may panic. Unwinding releases what the work held.
         let outcome = caught(|| work(&|| tell.is_canceled()));
         // If the receiver is gone, the result is dropped here.
         let _ = outcome.map(|outcome| tell.send(outcome));

@@ -1,9 +1,7 @@
-//! The manifest of a transfer: everything about the blocks that the target must know before their
-//! bytes arrive.
+//! The manifest of a transfer: what the target must know of the blocks before their bytes arrive.
 //!
-//! A manifest may come from a peer. [`Manifest::check`] finds every contradiction in it before
-//! anything is allocated for it. Checksums are XXH3-64 of packed blocks; they protect against
-//! faults of the transfer, not against the peer.
+//! [`Manifest::check`] finds every contradiction in a peer's manifest before anything is allocated
+//! for it. Checksums are XXH3-64 of packed blocks: they detect faults, not attacks by the peer.
 
 use crate::config::FRAME_BITS;
 use crate::error::Invalid;
@@ -17,16 +15,13 @@ use super::heads::HeadRange;
 /// Version of the manifests that this library writes and reads.
 const VERSION: u32 = 2;
 
-/// Greatest number of blocks before a cached one in its chain: no list is longer than a pool.
+/// Maximum number of blocks before a cached one in its chain: no list is longer than a pool.
 const DEPTH_MAX: u32 = (1 << FRAME_BITS) - 1;
 
-/// Greatest number of extra keys of a sequence: the hash of a block takes time for each that
-/// touches it.
+/// Maximum number of extra keys of a sequence, each of which adds to the time to hash its blocks.
 const EXTRA_KEYS_MAX: u32 = 4096;
 
-/// Description of the blocks of a transfer: a sequence, or cached blocks.
-///
-/// With the feature `serde` it can be sent to another process.
+/// The blocks of a transfer, which can be sent to another process with the feature `serde`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Manifest {
@@ -38,7 +33,6 @@ pub struct Manifest {
     checksums: Vec<u64>,
 }
 
-/// What is transferred.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) enum Contents {
@@ -51,8 +45,7 @@ pub(super) enum Contents {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct CachedBlocks {
     pub(super) blocks: Vec<CachedBlock>,
-    /// Whether they are a chain from its beginning on, whose end is evicted first; otherwise they
-    /// are in eviction order.
+    /// Whether they are a chain, whose end is evicted first; otherwise they are in eviction order.
     pub(super) is_chain: bool,
 }
 
@@ -77,10 +70,6 @@ impl Manifest {
     }
 
     /// Checks that the manifest does not contradict itself, and that a pool could hold its blocks.
-    ///
-    /// # Errors
-    ///
-    /// [`Invalid`], which names the first contradiction.
     pub fn check(&self) -> Result<(), Invalid> {
         if self.version != VERSION {
             return Err(Invalid::new("version of the manifest", self.version, VERSION));
@@ -129,7 +118,7 @@ impl Manifest {
         if known.is_cut { Ok(()) } else { exactly("announced tokens", announced.min(want), want) }
     }
 
-    /// Checks that the hashes are those of the tokens, if it has them and the pool hashes alike.
+    /// Checks the hashes against the tokens, if there are tokens and the pool hashes alike.
     pub(super) fn check_hashes(&self, hasher: &PrefixHasher) -> Result<(), Invalid> {
         let Contents::Sequence(Outline { known: Some(known), .. }) = &self.contents else { return Ok(()) };
         if known.is_stale {
@@ -155,7 +144,7 @@ impl Manifest {
             let mut contents = contents.clone();
             if let Contents::Sequence(Outline { known: Some(known), .. }) = &mut contents {
                 known.keep_left_ms = None;
-                // Each source has a cache of its own; the target joins them.
+                // Each source has its own cache; the target joins the origins.
                 (known.is_stale, known.origins) = (false, Vec::new());
             }
             contents
@@ -194,8 +183,7 @@ impl Manifest {
         }
     }
 
-    /// Returns the packed bytes of all blocks; `u64::MAX` if a manifest that was not checked states
-    /// more.
+    /// Returns the packed bytes of all blocks; `u64::MAX` if an unchecked manifest overflows.
     pub fn bytes(&self) -> u64 {
         (self.blocks() as u64).saturating_mul(self.form.packed_bytes() as u64)
     }
@@ -205,8 +193,7 @@ impl Manifest {
         &self.form
     }
 
-    /// Returns the [fingerprint](PrefixHasher::fingerprint) of the source's hashing, in a pool
-    /// with a prefix cache.
+    /// Returns the hashing's [fingerprint](PrefixHasher::fingerprint), if there is a prefix cache.
     pub(super) fn hashing(&self) -> Option<[u8; 16]> {
         self.hashing
     }
@@ -240,7 +227,6 @@ fn exactly(what: &'static str, got: u64, want: u64) -> Result<(), Invalid> {
     Err(Invalid::new(what, got, format_args!("{want}, by the other fields of the manifest")))
 }
 
-/// Checks that origins are a set, in order.
 pub(super) fn check_origins(origins: &[Origin]) -> Result<(), Invalid> {
     at_most("origins", origins.len() as u64, ORIGINS_MAX as u32)?;
     match (0..).zip(origins.windows(2)).find(|(_, pair)| pair[0].cache >= pair[1].cache) {
@@ -249,7 +235,6 @@ pub(super) fn check_origins(origins: &[Origin]) -> Result<(), Invalid> {
     }
 }
 
-/// Checks that no hash is repeated.
 pub(super) fn check_distinct(blocks: &[CachedBlock]) -> Result<(), Invalid> {
     let mut seen = std::collections::HashMap::new();
     for (second, block) in (0..).zip(blocks) {
@@ -261,7 +246,6 @@ pub(super) fn check_distinct(blocks: &[CachedBlock]) -> Result<(), Invalid> {
     Ok(())
 }
 
-/// Returns the error of forms that differ, for pools that do not split heads.
 pub(super) fn check_same_form(from: &PackedForm, to: &PackedForm) -> Result<(), Invalid> {
     if from.heads() != to.heads() {
         return Err(other_form("heads", from.heads(), to.heads()));

@@ -1,12 +1,10 @@
 //! Migration: transfer of blocks to another pool, on the host or on another device, and back.
 //!
-//! A sequence is copied ([`SequenceCopy`]; to move it, the source is closed afterwards), cached
-//! blocks that would be evicted soon move to another pool's cache ([`offload`]), and those of a
-//! prompt are copied back from there ([`bring_back`]).
-//!
-//! Each runs over the same halves: an [`Export`] in the source, an [`Import`] in the target, and a
-//! copy in between: within the process one call of the target's storage, between nodes a
-//! [`transport`], for which a [`Manifest`] says in advance what comes.
+//! A sequence is copied ([`SequenceCopy`]; a move then closes the source), cached blocks that would
+//! be evicted soon move to another pool's cache ([`offload`]), and those of a prompt are copied
+//! back from there ([`bring_back`]). Each consists of an [`Export`] in the source, an [`Import`] in
+//! the target, and a copy in between: within the process one call of the target's storage, between
+//! nodes a [`transport`], preceded by a [`Manifest`] of the blocks.
 //!
 //! # Protocol
 //!
@@ -27,26 +25,24 @@
 //! | export and import | a reference on each source block; fresh blocks and the id in the target | the same | - |
 //! | the copy or transport | - | a [hold](transport::Hold) on each piece: the same references, and the pins of the source's blocks | - |
 //!
-//! The last of export, import and holds to be dropped releases the references. A transfer can
-//! therefore be given up at any time. Blocks whose bytes a transport may still read or write stay
-//! owned, and are reported as quarantined.
+//! The last of export, import and holds to be dropped releases the references, so a transfer can be
+//! aborted at any time. Blocks whose bytes a transport may still read or write stay owned, and are
+//! reported as quarantined.
 //!
-//! Within the process the transfer runs as a job, which owns export and import: on a tokio runtime in
-//! a thread for blocking work, elsewhere, or for a short copy of a sequence, in the polling thread.
-//! When the future is dropped, the job stops after the current piece; an offload, which its job
-//! commits, stops early or completes.
+//! Within the process a job owns export and import: on a tokio runtime in a thread for blocking
+//! work; elsewhere, or for a short copy of a sequence, in the polling thread. When the future is
+//! dropped, the job stops after the current piece; an offload, which it commits, stops early or
+//! completes.
 //!
 //! # Why the source is not written meanwhile
 //!
-//! - The transfer holds a reference on each source block. Blocks of a cache are sealed. Blocks of a
-//!   sequence are sealed, or were last written by a batch that has ended; with a second reference
-//!   on them, the next write goes to a copy.
-//! - Compaction does not move a block that is pinned: a piece pins its blocks, and looks up the frames
-//!   afterwards. It holds no batch, which would hold back every frame that is freed in the source
-//!   meanwhile; unless a block has all its pins already. Then a batch begins before the frames are
-//!   looked up: the frame that a move leaves is not reused until that batch has ended.
-//! - A destination block is fresh, unknown to other threads, and not sealed: it is neither evicted
-//!   nor moved.
+//! - The transfer holds a reference on each source block. Blocks of a cache are sealed; those of a
+//!   sequence are sealed, or their writers have ended and the second reference makes the next write
+//!   go to a copy.
+//! - Compaction does not move pinned blocks: a piece pins its blocks, then looks up the frames. If
+//!   a block has no pin left, a batch instead keeps the bytes in its old frame.
+//! - A destination block is fresh, unknown to other threads, and not sealed: nothing moves or
+//!   evicts it.
 //!
 //! # Invariants
 //!
@@ -58,25 +54,22 @@
 //!
 //! # Eras
 //!
-//! A cache that was cleared must not find what was computed before. So blocks and sequences travel
-//! with their [origins](crate::prefix::Origin): the caches in which they were computed, with the
-//! eras. An import takes up nothing with an earlier era of its own cache among them, and shares no
-//! cached block of another era of a cache than the sequence that arrives. The tokens of a sequence
-//! stay known; its hashes are given up.
+//! A cache that was cleared must not find what was computed before. So blocks and sequences carry
+//! their [origins](crate::prefix::Origin): the caches and eras in which they were computed. An
+//! import accepts nothing with an origin in an earlier era of its own cache, and shares no cached
+//! block of another era of a cache than the arriving sequence. The tokens of a sequence stay known;
+//! its hashes are dropped.
 //!
 //! | cleared | between | effect |
 //! |---|---|---|
 //! | the source | export and commit | the import [forgets](Import::forget) the hashes: the export [asks](Export::is_current) just before the commit |
-//! | the source | that question and the end of the commit | found in the target, as if the copy had come before the clear; refused if it comes back |
+//! | the source | that question and the end of the commit | found in the target, as if the copy had come before the clear; rejected if it comes back |
 //! | the target | the first step and the end of the commit | noted in the earlier era, and not found |
 //!
-//! # Files
-//!
-//! `transport` the trait for bytes between nodes · `form`, `heads` packed blocks, and parts of them
-//! · `manifest` · `checksum` · `transfers` the transfers of a pool · `route` the two pools and
-//! their common requirements · `held` references and pins · `export`, `gather`, `import` the halves
-//! · `carry` from one to the other within the process · `job` the thread of a transfer, and dropped
-//! futures · `sequence` and `cached` the operations · `remote` other nodes · `report` results
+//! Other files: `form` and `heads` (packed blocks, and parts of them), `checksum`, `transfers` (of
+//! a pool), `route` (the two pools, and what they must share), `held` (references and pins),
+//! `gather` (imports from several sources), `carry` (the copy within the process), `job` (its
+//! thread), `remote` (other nodes), `report` (results).
 
 mod cached;
 mod carry;

@@ -24,26 +24,22 @@ pub trait Remotes: Send + Sync {
 pub trait Remote: Send + Sync {
     /// Transfers an export to the node, and finishes it when the node has committed.
     ///
-    /// The future may be dropped: the transfer then either completes or is cancelled, and the
-    /// export's sequence is closed in both cases. A transfer of which it is not known whether the
-    /// node has committed keeps its export, and does not complete until that is known.
+    /// If the future is dropped, the transfer either completes or is cancelled; the export's
+    /// sequence is closed in both cases. If it is unknown whether the node has committed, the
+    /// transfer keeps its export, and does not complete until that is known.
     fn send(&self, export: Export) -> RemoteFuture<Result<Sent, SendError>>;
 
-    /// Copies the cached blocks with these hashes, which are those of a chain from its block `first`
-    /// on, from the node into the pool's cache, up to the first one that the node has not.
+    /// Copies the cached blocks with these hashes, of a chain from its block `first` on, from the
+    /// node into the pool's cache, up to the first one that the node lacks.
     ///
     /// # Errors
-    ///
     /// [`TransferError`]; no block was copied.
     fn fetch(&self, first: u32, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Carried, TransferError>>;
 
-    /// Asks for each hash whether the node has a block cached for it, as part of a chain or not.
-    ///
-    /// The answer is for that moment. It may be lost while the link lives: the caller bounds the time,
-    /// and drops the future.
+    /// Asks for each hash whether the node has cached a block for it, as part of a chain or not, at
+    /// that moment. The answer may be lost while the link lives: the caller bounds the time.
     ///
     /// # Errors
-    ///
     /// [`TransferError`]; nothing is known of any hash.
     fn cached(&self, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Vec<bool>, TransferError>>;
 }
@@ -72,7 +68,6 @@ impl Sent {
 pub struct SendError {
     /// The cause.
     pub error: TransferError,
-    /// The export. The node has not committed it, and will not, except if the cause is
-    /// [`TransferError::InDoubt`].
+    /// Not committed by the node, now or later, unless the cause is [`TransferError::InDoubt`].
     pub export: Box<Export>,
 }

@@ -15,8 +15,7 @@ pub struct Carried {
     pub blocks: usize,
     /// Their packed bytes.
     pub bytes: u64,
-    /// Runs of consecutive frames, in the source or in the target, whichever has more: a device
-    /// copies one run at a time.
+    /// Runs of consecutive frames, in the end that has more: a device copies run by run.
     pub runs: usize,
     /// Duration of the whole operation.
     pub took: Duration,
@@ -29,7 +28,7 @@ pub struct Carried {
 pub struct MigrationReport {
     /// Number of its tokens.
     pub tokens: usize,
-    /// Blocks that were cached in the target, and are shared there instead of being copied.
+    /// Blocks that were cached in the target, and are shared instead of copied.
     pub shared_blocks: usize,
     /// Copied blocks.
     pub carried: Carried,
@@ -46,20 +45,17 @@ pub struct OffloadReport {
     pub present_blocks: usize,
     /// Blocks evicted here.
     pub evicted_blocks: usize,
-    /// Blocks that a batch in flight may see, or that are being moved: evicted before all others
-    /// when frames are needed.
+    /// Blocks that a batch in flight may see, or that are being moved: evicted before all others.
     pub leaving_blocks: usize,
-    /// Blocks that were looked up meanwhile, and stay.
+    /// Blocks that were looked up during the transfer, and stay.
     pub warm_blocks: usize,
-    /// Blocks that are not found there: they stay, because they were computed there before that
-    /// cache was cleared, or were copied while this cache was cleared.
+    /// Blocks that stay: computed there before a clear, or copied while this cache was cleared.
     pub stale_blocks: usize,
     /// Copied blocks.
     pub carried: Carried,
 }
 
 impl OffloadReport {
-    /// Creates the report of copied blocks, from the result of finishing their export.
     pub(crate) fn new(carried: Carried, present_blocks: usize, finished: Finished) -> Self {
         let Finished { evicted_blocks, leaving_blocks, warm_blocks } = finished;
         Self { present_blocks, evicted_blocks, leaving_blocks, warm_blocks, stale_blocks: 0, carried }
@@ -73,24 +69,21 @@ impl OffloadReport {
 pub struct BringBackReport {
     /// Leading full blocks of the prompt that are now cached here.
     pub cached_blocks: usize,
-    /// Blocks that are not found here, because they were computed before a cache was cleared: here
-    /// in an earlier era, or there while they were copied.
+    /// Blocks not found here: computed here before a clear, or copied while the other was cleared.
     pub stale_blocks: usize,
     /// Copied blocks.
     pub carried: Carried,
 }
 
-/// Counts of transfers between pools since the pool was built.
-///
-/// A transfer counts in the pool whose method began it, when it ends. One whose future was dropped
-/// does not count.
+/// Counts of transfers between pools since the pool was built. A transfer counts when it ends, in
+/// the pool whose method began it, unless its future was dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct MigrationCounts {
-    /// Sequences that were moved to another pool, except for those that were swapped and resumed.
+    /// Sequences moved to another pool, except for those that were swapped and resumed.
     pub migrated: u64,
-    /// Sequences that were copied to another pool.
+    /// Sequences copied to another pool.
     pub replicated: u64,
     /// Sequences that a [preemption](crate::Pool::preempt) swapped to another pool.
     #[cfg_attr(feature = "serde", serde(default))]
@@ -104,10 +97,10 @@ pub struct MigrationCounts {
     pub brought_back: u64,
     /// Transfers that ended with an error after they had begun.
     pub failed: u64,
-    /// Transfers that were refused before anything was copied, for example for a lack of room.
+    /// Transfers refused before anything was copied, for example for lack of room.
     #[cfg_attr(feature = "serde", serde(default))]
     pub refused: u64,
-    /// Cached blocks that were not taken up, because they were computed before a cache was cleared.
+    /// Cached blocks rejected because they were computed before a cache was cleared.
     #[cfg_attr(feature = "serde", serde(default))]
     pub stale_blocks: u64,
     /// Copied blocks.
@@ -116,12 +109,10 @@ pub struct MigrationCounts {
     pub bytes: u64,
 }
 
-/// Returns the counter of a kind of transfer.
 pub(crate) type Kind = fn(&mut MigrationCounts) -> &mut u64;
 
 impl MigrationCounts {
-    /// Counts the end of a transfer: what it carried, and its stale blocks. `kind` returns the
-    /// counter of its kind.
+    /// Counts the end of a transfer: what it carried, and its stale blocks.
     pub(crate) fn ended(&mut self, outcome: Result<(&Carried, usize), &TransferError>, kind: Kind) {
         match outcome {
             Ok((carried, stale_blocks)) => {

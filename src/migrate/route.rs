@@ -19,9 +19,7 @@ pub(crate) struct End {
 }
 
 impl End {
-    /// # Errors
-    ///
-    /// [`TransferError::NoStorage`].
+    /// Fails with [`TransferError::NoStorage`].
     pub(crate) fn new(sequences: &Sequences, transfers: &Transfers) -> Result<Self, TransferError> {
         let pool = sequences.blocks().tag();
         let storage = sequences.storage().ok_or(TransferError::NoStorage { pool })?.clone();
@@ -33,17 +31,12 @@ impl End {
         self.sequences.cache().ok_or(TransferError::NoCache { pool })
     }
 
-    /// Returns the era in which blocks that arrive from now on are noted; 0 without a cache.
+    /// Returns the era in which arriving blocks are noted from now on; 0 without a cache.
     pub(super) fn era(&self) -> u64 {
         self.sequences.cache().map_or(0, |cache| cache.era())
     }
 
-    /// Checks that blocks can arrive: even if nothing is to be copied, the cached blocks of a lost
-    /// device are lost.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::DeviceLost`].
+    /// Checks that blocks can arrive, even if none will: a lost device has no cached blocks.
     pub(super) fn check_alive(&self) -> Result<(), TransferError> {
         if self.sequences.blocks().is_lost() {
             return Err(AllocError::DeviceLost { device: self.storage.device() }.into());
@@ -51,7 +44,7 @@ impl End {
         Ok(())
     }
 
-    /// Marks the pool of a lost device, so that it hands out no blocks any more.
+    /// Poisons the pool of a lost device.
     pub(super) fn note_loss(&self, error: &StorageError) {
         let (StorageError::DeviceLost { device, .. } | StorageError::LostWhileCopying { device, .. }) = error
         else {
@@ -71,12 +64,7 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    /// Creates the route from one pool to another.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::Invalid`] for one and the same pool, [`StorageError::OtherForm`];
-    /// [`AllocError::DeviceLost`] of the target's device.
+    /// Fails for one and the same pool, different forms, and a lost target device.
     pub(crate) fn new(from: End, to: End) -> Result<Self, TransferError> {
         if from.sequences.same(&to.sequences) {
             let got = format_args!("{}, the source", from.sequences.blocks().tag());
@@ -88,10 +76,6 @@ impl Route {
     }
 
     /// Checks that the pools find each other's cached blocks.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::NoCache`]; [`TransferError::Invalid`] if they hash differently.
     pub(super) fn check_caches(&self) -> Result<(), TransferError> {
         if self.from.cache()?.hasher().agrees_with(self.to.cache()?.hasher()) {
             return Ok(());
@@ -99,17 +83,15 @@ impl Route {
         Err(other_hashing().into())
     }
 
-    /// Returns the packed bytes of a block.
     pub(super) fn block_bytes(&self) -> usize {
         self.from.storage.layout().packed_bytes()
     }
 
-    /// Returns whether both ends are in host memory.
     pub(super) fn is_on_host(&self) -> bool {
         [&self.from, &self.to].iter().all(|end| end.storage.device() == DeviceId::Host)
     }
 
-    /// Marks the pools of a lost device, so that they hand out no blocks any more.
+    /// Poisons the pools of lost devices.
     pub(super) fn note_loss(&self, error: &StorageError) {
         [&self.from, &self.to].into_iter().for_each(|end| end.note_loss(error));
     }

@@ -19,33 +19,28 @@ const COPIED_AT_ONCE: usize = 256 << 10;
 /// A sequence on its way to another pool: its id is open there, and its blocks here are held.
 ///
 /// ```text
-/// begin -> take_now, or take_in_turn in each turn of the line -> copy
+/// begin -> take_now, or take_in_turn in each turn of the queue -> copy
 /// ```
 ///
-/// The source is only read. Dropping the copy at any time undoes it.
+/// Only reads the source. Dropping the copy undoes it.
 pub(crate) struct SequenceCopy {
     began: Instant,
     tokens: usize,
     route: Route,
     export: Export,
     arrival: Arrival,
-    /// Its blocks in the target.
     refs: BlockRefs,
 }
 
 impl SequenceCopy {
-    /// Opens the copy. It has the same id, tokens, committed length and priority.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError`], without effect.
+    /// Opens the copy, with the same id, tokens, committed length and priority.
     pub(crate) fn begin(
         route: Route,
         sequence: &Sequence,
         room: ResumeOptions,
     ) -> Result<Self, TransferError> {
         let began = Instant::now();
-        // Read before the source's: what is cleared here first, and then there, is not found there.
+        // Before the source's: what is cleared here first, and then there, is not found there.
         let era = route.to.era();
         let export = Export::copy_of(&route.from, sequence)?;
         let arrival = Arrival::open(export.outline_for(&route.to), &route.to.sequences, era, room)?;
@@ -53,36 +48,24 @@ impl SequenceCopy {
         Ok(Self { began, tokens: sequence.len(), route, export, arrival, refs })
     }
 
-    /// Returns the request for all of its blocks.
     pub(crate) fn request(&self) -> AllocRequest {
         self.arrival.request(0)
     }
 
-    /// Takes its blocks in the target, without waiting. Those cached there are shared. `is_first`:
-    /// only if no request of its priority waits.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`]; another attempt is possible.
+    /// Takes its blocks in the target, cached or fresh, without waiting. `is_first`: only if no
+    /// request of its priority waits.
     pub(crate) fn take_now(&mut self, is_first: bool) -> Result<(), AllocError> {
         self.refs = self.arrival.take_now(is_first)?;
         Ok(())
     }
 
-    /// Takes its blocks in the turn of a place in the queue.
     pub(crate) fn take_in_turn(&mut self, place: &mut Waiting<'_>) -> Result<(), AllocError> {
         self.refs = self.arrival.take_in_turn(place)?;
         Ok(())
     }
 
-    /// Copies the bytes, after its blocks were taken, and completes the sequence.
-    ///
-    /// Blocks that can be found in the source's cache can afterwards be found in the target's. The
-    /// future may be dropped at any time, without effect.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError`], without effect.
+    /// Copies the bytes, and completes the sequence: blocks found in the source's cache can then be
+    /// found in the target's. If the future is dropped or fails, there is no effect.
     pub(crate) async fn copy(self) -> Result<(Sequence, MigrationReport), TransferError> {
         let Self { began, tokens, route, export, arrival, refs } = self;
         let mut import = Import::arriving(&route.to, arrival, refs);
@@ -93,8 +76,7 @@ impl SequenceCopy {
             Ok((export, import, carried))
         });
         let (export, mut import, mut carried) = done.await?;
-        // No await from here to the end: either the caller receives the new sequence, or nothing
-        // has happened.
+        // No await from here on: the caller receives the new sequence, or nothing has happened.
         forget_cleared(&export, &mut import);
         let Imported::Sequence(arrived) = import.commit_as(&|_, _| None)?.0 else {
             unreachable!("of the outline of a sequence")

@@ -28,8 +28,7 @@ pub struct TransferOwner {
     pub sequence: Option<SequenceId>,
     /// Its blocks, in the order of the manifest.
     pub blocks: Vec<BlockId>,
-    /// Whether only a transport holds the blocks: the transfer was given up, and its bytes may
-    /// still be read or written.
+    /// Whether the transfer was aborted while a transport may still read or write its bytes.
     pub quarantined: bool,
     /// Time since the blocks were taken.
     pub held_for: Duration,
@@ -38,9 +37,8 @@ pub struct TransferOwner {
 /// Numbers of blocks under transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct TransferCounts {
-    /// Blocks of transfers that go on.
+    /// Blocks of transfers that continue.
     pub(crate) in_transfer: usize,
-    /// Blocks that only transports hold.
     pub(crate) quarantined: usize,
 }
 
@@ -77,16 +75,15 @@ impl Transfers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the list, and tells the pool how many blocks are in transfer.
+    /// Changes the list, and reports the number of blocks in transfer to the pool.
     fn change<T>(&self, pool: &Blocks, change: impl FnOnce(&mut Open) -> T) -> T {
         let mut open = self.open();
         let changed = change(&mut open);
-        // Under the lock, so that the last change is told last.
+        // Under the lock, so that the last change is reported last.
         pool.set_in_transfer(open.counts().in_transfer);
         changed
     }
 
-    /// Lists a transfer of a pool, and returns its number.
     pub(super) fn list(
         &self,
         pool: &Blocks,
@@ -117,13 +114,11 @@ impl Transfers {
         self.change(pool, |open| open.entries.get_mut(&number).map(|entry| entry.owner.quarantined = true));
     }
 
-    /// Returns the transfers, oldest first.
     pub(crate) fn owners(&self) -> Vec<TransferOwner> {
         let owner = |entry: &Entry| TransferOwner { held_for: entry.since.elapsed(), ..entry.owner.clone() };
         self.open().entries.values().map(owner).collect()
     }
 
-    /// Returns the numbers of blocks under transfer.
     pub(crate) fn counts(&self) -> TransferCounts {
         self.open().counts()
     }

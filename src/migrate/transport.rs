@@ -1,8 +1,7 @@
 //! How bytes of blocks get from the frames of one pool into those of another process's.
 //!
-//! A [`Transport`] writes frames of this process into frames of a peer: over a socket, or by remote
-//! direct memory access. It knows frames and runs of frames,
-//! but neither blocks nor sequences.
+//! A [`Transport`] writes frames of this process into frames of a peer, over a socket or by remote
+//! direct memory access. It knows frames and runs of frames, but neither blocks nor sequences.
 //!
 //! # One transfer
 //!
@@ -66,10 +65,7 @@ pub struct TransferId(pub u64);
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Tag(pub u64);
 
-/// A transfer to be submitted, from local frames to frames of the peer.
-///
-/// Both lists of runs have the same number of frames; the first local frame corresponds to the
-/// first remote one, and so on.
+/// A transfer to be submitted, from local frames to as many of the peer, in order.
 pub struct Submission {
     /// The registered storage whose frames `local` are.
     pub region: RegionId,
@@ -105,7 +101,7 @@ pub struct Grant {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum SourceState {
-    /// The source said that each of its transfers into the grant is done or failed.
+    /// The source reported that each of its transfers into the grant is done or failed.
     Over,
     /// A transfer may be in flight.
     Unknown,
@@ -125,10 +121,9 @@ pub enum TransferState {
     Quarantined(TransportError),
 }
 
-/// Writes frames of this process into frames of peers.
-///
-/// No method blocks, except as it says: the bytes move on threads or tasks of the transport, by the
-/// hardware, or in [`submit`](Self::submit). Every transfer ends or becomes quarantined by a deadline of the transport.
+/// Writes frames of this process into frames of peers. Methods do not block unless documented:
+/// threads or tasks of the transport, the hardware, or [`submit`](Self::submit) move the bytes.
+/// Every transfer ends or becomes quarantined by a deadline of the transport.
 pub trait Transport: Send + Sync {
     /// Returns a short name for reports: `tcp`, `nixl`.
     fn name(&self) -> &'static str;
@@ -148,7 +143,7 @@ pub trait Transport: Send + Sync {
     /// [`TransportError::Metadata`], [`TransportError::PeerGone`].
     fn add_peer(&self, metadata: &[u8]) -> Result<PeerId, TransportError>;
 
-    /// Forgets a peer: its transfers in flight fail, or are quarantined.
+    /// Removes a peer: its transfers in flight fail, or are quarantined.
     fn remove_peer(&self, peer: PeerId);
 
     /// Permits a peer to write frames, until the grant is revoked.
@@ -162,12 +157,11 @@ pub trait Transport: Send + Sync {
 
     /// Ends a grant.
     ///
-    /// `Done` if no byte of it can arrive any more; its hold was dropped. `Quarantined` otherwise;
-    /// the transport drops the hold as soon as that is certain: by itself, or when the grant is
-    /// revoked again with [`SourceState::Over`]. `Failed` for an unknown tag.
-    ///
-    /// A transport whose peers write to memory by themselves cannot know when they have ended; one
-    /// that receives every byte itself needs no answer of the source.
+    /// `Done` if no byte of it can arrive any more; its hold was dropped. `Failed` for an unknown
+    /// tag. Otherwise `Quarantined`: the transport drops the hold as soon as that is certain, by
+    /// itself or when the grant is revoked again with [`SourceState::Over`]. A transport whose
+    /// peers write to memory by themselves cannot know when they have ended; one that receives
+    /// every byte itself needs no answer from the source.
     fn revoke(&self, tag: Tag, source: SourceState) -> TransferState;
 
     /// Begins a transfer. A transport without threads of its own moves the bytes here.
@@ -179,17 +173,14 @@ pub trait Transport: Send + Sync {
     /// While the hold lives, the local frames keep their bytes.
     unsafe fn submit(&self, submission: Submission) -> Result<TransferId, TransportError>;
 
-    /// Returns the state of a transfer. Wakes `waker`, if given, when the state changes.
-    ///
-    /// `Failed` with [`TransportError::Unknown`] for a transfer that was already reported as done or
-    /// failed.
+    /// Returns the state of a transfer. Wakes `waker`, if given, when the state changes. `Failed`
+    /// with [`TransportError::Unknown`] for a transfer already reported as done or failed.
     fn poll(&self, transfer: TransferId, waker: Option<&Waker>) -> TransferState;
 
     /// Gives up a transfer: it fails at once, or is quarantined.
     fn cancel(&self, transfer: TransferId) -> TransferState;
 
     /// Accepts no further submissions, and blocks until all transfers are over, or the deadline.
-    ///
     /// Returns the number of transfers and grants that are not over.
     fn drain(&self, deadline: Instant) -> usize;
 }

@@ -1,10 +1,8 @@
 //! Abandoned batches: what was written under a batch that did not finish is withdrawn.
 //!
-//! A batch that is dropped, that a panic ends, or whose device fails may not have computed what was
-//! appended under it. Nothing of it may be found, and nothing that was computed from it. The batch
-//! does not know its sequences, which are on other threads, so each sequence keeps a [`Write`] for
-//! every batch that wrote to it and may still be abandoned, and looks for that batch in the pool's
-//! log before its next operation.
+//! The batch cannot reach its sequences on other threads: each sequence keeps a [`Write`] for every
+//! [batch](super::Batch) that wrote to it and may be abandoned, and looks for it in the pool's log
+//! before its next operation. Nothing that it wrote, or that was computed from that, may be found.
 //!
 //! ```text
 //! batch      writes to a sequence    the sequence notes (batch, first position, tokens announced before)
@@ -20,18 +18,16 @@
 //! No block is sealed or registered that holds a token which an abandoned batch wrote, or one that
 //! was appended behind such a token.
 //!
-//! A sequence seals a block, and promises one to a batch, only after it found that all other
-//! batches that wrote to the sequence had ended. An abandoned one was logged before its end, so the
-//! load of the count that follows sees it, and neither happens. A batch that is abandoned seals
-//! nothing that was promised to it. A fork has a copy of the notes, and does the same for itself.
+//! A sequence seals a block, or promises it to a batch, only after all other batches that wrote to
+//! the sequence have ended. An abandoned one was logged before its end, so the load of the count
+//! that follows sees it, and the sequence does neither. An abandoned batch does not seal promised
+//! blocks. A fork copies the notes, and does the same for itself.
 //!
 //! Until the owner's next operation, [views](super::SequenceView) show the withdrawn tokens.
 //!
-//! # Bounds
-//!
-//! The log keeps the last [`KEPT`] batches. A sequence that was idle while more were abandoned
-//! cannot tell which ones wrote to it, and withdraws all tokens whose batch it has not seen end,
-//! once that batch has ended. Until then it seals nothing.
+//! The log keeps the last [`KEPT`] batches. If more are abandoned while a sequence is idle, it
+//! cannot tell which ones wrote to it: it seals nothing, and withdraws all tokens whose batch it
+//! has not seen end, once that batch has ended.
 //!
 //! Model: `loom-tests/tests/abandoned.rs`.
 
@@ -43,7 +39,6 @@ use smallvec::SmallVec;
 use crate::clock::{BatchRef, Clock};
 use crate::sync::{AtomicU64, CachePadded, Mutex, Ordering::*};
 
-/// Number of abandoned batches that the log keeps.
 const KEPT: usize = if cfg!(kvpool_loom) { 2 } else { 1 << 16 };
 
 #[derive(Default)]
@@ -52,12 +47,11 @@ pub(super) struct Abandoned {
     last: Mutex<VecDeque<BatchRef>>,
 }
 
-/// What one batch wrote to a sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Write {
     pub(super) batch: BatchRef,
     pub(super) from: u32,
-    /// Number of tokens that were announced before it wrote.
+    /// Number of tokens announced before it wrote.
     pub(super) announced: u32,
 }
 
@@ -71,7 +65,6 @@ impl Abandoned {
         self.count.load(Acquire)
     }
 
-    /// Logs a batch, before it ends.
     pub(super) fn add(&self, batch: BatchRef) {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         if last.len() == KEPT {
@@ -83,10 +76,8 @@ impl Abandoned {
         self.count.store(self.count.load(Relaxed) + 1, Release);
     }
 
-    /// Returns the count, and of these writes the first one by a batch that was abandoned since the
-    /// count was `seen`.
-    ///
-    /// The count is still `seen` if a batch in flight may be one that the log no longer has.
+    /// Returns the count, and the first of these writes by a batch abandoned since the count was
+    /// `seen`. The count is still `seen` if a batch in flight may be one that the log has dropped.
     pub(super) fn first_of(&self, seen: u64, writes: &[Write], clock: &Clock) -> (u64, Option<Write>) {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let count = self.count.load(Relaxed);

@@ -7,17 +7,11 @@
 //!             refused: the prefix's blocks return to their places in the eviction order
 //! ```
 //!
-//! # Blocks that are left
+//! A block that is cached in part needs another block for its copy. If there is none, the attempt
+//! is repeated without the cached block, whose memory may be what was missing.
 //!
-//! An admission that [leaves](AdmitRequest::leave) blocks allocates them together with its own, and
-//! frees them in the same call: at that moment nobody else has them.
-//!
-//! A block that is cached in part needs a block for its copy beside it. If there is none, the
-//! attempt is repeated without that block, whose memory may be what was missing.
-//!
-//! Each attempt looks the prefix up again, so it does not matter if the prefix is evicted or grows
-//! while the admission waits. Before an attempt in the queue, the cached blocks are counted without
-//! references: a request that cannot be met yet changes nothing.
+//! Each attempt looks the prefix up again, since it may change while the admission waits. Attempts
+//! in the queue first count the cached blocks: a request that does not fit yet changes nothing.
 
 use std::fmt;
 
@@ -33,7 +27,7 @@ use super::registry::Sequences;
 use super::reserve::Allocate;
 use super::sequence::Sequence;
 
-/// A request to open a sequence with the blocks for its prompt and for a number of tokens behind.
+/// A request to open a sequence with blocks for its prompt and for further tokens.
 ///
 /// ```
 /// use kvpool::{AdmitRequest, Pool, Priority, SequenceId, Tokens, prefix::PrefixConfig, storage::KvLayout};
@@ -66,35 +60,29 @@ impl<'a> AdmitRequest<'a> {
         Self { prompt, options: Options::new(id), headroom: 0, leave: 0, is_contiguous: false }
     }
 
-    /// Sets the number of tokens behind the prompt for which blocks are reserved too.
+    /// Sets the number of tokens after the prompt for which blocks are reserved too.
     pub fn headroom(mut self, tokens: usize) -> Self {
         self.headroom = tokens;
         self
     }
 
-    /// Admits only if this number of blocks stay available besides: a watermark, for the appends of
-    /// running sequences.
+    /// Admits only if this number of blocks stay available: a watermark, for running sequences.
     ///
     /// Without it, a preempted request that comes back can take the blocks for which it was
-    /// preempted, before the sequence that lacked them appends again; it is then preempted again,
-    /// and neither of the two proceeds. With it, each admission leaves running sequences `blocks`
-    /// blocks to append to before another preemption is necessary. One block for each sequence of
-    /// the next step is enough for all requests to finish in the end.
+    /// preempted, before the sequence that lacked them appends again: it is preempted again, and
+    /// neither proceeds. One block for each sequence of the next step lets all requests finish.
     ///
-    /// The blocks are taken and given back in the same call, so that admissions on several threads
-    /// cannot count on the same ones. Cached blocks are evicted for them, and an append on another
-    /// thread that finds no block at that moment is refused. They count in errors, as allocated and
-    /// freed blocks in statistics, and as a part of the run of a [contiguous](Self::contiguous)
-    /// request. A request that is larger than the pool with them is refused at once: leave at most
-    /// what the pool has beyond the largest request.
+    /// The blocks are allocated and freed in the same call, so that concurrent admissions cannot
+    /// count on the same ones. Cached blocks are evicted for them, and a concurrent append may find
+    /// no block. They count in errors, statistics, and the run of a [contiguous](Self::contiguous)
+    /// request. A request that exceeds the pool with them is refused at once: leave at most what
+    /// the pool has beyond the largest request.
     pub fn leave(mut self, blocks: usize) -> Self {
         self.leave = blocks;
         self
     }
 
-    /// Requires the reserved blocks to lie in consecutive frames.
-    ///
-    /// Without it they lie in few runs: behind the cached prefix, and in whole units.
+    /// Requires consecutive frames for the reserved blocks, instead of a few runs.
     pub fn contiguous(mut self) -> Self {
         self.is_contiguous = true;
         self
@@ -105,7 +93,6 @@ impl<'a> AdmitRequest<'a> {
         self.options.id
     }
 
-    /// Returns the number of blocks of the prompt, the headroom and those to leave.
     fn blocks(&self, sequences: &Sequences) -> Result<usize, SequenceError> {
         let blocks = self.options.check_prompt(sequences, self.prompt, self.headroom)?;
         Ok(blocks.saturating_add(self.leave))
@@ -124,20 +111,16 @@ impl fmt::Debug for AdmitRequest<'_> {
     }
 }
 
-/// A sequence that has no blocks yet. Dropping it closes the sequence.
+/// A sequence without blocks. Dropping it closes the sequence.
 pub(crate) struct Admission<'a> {
     request: &'a AdmitRequest<'a>,
     sequence: Sequence,
-    /// Number of blocks for the prompt and the headroom, and of those to leave.
+    /// For the prompt and headroom, and to leave.
     blocks: usize,
 }
 
 impl Sequences {
-    /// Opens a sequence without blocks, to be admitted.
-    ///
-    /// # Errors
-    ///
-    /// [`SequenceError`], for requests that no free can satisfy, and for invalid ones.
+    /// Opens a sequence without blocks. Fails if no free can satisfy the request.
     pub(crate) fn admission<'a>(
         &self,
         request: &'a AdmitRequest<'a>,
@@ -150,12 +133,8 @@ impl Sequences {
         Ok(Admission { request, sequence, blocks })
     }
 
-    /// Returns the number of blocks that an admission of this request would allocate now, and that
-    /// of the evictable blocks of its prefix. Takes nothing, and changes no recency.
-    ///
-    /// # Errors
-    ///
-    /// As for an admission, except that the id may be open.
+    /// Returns the number of blocks that an admission would allocate now, and that of the evictable
+    /// blocks of its prefix. Takes nothing, and changes no recency. The id may be open.
     pub(crate) fn blocks_needed(&self, request: &AdmitRequest<'_>) -> Result<(usize, usize), SequenceError> {
         let AdmitRequest { prompt, options, .. } = request;
         let blocks = request.blocks(self)?;
@@ -170,13 +149,11 @@ impl Sequences {
 }
 
 impl Admission<'_> {
-    /// Returns the request for the blocks that the cache lacks, as of this moment.
     pub(crate) fn missing(&self) -> AllocRequest {
         self.count().0
     }
 
-    /// Returns the request for the missing blocks, and the number of evictable blocks that the
-    /// prefix consists of.
+    /// Returns the request for the missing blocks, and the number of evictable ones in the prefix.
     fn count(&self) -> (AllocRequest, usize) {
         let (hits, evictable) = match self.sequence.token_hashes() {
             Some((known, cache)) => {
@@ -202,11 +179,7 @@ impl Admission<'_> {
         if self.request.is_contiguous { request.contiguous() } else { request }
     }
 
-    /// Tries once, without waiting.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`]; the pool is unchanged, and another attempt is possible.
+    /// Tries once, without waiting. On an error the pool is unchanged.
     pub(crate) fn try_now(&mut self) -> Result<(), AllocError> {
         let _call = call();
         self.check_fits()?;
@@ -215,35 +188,29 @@ impl Admission<'_> {
         self.attempt(false, &mut |request, end, take| blocks.allocate_listed(request, Some(end), take))
     }
 
-    /// Tries once, in the turn of a place in the queue.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`]; the pool is unchanged, and another attempt is possible.
+    /// Tries once, in the turn of a place in the queue. On an error the pool is unchanged.
     pub(crate) fn try_in_turn(&mut self, place: &mut Waiting<'_>) -> Result<(), AllocError> {
-        // Before the counts, which tell whether to wait.
+        // Before the counts, which determine whether to wait.
         self.check_fits()?;
         self.renew();
         let (missing, evictable) = self.count();
         place.check_counts(&missing, evictable)?;
         let outcome = self.attempt(true, &mut |request, end, take| place.allocate(request, Some(end), take));
         if outcome.is_err() {
-            // A request that has come to the head since may have searched while the prefix was
-            // held.
+            // The new head of the queue may have searched while the prefix was held.
             place.kept_no_longer();
         }
         outcome
     }
 
-    /// Returns an error if the pool, with all other blocks free, has too few for the sequence.
+    /// Returns an error if the whole pool has too few blocks for the sequence.
     fn check_fits(&self) -> Result<(), AllocError> {
         let (blocks, Options { id, priority, .. }) = (self.blocks_of_pool(), &self.request.options);
         let whole = AllocRequest::new(self.blocks).sequence(*id).priority(*priority);
         blocks.check_request(&whole).inspect_err(|error| blocks.count_refusal(error))
     }
 
-    /// Begins the hashes anew if the cache was cleared since: those of an earlier era are neither
-    /// found nor registered.
+    /// Restarts the hashes after a clear: those of an earlier era are neither found nor registered.
     fn renew(&mut self) {
         let (Some(known), Some(cache)) = (&self.sequence.known, self.sequence.sequences.cache()) else {
             return;
@@ -251,8 +218,7 @@ impl Admission<'_> {
         if known.era() == cache.era() {
             return;
         }
-        // The same keys and tokens were accepted before. A retention that has ended since is
-        // dropped: the blocks are then not cached, like those of the earlier era.
+        // Keys and tokens are valid, but the retention may have ended: the blocks are not cached.
         if let Ok(Some(mut known)) = self.request.options.hashes(&self.sequence.sequences)
             && known.announce(cache, self.request.options.id, self.request.prompt).is_ok()
         {
@@ -270,7 +236,7 @@ impl Admission<'_> {
         }
     }
 
-    /// Tries once; also returns whether the prefix had a block that is cached in part.
+    /// Tries once; also returns whether the prefix has a block that is cached in part.
     fn attempt_with(
         &mut self,
         is_in_line: bool,

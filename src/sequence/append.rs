@@ -30,13 +30,11 @@ pub struct Appended {
     pub copied: Option<Copied>,
 }
 
-/// What tokens require of a sequence.
 pub(super) enum Room {
-    /// All announced tokens were appended.
     NoTokens,
-    /// The last block takes them, and is open.
+    /// The last block, which is open, takes them.
     InPlace(Growth),
-    /// The list must [grow](Batch::grow_list), given the last block, if there are tokens in it.
+    /// The list must [grow](Batch::grow_list). The last block, if it has tokens.
     InList(Growth, Option<Tail>),
 }
 
@@ -53,18 +51,15 @@ impl Grown {
 impl Batch {
     /// Appends tokens to a sequence: a number of final ones, ids, or [others](Tokens).
     ///
-    /// Allocates blocks as needed, and copies the last block first if it cannot be written in
-    /// place. With final tokens, earlier drafted ones become final too. [`step`](Self::step)
-    /// appends to many sequences, all or none.
+    /// Allocates blocks as needed, and copies the last block if it cannot be written in place.
+    /// Final tokens also make earlier drafted ones final.
     ///
     /// # Errors
-    ///
-    /// The sequence is unchanged: [`SequenceError::Alloc`] if there are no blocks,
-    /// [`SequenceError::Invalid`] for no tokens, or too many in all,
-    /// [`SequenceError::ForeignSequence`], [`SequenceError::Storage`] if the copy failed. With
-    /// [ids](Tokens::Ids), which are then not announced, also [`SequenceError::TokensUnknown`] if
-    /// earlier tokens were not announced, drafted ones included, and [`SequenceError::TokensAhead`]
-    /// if other announced tokens must be appended first.
+    /// [`SequenceError::Alloc`] if there are no blocks, [`SequenceError::Invalid`] for no tokens or
+    /// too many in all, [`SequenceError::ForeignSequence`], [`SequenceError::Storage`] if the copy
+    /// failed. With [ids](Tokens::Ids), [`SequenceError::TokensUnknown`] if earlier tokens were not
+    /// announced, and [`SequenceError::TokensAhead`] if other announced tokens must be appended
+    /// first. Nothing has changed.
     #[inline]
     pub fn append<'t>(
         &mut self,
@@ -86,8 +81,8 @@ impl Batch {
         }
     }
 
-    /// Finds out what tokens require of a sequence, after withdrawing what abandoned batches wrote.
-    // Always inline, as what it calls: to pass the results through memory takes longer than the rest.
+    /// Withdraws writes of abandoned batches, and determines what tokens require of a sequence.
+    // Always inline, like its callees: results in memory would take longer than the rest.
     #[inline(always)]
     pub(super) fn room(&self, sequence: &mut Sequence, tokens: Tokens<'_>) -> Result<Room, SequenceError> {
         sequence.catch_up();
@@ -102,7 +97,7 @@ impl Batch {
         Ok(if is_open { Room::InPlace(plan) } else { Room::InList(plan, Some(tail)) })
     }
 
-    /// Plans an append; `None` if all announced tokens, which it would append, were appended.
+    /// `None`: it would append announced tokens, and there are none left.
     #[inline(always)]
     fn plan(&self, sequence: &Sequence, tokens: Tokens<'_>) -> Result<Option<Growth>, SequenceError> {
         let (id, length) = (sequence.id(), sequence.list.tokens());
@@ -123,7 +118,6 @@ impl Batch {
             .ok_or_else(|| too_long(id, count, length as usize))
     }
 
-    /// Appends tokens for which there is room in the last block.
     #[inline(always)]
     pub(super) fn append_in_place(&mut self, sequence: &mut Sequence, plan: &Growth, tokens: Tokens<'_>) {
         sequence.list.last().into_iter().for_each(|last| self.step.sequences.0.blocks.touch(&[last]));
@@ -132,7 +126,6 @@ impl Batch {
         self.complete(sequence, plan, tokens);
     }
 
-    /// Appends tokens that do not fit into the last block, or must not be written there.
     #[inline(never)]
     pub(super) fn append_to_list(
         &mut self,
@@ -142,13 +135,12 @@ impl Batch {
         tokens: Tokens<'_>,
     ) -> Result<Appended, SequenceError> {
         let grown = self.grow_list(sequence, plan, tail)?;
-        // Only now, so that an error needs no rollback.
+        // Last, so that an error needs no rollback.
         self.complete(sequence, plan, tokens);
         Ok(grown.appended(plan))
     }
 
-    /// Announces the tokens of a growth that have ids, and makes them final unless they are
-    /// drafted.
+    /// Announces the tokens of a growth that have ids, and makes them final unless drafted.
     #[inline(always)]
     fn complete(&mut self, sequence: &mut Sequence, plan: &Growth, tokens: Tokens<'_>) {
         if let (Tokens::Ids(ids), Some(known), Some(cache)) =
@@ -175,16 +167,14 @@ impl Batch {
         }
     }
 
-    /// Promises full blocks of final tokens to this batch if no other writer is in flight.
-    ///
-    /// Otherwise the sequence seals them later.
+    /// Promises final full blocks to this batch, unless another writer is in flight.
     fn filled(&mut self, sequence: &mut Sequence, plan: &Growth) {
         let (ticket, blocks) = (self.ticket(), &self.step.sequences.0.blocks);
         let written = (plan.first + u32::from(plan.tail)) as usize;
         self.step.since = self.step.since.min(sequence.look_for_uncached(written));
         // This batch was added last.
         let is_last_writer = blocks.clock().others_ended(&sequence.writers);
-        // Only after the others were found to have ended, not abandoned.
+        // Only after the others have ended: abandoned ones are in the log by then.
         let is_last_writer = is_last_writer && !sequence.is_stale();
         // Earlier blocks are settled: the promise begins where they end.
         if sequence.seals.settled() == plan.first && is_last_writer {
@@ -209,8 +199,7 @@ impl Batch {
         }
     }
 
-    /// Makes the last block writable in place, if the planned growth writes to it, and returns the
-    /// copy if one was necessary. On an error, nothing has changed.
+    /// Makes the last block writable if the growth writes to it. On an error, nothing has changed.
     pub(super) fn open_tail(
         &mut self,
         sequence: &mut Sequence,

@@ -1,5 +1,4 @@
-//! One step of the engine: tokens are appended and tables built under it, and device memory is
-//! accessed until it ends.
+//! A step of the engine.
 
 use std::fmt;
 
@@ -14,28 +13,27 @@ use super::registry::Sequences;
 use super::sequence::Sequence;
 
 /// One step of the engine, in flight: the lease under which tables are read and memory is accessed.
+/// Begun by [`Pool::begin_batch`](crate::Pool::begin_batch), ended by [`finish`](Self::finish).
 ///
-/// [`Pool::begin_batch`](crate::Pool::begin_batch) begins it, [`finish`](Self::finish) ends it. It
-/// may move between threads, overlap with other batches, and end in any order.
+/// Batches can move between threads, overlap, and end in any order. A frame read from a table under
+/// a batch is not reused before the batch ends. The engine must not end a batch until the kernels
+/// that read its tables or write to its slots have finished.
 ///
-/// Until it ends, no frame that was read from a table under it is reused. The engine must therefore
-/// not end a batch before the kernels have finished that read its tables or write to its slots.
-///
-/// When it ends, the full blocks that it filled are *sealed*: their bytes are final, so that they
-/// can be shared, moved and, if their tokens are known, found in the prefix cache. Drafted tokens
-/// are not final until [committed](Sequence::commit).
+/// At its end, the full blocks that it filled are *sealed*: their bytes are final, and they can be
+/// shared, moved and, if their tokens are known, found in the prefix cache. Drafted tokens are not
+/// final until [committed](Sequence::commit).
 ///
 /// # Abandoned batches
 ///
 /// A batch that is dropped without [`finish`](Self::finish), by an error or a panic, or whose
-/// device fails, is *abandoned*: what was written under it counts as not computed. Each sequence
-/// that it wrote to is cut to where its first write began, including what other batches appended
-/// behind; ids that were announced before stay announced. The blocks become the sequence's
+/// device fails, is *abandoned*: what it wrote counts as not computed. Each sequence that it wrote
+/// to is cut to where its first write began, which also removes what other batches appended behind;
+/// ids that were announced before stay announced. The blocks become the sequence's
 /// [reservation](Sequence::reserve), so that the step can be tried again. While another batch that
-/// wrote to the sequence is in flight, or the batch's stream has not got to its end, they are freed
-/// instead, once it has; in the last block that stays, work of that batch must precede the second
-/// try in stream order. Without storage, a block that the engine copied for the batch goes as a
-/// whole.
+/// wrote to the sequence is in flight, or the batch's stream has not reached its end, they are
+/// instead freed once that is over; in the last remaining block, the batch's work must precede the
+/// second try in stream order. Without storage, a block that the engine copied for the batch is
+/// removed.
 ///
 /// ```
 /// # use kvpool::{KvLayout, Pool, SequenceError, SequenceId};
@@ -90,15 +88,13 @@ impl Batch {
         /// Begins a batch.
         ///
         /// # Panics
-        ///
         /// If 65,536 batches are in flight.
         fn begin(sequences: &Sequences) -> Self {
             Self { step: BatchInner::begin(sequences.clone()), slots: Vec::new() }
         }
     }
 
-    /// Begins a batch on a device's stream: see
-    /// [`Pool::begin_batch_on`](crate::Pool::begin_batch_on).
+    /// See [`Pool::begin_batch_on`](crate::Pool::begin_batch_on).
     pub(crate) fn begin_on(sequences: &Sequences, stream: &DeviceStream) -> Result<Self, StorageError> {
         sequences.check_stream(stream)?;
         let mut batch = Self::begin(sequences);
@@ -111,38 +107,31 @@ impl Batch {
         self.step.ticket()
     }
 
-    /// Returns the blocks that become final when this batch ends: those that it filled.
-    ///
-    /// A binding that lends out writable memory of blocks can refuse to end the batch before.
+    /// Returns the blocks that this batch filled, which become final when it ends: a binding that
+    /// lends out writable memory of blocks can refuse to end it.
     pub fn blocks_to_seal(&self) -> impl ExactSizeIterator<Item = BlockHandle> + Clone {
         self.step.promised.iter().map(|promise| promise.handle)
     }
 
-    /// Ends the batch: everything that was appended under it has been computed and stored. The
-    /// caller's work must have ended: it no longer accesses memory.
-    ///
-    /// A batch [begun on a stream](crate::Pool::begin_batch_on) ends when the stream gets there.
+    /// Ends the batch: its tokens have been computed and stored, and the caller's work no longer
+    /// accesses memory. [On a stream](crate::Pool::begin_batch_on), it ends in stream order.
     pub fn finish(mut self) {
         self.step.is_finished = true;
     }
 
     /// Ends the batch when the device has completed the work enqueued on this stream so far.
+    /// Returns at once; the future need not be awaited.
     ///
-    /// All work that uses the batch's tables and slots must have been enqueued on this stream, or
-    /// the stream must wait for it. Copies on write need no care: if the batch was begun on another
-    /// stream, that one is waited for too. Returns at once; the returned future need not be
-    /// awaited.
-    ///
-    /// Intended for batches whose bytes are written when they end on the host, or that write to no
-    /// shared block: a batch not [begun on the stream](crate::Pool::begin_batch_on) copies on write
-    /// at the time of the append, regardless of work still queued there.
+    /// All work that uses the batch's tables and slots must be enqueued on this stream, or the
+    /// stream must wait for it. If the batch was begun on another stream, its copies on write there
+    /// are waited for too. If it was begun without one, it has copied on write at the time of the
+    /// append, regardless of queued work: intended for batches whose bytes are written when they
+    /// end on the host, or that write to no shared block.
     ///
     /// # Errors
-    ///
-    /// [`FinishError`], which returns the batch, in the cases in which
-    /// [`Pool::begin_batch_on`](crate::Pool::begin_batch_on) refuses a stream. The future fails if
-    /// the device failed before the stream got there. The batch has then ended without any of its
-    /// blocks being cached, and the pool hands out no blocks any more.
+    /// [`FinishError`], with the batch, if [`Pool::begin_batch_on`](crate::Pool::begin_batch_on)
+    /// would refuse the stream. The future fails if the device fails first: the batch has then
+    /// ended without caching its blocks, and the pool hands out no more blocks.
     pub fn finish_on(self, stream: &DeviceStream) -> Result<Finish, FinishError> {
         if let Err(error) = self.step.sequences.check_stream(stream) {
             return Err(FinishError { error, batch: Box::new(self) });
@@ -158,13 +147,12 @@ impl Batch {
         Ok(told)
     }
 
-    /// Records that this batch writes to open blocks again, some of which may be due.
+    /// Records that this batch writes again to open blocks, which may be due.
     pub(super) fn writes_again(&mut self, sequence: &mut Sequence, from: u32) {
         sequence.seals.wrote_again(self.ticket());
         self.step.note(sequence, from);
     }
 
-    /// Returns an error for a sequence of another pool.
     #[inline]
     pub(super) fn check(&self, of: &Sequences, id: SequenceId) -> Result<(), SequenceError> {
         if self.step.sequences.same(of) { Ok(()) } else { Err(SequenceError::ForeignSequence { id }) }

@@ -1,5 +1,4 @@
-//! The state of a batch until it ends, and its end: on the host, or when a device's stream gets
-//! there.
+//! The state of a batch until it ends, and its end: on the host, or on a device's stream.
 //!
 //! ```text
 //! on the host   register and seal the promised blocks;  end the lease;  release the copied blocks
@@ -8,9 +7,8 @@
 //! on failure    no work runs there any more: as abandoned, and the pool hands out no blocks
 //! ```
 //!
-//! A block filled by a batch is sealed when the batch ends, not earlier: until then a kernel may
-//! not have written it. The lease holds back the blocks that other threads give up meanwhile: until
-//! then a kernel may still read them.
+//! A batch seals the blocks that it filled when it ends: before that, a kernel may not have written
+//! them. Until then the lease holds back released blocks, which a kernel may still read.
 
 use std::fmt;
 use std::pin::Pin;
@@ -29,36 +27,33 @@ use crate::sync::{Arc, Mutex, Ordering::Relaxed, call};
 use super::registry::Sequences;
 use super::sequence::Sequence;
 
-/// State of a batch; ends the batch when dropped.
+/// Ends the batch when dropped.
 pub(super) struct BatchInner {
     pub(super) sequences: Sequences,
     /// `None` only during the drop.
     lease: Option<InFlight>,
-    /// A batch that wrote to a sequence before, and has ended.
+    /// An ended batch that wrote to a sequence before.
     ended: BatchRef,
-    /// Blocks promised to this batch, which seals them when it ends.
     pub(super) promised: Vec<Promise>,
-    /// The oldest of the calls that were the newest to uncache hashes before these were written.
+    /// For each promised block, the newest uncache call before it was written; the oldest of these.
     pub(super) since: u64,
     /// Sources of copies in progress, with a reference on each.
     pub(super) copied: Vec<BlockId>,
-    /// Stream of the batch's work. Without one, the batch ends when it is dropped.
+    /// Without one, the batch ends when it is dropped.
     pub(super) stream: Option<DeviceStream>,
     has_written: bool,
-    /// Whether what it wrote was computed. Otherwise it is [abandoned](super::abandoned).
+    /// Otherwise it is [abandoned](super::abandoned).
     pub(super) is_finished: bool,
 }
 
-/// A block that the batch seals when it ends.
 pub(super) struct Promise {
     pub(super) handle: BlockHandle,
-    /// The block was noted, and is registered with the prefix cache.
+    /// Noted, and registered with the prefix cache.
     pub(super) is_noted: bool,
     pub(super) stored: Option<Box<KvEvent>>,
 }
 
-/// The end of a batch that was finished on a stream. Dropping it has no effect: the batch still
-/// ends.
+/// The end of a batch that was finished on a stream. The batch also ends if this is dropped.
 #[derive(Debug)]
 pub struct Finish {
     told: oneshot::Receiver<Result<(), StorageError>>,
@@ -113,7 +108,7 @@ impl BatchInner {
         self.lease().ticket()
     }
 
-    /// Adds this batch to those that wrote to a sequence, from a position on.
+    /// Records this batch as a writer of a sequence, from a position on.
     #[inline(always)]
     pub(super) fn note(&mut self, sequence: &mut Sequence, from: u32) {
         let batch = self.lease().batch();
@@ -122,32 +117,29 @@ impl BatchInner {
         sequence.note_write(batch, from, self.ended);
     }
 
-    /// Ends the batch when all these streams have reached this point.
     pub(super) fn end_after(mut self, streams: &[&DeviceStream], tell: Option<Tell>) {
         let Some(storage) = self.sequences.0.storage.clone() else { return };
         let blocks = self.sequences.0.blocks.clone();
-        // Unless the callback reports that the work was done.
+        // Set again by the callback if the work was done.
         let is_finished = std::mem::take(&mut self.is_finished);
         if !is_finished {
-            // Now, and not when the streams get there: the step may be tried again at once.
+            // Now, not when the streams get there: the step may be tried again at once.
             self.log_abandoned();
         }
         let end: CopyDone = Box::new(move |outcome| {
             self.is_finished = is_finished && outcome.is_ok();
             let outcome = self.sequences.noting_loss(outcome);
             drop(self);
-            // The receiver may be gone.
             let _ = tell.map(|tell| tell.send(outcome));
         });
         match streams {
             [stream] => storage.after(stream, end),
             _ => after_all(&*storage, streams, end),
         }
-        // Here, while the device computes, and not in the callback.
         blocks.reclaim_slice();
     }
 
-    /// Logs the batch once, if it has written, so that its sequences withdraw what it wrote.
+    /// Logs the batch once, if it has written, so that its sequences withdraw its writes.
     fn log_abandoned(&mut self) {
         if std::mem::take(&mut self.has_written) {
             self.sequences.0.abandoned.add(self.lease().batch());
@@ -173,20 +165,19 @@ impl BatchInner {
             blocks.end_batch(lease);
             self.sequences.batch_ended();
             // Frames left by moves, which this batch may have been the last to read. Announces,
-            // also for frames that it only held briefly because they wait for another batch.
+            // also for frames that it held only briefly because they wait for another batch.
             blocks.reclaim_due_retired();
-            // On the thread that reports the ends of device work, evictions would delay the reports of
-            // other streams: there, the thread that finished the batch has done a slice.
+            // Not on the thread that reports the ends of device work, where evictions would delay
+            // other reports: there, the thread that finished the batch has done a slice.
             if self.sequences.0.storage.as_ref().is_none_or(|storage| !storage.must_not_wait()) {
                 blocks.reclaim_slice();
             }
         }
         if !self.copied.is_empty() {
-            // The copies are done. These blocks were unlinked from their sequences, where a view's
-            // reader may have found them. No fence, unlike `Sequence::release_unlinked`: this
-            // batch's end changed the clock's word after they were unlinked. A batch that began
-            // before that is seen by the release; one that began after it read from it, and sees
-            // them unlinked.
+            // Unlinked from their sequences, where a view's reader may have found them. No fence,
+            // unlike `Sequence::release_unlinked`: this batch's end changed the clock's word after
+            // that. The release sees a batch that began before it; one that began after it read
+            // from it, and sees them unlinked.
             blocks.release_listed(&self.copied);
             // Relaxed, and above: as all counts of references.
             self.sequences.0.copying.fetch_sub(self.copied.len() as u64, Relaxed);
@@ -194,8 +185,7 @@ impl BatchInner {
     }
 }
 
-/// Calls `end` when the last of these streams gets there. If one of them never reports, drops `end`
-/// with the last callback.
+/// Calls `end` when the last of these streams gets there, or drops it if one never reports.
 fn after_all(storage: &dyn Storage, streams: &[&DeviceStream], end: CopyDone) {
     let rest = Arc::new(Mutex::new((streams.len(), Ok(()), Some(end))));
     for stream in streams {

@@ -27,18 +27,16 @@ pub(super) struct Options<'a> {
     pub(super) reuses_tail: bool,
 }
 
-/// Defines the setters of a builder with the field `options`.
 macro_rules! option_setters {
     () => {
-        /// Sets the priority of allocations, which is recorded with the sequence's blocks.
+        /// Sets the priority of allocations, recorded with the sequence's blocks.
         pub fn priority(mut self, priority: Priority) -> Self {
             self.options.priority = priority;
             self
         }
 
         /// Sets what its blocks depend on besides tokens. Only sequences with equal keys share
-        /// blocks; [extra keys](PrefixKeys::extra_keys) matter from their ranges on, which lie in
-        /// the prompt.
+        /// blocks; [extra keys](PrefixKeys::extra_keys) apply from their ranges in the prompt on.
         pub fn keys(mut self, keys: PrefixKeys<'a>) -> Self {
             self.options.keys = keys;
             self
@@ -50,19 +48,15 @@ macro_rules! option_setters {
             self
         }
 
-        /// Sets a time until which the prefix cache keeps its blocks while others can be evicted.
-        ///
-        /// In terms of the [cache's clock](crate::prefix::PrefixCache::now). For policies that use
-        /// it.
+        /// Sets a time, on the [cache's clock](crate::prefix::PrefixCache::now), until which the
+        /// prefix cache keeps its blocks while others can be evicted. For policies that use it.
         pub fn keep_until(mut self, until: Millis) -> Self {
             self.options.keep_until = Some(until);
             self
         }
 
-        /// Allows hits that fill a block only in part.
-        ///
-        /// These are the last block of a prompt that is cached as a whole, and the unfinished last
-        /// block of a closed sequence. The first write to such a block goes to a copy.
+        /// Allows hits that fill a block in part: the last block of a fully cached prompt, and the
+        /// unfinished last block of a closed sequence. The first write to it goes to a copy.
         pub fn reuse_tail(mut self) -> Self {
             self.options.reuses_tail = true;
             self
@@ -93,7 +87,6 @@ impl<'a> Options<'a> {
         Ok(sequence)
     }
 
-    /// Returns the hashes of an empty sequence, in a pool with a prefix cache.
     pub(super) fn hashes(&self, sequences: &Sequences) -> Result<Option<Box<TokenHashes>>, PrefixError> {
         let Some(cache) = sequences.cache() else { return Ok(None) };
         Ok(Some(Box::new(TokenHashes::new(cache, &self.keys, self.policy_info(cache)?)?)))
@@ -112,8 +105,7 @@ impl<'a> Options<'a> {
         Ok(PolicyInfo { priority: self.keep, keep_until: self.keep_until, ..PolicyInfo::default() })
     }
 
-    /// Checks the length of a prompt with `headroom` tokens behind it. Returns the number of blocks
-    /// that hold both.
+    /// Checks the length of a prompt with `headroom`. Returns the number of blocks that hold both.
     pub(super) fn check_prompt(
         &self,
         sequences: &Sequences,
@@ -147,26 +139,20 @@ pub struct SequenceBuilder<'a> {
 impl<'a> SequenceBuilder<'a> {
     option_setters!();
 
-    /// Opens the sequence, empty.
-    ///
-    /// In a pool with a prefix cache its tokens can be [announced](Sequence::announce), but only
-    /// [`tokens`](Self::tokens) looks up what is cached of them.
+    /// Opens the sequence, empty. Only [`tokens`](Self::tokens) looks up cached blocks.
     ///
     /// # Errors
-    ///
-    /// [`SequenceError::AlreadyOpen`]; [`SequenceError::Prefix`] for a key of zero bytes or tokens,
-    /// or a retention time that has passed.
+    /// [`SequenceError::AlreadyOpen`]; [`SequenceError::Prefix`] for empty keys, or a past
+    /// retention.
     pub fn open(self) -> Result<Sequence, SequenceError> {
         self.options.open(self.sequences)
     }
 
     /// Opens the sequence with the longest cached prefix of a prompt, sharing the prefix's blocks.
     ///
-    /// [`Sequence::len`] then returns the number of cached tokens. The last token of the prompt is
-    /// never among them, since it must be computed. The rest of the prompt is announced, and must
-    /// be appended, at once or in chunks.
-    ///
-    /// Without a prefix cache the sequence is opened empty.
+    /// [`Sequence::len`] then returns the number of cached tokens, 0 without a prefix cache. The
+    /// prompt's last token is never among them, since it must be computed. The rest of the prompt
+    /// is announced, and must be appended, at once or in chunks.
     ///
     /// ```
     /// # use kvpool::{SequenceId, Pool, prefix::PrefixConfig, storage::KvLayout};
@@ -183,10 +169,8 @@ impl<'a> SequenceBuilder<'a> {
     /// ```
     ///
     /// # Errors
-    ///
-    /// As [`open`](Self::open); [`SequenceError::Invalid`] for no or too many tokens;
-    /// [`SequenceError::Prefix`] for an extra key beyond the prompt; [`SequenceError::Alloc`] for a
-    /// prompt larger than the pool.
+    /// Also [`SequenceError::Invalid`] for no or too many tokens, [`SequenceError::Prefix`] for an
+    /// extra key past the prompt, [`SequenceError::Alloc`] for a prompt larger than the pool.
     pub fn tokens(self, prompt: &[u32]) -> Result<Sequence, SequenceError> {
         let _call = call();
         self.options.check_prompt(self.sequences, prompt, 0)?;
@@ -205,39 +189,30 @@ impl Sequences {
     }
 
     /// Opens an empty sequence at normal priority.
-    ///
-    /// # Errors
-    ///
-    /// [`SequenceError::AlreadyOpen`].
     pub fn open(&self, id: SequenceId) -> Result<Sequence, SequenceError> {
         self.sequence(id).open()
     }
 }
 
-/// The cached prefix of a prompt, with a reference on each block. The blocks are staged in the
-/// sequence's list.
+/// The cached prefix of a prompt, staged in the sequence's list, with a reference on each block.
 pub(super) struct Prefix {
-    /// Number of blocks that are cached as a whole.
     pub(super) whole: usize,
-    /// Number of blocks: one more if the last one is cached in part.
+    /// One more if the last block is cached in part.
     pub(super) blocks: usize,
     tokens: usize,
 }
 
 impl Sequence {
-    /// Adopts the cached blocks of its announced tokens, which are `prompt`, as its first blocks.
-    /// The sequence is empty.
     fn adopt_prefix(&mut self, prompt: &[u32]) {
-        // Room for the whole prompt, so that the list grows only once.
+        // The whole prompt, so that the list grows only once.
         self.list.reserve(prompt.len().div_ceil(self.sequences.block_tokens()));
         if let Some(prefix) = self.find_prefix(prompt, self.reuses_tail) {
             self.adopt(prefix);
         }
     }
 
-    /// Takes references on the cached blocks of its announced tokens, which are `prompt`; with
-    /// `takes_tail` also on one that is cached in part. The sequence is empty, and its list has
-    /// room.
+    /// Takes references on the cached blocks of the announced `prompt`; with `takes_tail` also on a
+    /// partial one. The sequence is empty, and its list has room.
     pub(super) fn find_prefix(&mut self, prompt: &[u32], takes_tail: bool) -> Option<Prefix> {
         self.look_for_uncached(0);
         let (known, cache) = (self.known.as_deref()?, self.sequences.cache()?);
@@ -256,7 +231,7 @@ impl Sequence {
         Some(prefix)
     }
 
-    /// Adopts a prefix as the first blocks, and tells the policy of the lookup.
+    /// Adopts a prefix as the first blocks, and reports the lookup to the policy.
     pub(super) fn adopt(&mut self, prefix: Prefix) {
         let last = (prefix.whole > 0).then(|| self.list.staged_at(prefix.whole - 1));
         if let (Some(known), Some(cache)) = (&mut self.known, self.sequences.cache()) {
@@ -278,10 +253,8 @@ impl Sequence {
     }
 }
 
-/// Takes a reference on a cached block that continues the prompt after `blocks` blocks.
-///
-/// Also returns how many of its tokens belong to the prompt, excluding the prompt's last token: at
-/// least one, since otherwise the sequence would have no place for the block.
+/// Takes a reference on a cached block that continues the prompt after `blocks` blocks. Also
+/// returns how many of its tokens belong to the prompt without its last token, at least one.
 fn cached_tail(
     cache: &PrefixCache,
     sequences: &Sequences,

@@ -2,52 +2,45 @@
 //!
 //! # Why this is sound
 //!
-//! [The frame rule](crate::storage::Storage#the-frame-rule) requires that no other access touches a
-//! slot that is written, and that no thread writes a slot that is read.
-//! - A store writes to blocks of which the sequence holds the only reference, through `&mut`: no
-//!   other store to them, no load through this sequence, and no new reference can exist meanwhile.
-//!   The blocks are neither sealed nor promised to another batch, so nothing moves them.
+//! [The frame rule](crate::storage::Storage#the-frame-rule): nothing else accesses a slot that is
+//! written, and no thread writes a slot that is read.
+//! - A store writes, through `&mut`, to blocks whose only reference the sequence holds: no
+//!   other store to them, load, or new reference can exist meanwhile. They are neither sealed nor
+//!   promised to another batch, so nothing moves them.
 //! - A load holds `&` of a sequence with a reference on each block, so there is no store through
-//!   this sequence. Through another sequence the block has two references, and the store is
-//!   refused. Once the other reference is released, its Release and the Acquire of the check order
-//!   the load before the store.
+//!   this sequence, and other sequences' stores are rejected because of the second reference. Once
+//!   that is released, its Release and the Acquire of the check order the load before the store.
 //! - A freed block's frame reaches its next owner through a Release and an Acquire.
 //!
-//! On a device these calls wait for work enqueued on the batch's stream before. The engine must
+//! On a device these calls first wait for work enqueued on the batch's stream. The engine must
 //! order its own enqueued work.
 //!
 //! # Tiles
 //!
-//! A tile is a slice of a block's memory itself. It borrows the batch and the sequence, so that
-//! the rules above hold for as long as the slice lives, not just for a call:
+//! A tile is a slice of a block's memory, which borrows the batch and the sequence:
 //!
 //! ```text
 //! who could write            why not, while `&[T]` lives
 //! this sequence              it is borrowed: no append, store, truncate, or drop. A fork may begin: a second reference
-//! a sequence that shares     this sequence's reference is one of two, so that the other is refused, and copies
+//! a sequence that shares     this sequence's reference is one of two: the other is rejected, and copies
 //! a handle, a lease          a handle changes no bytes, and no lease has a block of a sequence's list
 //! a move                     reads the old frame. The batch read the block's word after it began, so that this frame, if
 //!                            the block leaves it, is retired until the batch ends; it is borrowed
 //! a shrink, an eviction      take frames without owner and not retired
 //! ```
 //!
-//! `&mut [T]` is given out for a block of which this sequence has the only reference, which is
-//! open, or promised to this very batch. Nothing moves, seals or shares it: all of that needs the
-//! sequence, which is borrowed mutably, or the end of the batch, which is too. The store's record
-//! of the writer comes first, so that the block is not sealed before the batch has ended.
+//! `&mut [T]` is given out for a block whose only reference this sequence has, which is open, or
+//! promised to this batch. Moving, sealing or sharing it requires the sequence or the end
+//! of the batch, and both are borrowed mutably. The writer is recorded first, so that the block is
+//! not sealed before the batch has ended.
 //!
-//! A shared block that is not full of final tokens is refused, though no safe code writes to it:
-//! its bytes are not final, and the engine's own work may still be writing them. A full one need
-//! not be sealed: that may take until another thread's batch has ended.
+//! A shared block is rejected while it is not full of final tokens: the engine's own work may still
+//! be writing it. A full one need not be sealed yet: that may wait for another thread's batch.
 //!
-//! The slices show the tokens of the sequence, not the rest of the block, where there may be bytes
-//! of other owners. All host memory is initialised, and every bit pattern is an element.
-//!
-//! # References
-//!
-//! All of this relies on references being released only by their holders, see the [parent
-//! module](super). Callers of the storage's own `unsafe` operations must keep the frame rule
-//! towards these calls too.
+//! The slices cover only the sequence's tokens: the rest of the block may have bytes of other
+//! owners. All host memory is initialised, and every bit pattern is an element. References are
+//! released only by their holders, see the [parent module](super). Callers of the storage's own
+//! `unsafe` operations must keep the frame rule towards these calls too.
 
 use std::ops::Range;
 
@@ -61,18 +54,15 @@ use super::plan::pieces;
 use super::sequence::{Access, Sequence};
 
 impl Batch {
-    /// Stores K and V of tokens in one layer.
+    /// Stores K and V of tokens in one layer, as in [`Storage::store`].
     ///
-    /// Each has the shape `[tokens][kv_heads][head_dim]`, as in [`Storage::store`]. The tokens must
-    /// have been appended in this batch, or be in a block that is not full, and the sequence must
-    /// not have been forked since.
+    /// The tokens must have been appended in this batch, or be in a block that is not full, and the
+    /// sequence must not have been forked since.
     ///
     /// # Errors
-    ///
-    /// No byte was written: [`SequenceError::NotWritable`] names the first token in a block that is
-    /// shared, sealed, or promised to another batch; [`SequenceError::Invalid`],
-    /// [`SequenceError::ForeignSequence`], [`SequenceError::NoStorage`],
-    /// [`SequenceError::Storage`].
+    /// [`SequenceError::NotWritable`] names the first token in a block that is shared, sealed, or
+    /// promised to another batch; [`SequenceError::Invalid`], [`SequenceError::ForeignSequence`],
+    /// [`SequenceError::NoStorage`], [`SequenceError::Storage`]. No byte was written.
     pub fn store(
         &mut self,
         sequence: &mut Sequence,
@@ -103,9 +93,7 @@ impl Batch {
     /// Loads K and V of tokens in one layer: the inverse of [`store`](Self::store).
     ///
     /// # Errors
-    ///
-    /// Nothing was loaded: [`SequenceError::Invalid`], [`SequenceError::ForeignSequence`],
-    /// [`SequenceError::NoStorage`], [`SequenceError::Storage`].
+    /// As [`store`](Self::store), without [`SequenceError::NotWritable`]. Nothing was loaded.
     pub fn load(
         &mut self,
         sequence: &Sequence,
@@ -122,16 +110,14 @@ impl Batch {
         Ok(self.step.sequences.noting_loss(loaded)?)
     }
 
-    /// Returns K and V of one block in one layer, where they are stored, for reading.
+    /// Returns K and V of the sequence's `index`th block in one layer, where they are stored.
     ///
-    /// `index` is the block's index in the sequence: it holds the tokens from `index *
-    /// block_tokens` on. The slices are `[tokens][kv_heads][head_dim]`, with the sequence's tokens
-    /// in the block; V is empty in a latent layout. Elements are as they are stored: of a quantised
-    /// layout codes, whose dynamic scales are [`tile_scales`](Self::tile_scales).
+    /// The slices are `[tokens][kv_heads][head_dim]`, with the sequence's tokens in the block; V is
+    /// empty in a latent layout. Elements of a quantised layout are codes, with
+    /// [scales](Self::tile_scales).
     ///
     /// While the slices live, blocks may move, and other sequences may share the block; the slices
-    /// stay valid and unchanged. As with [`load`](Self::load), tokens that were appended and not
-    /// yet stored have unspecified bytes.
+    /// stay valid and unchanged. Tokens appended but not yet stored have unspecified bytes.
     ///
     /// ```
     /// use kvpool::{Dtype, KvLayout, Pool, SequenceId};
@@ -149,11 +135,10 @@ impl Batch {
     /// ```
     ///
     /// # Errors
-    ///
-    /// [`SequenceError::NotReadable`] for a block that is shared, and not yet full of final tokens;
-    /// [`SequenceError::Invalid`] without such a block, [`SequenceError::ForeignSequence`],
-    /// [`SequenceError::NoStorage`]; [`SequenceError::Storage`] for memory that the processor cannot
-    /// reach, without such a layer, and for elements of another type.
+    /// [`SequenceError::NotReadable`] for a block that is shared and not yet full of final tokens;
+    /// [`SequenceError::Invalid`] if there is no such block; [`SequenceError::Storage`] if there is
+    /// no such layer, the processor cannot reach the memory, or the element type differs;
+    /// [`SequenceError::ForeignSequence`], [`SequenceError::NoStorage`].
     pub fn tile<'a, T: Element>(
         &'a self,
         sequence: &'a Sequence,
@@ -167,17 +152,14 @@ impl Batch {
         Ok(unsafe { (k.as_ref(), v.as_ref()) })
     }
 
-    /// Returns K and V of one block in one layer, where they are stored, for writing.
+    /// Returns K and V of one block in one layer, as [`tile`](Self::tile), for writing.
     ///
-    /// The slices are those of [`tile`](Self::tile), and what is written is what
-    /// [`store`](Self::store) would have stored: in the dtype of the layout, for tokens that were
-    /// appended before. In a layout with dynamic scales, write these too, with
-    /// [`tile_scales_mut`](Self::tile_scales_mut).
+    /// Write what [`store`](Self::store) would have stored: in the dtype of the layout, for tokens
+    /// that were appended before, and with dynamic [scales](Self::tile_scales_mut).
     ///
     /// # Errors
-    ///
-    /// As for [`tile`](Self::tile), but [`SequenceError::NotWritable`] for a block that is shared,
-    /// sealed, or promised to another batch; it names the block's first token.
+    /// As [`tile`](Self::tile), but [`SequenceError::NotWritable`], which names the block's first
+    /// token, for a block that is shared, sealed, or promised to another batch.
     pub fn tile_mut<'a, T: Element>(
         &'a mut self,
         sequence: &'a mut Sequence,
@@ -195,8 +177,7 @@ impl Batch {
     /// Returns the dynamic scales of K and V of one block in one layer: `[tokens][kv_heads]`.
     ///
     /// # Errors
-    ///
-    /// As for [`tile`](Self::tile); [`SequenceError::Storage`] in a layout without dynamic scales.
+    /// As [`tile`](Self::tile); [`SequenceError::Storage`] in a layout without dynamic scales.
     pub fn tile_scales<'a>(
         &'a self,
         sequence: &'a Sequence,
@@ -212,9 +193,7 @@ impl Batch {
     /// Returns the dynamic scales of K and V of one block in one layer, for writing.
     ///
     /// # Errors
-    ///
-    /// As for [`tile_mut`](Self::tile_mut); [`SequenceError::Storage`] in a layout without
-    /// dynamic scales.
+    /// As [`tile_mut`](Self::tile_mut) and [`tile_scales`](Self::tile_scales).
     pub fn tile_scales_mut<'a>(
         &'a mut self,
         sequence: &'a mut Sequence,
@@ -228,7 +207,6 @@ impl Batch {
         Ok(unsafe { (k.as_mut(), v.as_mut()) })
     }
 
-    /// Returns the memory of a block that may be read, and the number of its tokens.
     fn readable(
         &self,
         sequence: &Sequence,
@@ -245,7 +223,6 @@ impl Batch {
         unsafe { self.host_tile(sequence, layer, index, word) }
     }
 
-    /// Returns the memory of a block that may be written, and the number of its tokens.
     fn writable(
         &self,
         sequence: &mut Sequence,
@@ -261,7 +238,7 @@ impl Batch {
         unsafe { self.host_tile(sequence, layer, index, word) }
     }
 
-    /// Returns whether bytes may be written into a block of this sequence, borrowed mutably.
+    /// Returns whether a block of this mutably borrowed sequence may be written.
     fn may_write(&self, sequence: &Sequence, place: u32, word: BlockWord) -> bool {
         // Withdraw: promised to this batch, which cannot end while it is borrowed here.
         matches!(sequence.access(place, word, self.ticket()), Access::Open | Access::Withdraw)

@@ -1,8 +1,8 @@
 //! Sequences that were closed while a batch was writing to them.
 //!
 //! Their last blocks are registered once that batch has finished. Until then the blocks keep their
-//! references: the sequence goes to a list, without its id, and whoever ends a batch drops those
-//! whose writers have all ended. A sequence that has nothing to register is released at once.
+//! references: the sequence, without its id, goes to a list, from which each end of a batch drops
+//! those whose writers have all ended. A sequence with nothing to register is released at once.
 //!
 //! ```text
 //! close      push the sequence (lock);  fence(SeqCst);  look at the list
@@ -10,11 +10,9 @@
 //! look       take those whose writers have ended (lock);  drop them: register, release
 //! ```
 //!
-//! No sequence stays in the list once its writers have ended: of the two fences, one comes later,
-//! and its thread sees what the other one did before its own. The one that takes a sequence out,
-//! under the lock, is the one that drops it.
-//!
-//! Model: `loom-tests/tests/abandoned.rs`.
+//! No sequence stays in the list once its writers have ended: the thread of the later of the two
+//! fences sees what the other thread did before its own. The thread that removes a sequence, under
+//! the lock, drops it. Model: `loom-tests/tests/abandoned.rs`.
 
 use std::sync::PoisonError;
 
@@ -23,13 +21,11 @@ use crate::sync::{AtomicUsize, CachePadded, Mutex, Ordering::*, fence};
 
 /// A closed sequence. Dropping it registers and releases its blocks.
 pub(super) trait Closed: Send + Sync {
-    /// Returns whether every batch that wrote to it has ended.
     fn is_written(&self) -> bool;
 
     fn blocks(&self) -> Vec<BlockId>;
 }
 
-/// The closed sequences of a pool whose blocks wait for batches in flight.
 #[derive(Default)]
 pub(super) struct Closing {
     count: CachePadded<AtomicUsize>,
@@ -42,7 +38,6 @@ impl Closing {
         self.count.load(Relaxed)
     }
 
-    /// Returns a block for each reference.
     pub(super) fn blocks(&self) -> Vec<BlockId> {
         let sequences = self.sequences.lock().unwrap_or_else(PoisonError::into_inner);
         sequences.iter().flat_map(|sequence| sequence.blocks()).collect()
@@ -60,8 +55,7 @@ impl Closing {
         self.look();
     }
 
-    /// Closes the sequences whose writers have all ended. Called after a fence that follows the end
-    /// of a batch.
+    /// Called after a fence that follows the end of a batch.
     #[inline]
     pub(super) fn look(&self) {
         if self.count.load(Relaxed) != 0 {

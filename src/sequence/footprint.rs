@@ -1,25 +1,22 @@
-//! Number of blocks that the close of a sequence gives back, counted from the words of its blocks.
+//! The number of blocks that the close of a sequence gives back.
 
 use crate::ids::BlockId;
 
 use super::registry::{SequenceView, Sequences};
 use super::sequence::Sequence;
 
-/// Blocks that the close of a sequence would give back, as of some moment.
-///
-/// `blocks == freed + cached + shared`
+/// Blocks that the close of a sequence would give back. `blocks == freed + cached + shared`
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Footprint {
     /// Number of its blocks, including reserved ones.
     pub blocks: usize,
-    /// Blocks that only this sequence references and that are not cached, and reserved ones: they
-    /// become free.
+    /// Reserved blocks, and uncached ones that only this sequence references: they become free.
     pub freed: usize,
     /// Blocks that only this sequence references and that are cached: they become evictable.
     pub cached: usize,
     /// Blocks with other references.
     pub shared: usize,
-    /// Leading blocks that are found by a sequence of the same tokens, shared or not.
+    /// Leading blocks that a sequence of the same tokens finds, shared or not.
     pub found: usize,
 }
 
@@ -28,7 +25,7 @@ impl Footprint {
         let (pool, mut footprint) = (sequences.blocks(), Self::default());
         for block in blocks {
             let word = pool.word(block);
-            // A block that is cached since before a clear is not found.
+            // A block cached before a clear is not found.
             let is_found = sequences.cache().is_some_and(|cache| cache.is_found(pool, block));
             footprint.found += usize::from(is_found && footprint.found == footprint.blocks);
             footprint.blocks += 1;
@@ -45,19 +42,15 @@ impl Footprint {
 }
 
 impl SequenceView {
-    /// Counts the blocks that the close of the sequence would give back.
-    ///
-    /// Exact if the sequence and its blocks do not change meanwhile. Empty if it is closed.
+    /// Counts the blocks that the close would give back: exact if nothing changes meanwhile.
     pub(crate) fn footprint(&self) -> Footprint {
         Footprint::of(&self.sequences, self.blocks(), self.list.reserved())
     }
 }
 
 impl Sequence {
-    /// Closes the sequence, and returns the number of blocks that it gave back. The counts are
-    /// exact unless other threads share or release these blocks at the same moment.
-    ///
-    /// `comes_back`: it is preempted, and its next lookup is not that of a new request.
+    /// Closes the sequence, and returns what it gave back: exact unless other threads share or
+    /// release these blocks. `comes_back`: it is preempted, and will look up its prompt again.
     pub(crate) fn close_counted(mut self, comes_back: bool) -> Footprint {
         self.make_findable();
         // One that was never appended to was not counted yet.

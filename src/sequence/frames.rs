@@ -1,13 +1,11 @@
-//! The frames of a sequence's blocks, kept beside their ids, so that tables are copied instead of
-//! translated block by block.
+//! The frames of a sequence's blocks, so that tables are copied, not translated block by block.
 //!
 //! ```text
 //! list      [id, id, id]          the truth: which blocks; readers share it
 //! frames    [ f,  f,  f]  seen    the owner's copy of where they are, after the first `seen` moves of the pool
 //! ```
 //!
-//! Only the owner has frames. It changes them through `&mut`, so they are plain memory, and any
-//! number of threads read them through `&`. Views translate ids through the block words.
+//! Only the owner has frames: plain memory, changed through `&mut`. Views read the block words.
 //!
 //! # Invariants
 //!
@@ -27,25 +25,22 @@
 //! table      seen == log's count?  copy the frames;  otherwise translate each id through its word
 //! ```
 //!
-//! *2 holds.* A word is read after `seen` was, by an Acquire. The first `seen` moves were published
-//! before they were logged, so the word is at least as new as each of them. A move that is read
-//! from the log and is not this block's changes nothing; one that is makes the frame new.
+//! *2 holds.* A word is read after `seen`, by an Acquire. The first `seen` moves were published
+//! before they were logged, so the word is at least as new as each of them. Reading a move of this
+//! block from the log refreshes its frame; other moves do not affect it.
 //!
-//! *3 holds.* An open block does not move. It became open when it was allocated, and its frame was
-//! read then; or by an append of this sequence, which reads it anew. No other thread can reopen a
-//! block on which this sequence has a reference.
+//! *3 holds.* An open block does not move. Its frame was read when the block became open: at its
+//! allocation, or at an append of this sequence, which alone can reopen a block of its list.
 //!
 //! # Theorem
 //!
-//! A frame that a batch copies into a table holds the block's bytes until that batch ends: exactly
-//! what a frame holds that the batch reads from the block's word.
+//! A frame that a batch copies into a table holds the block's bytes until that batch ends, exactly
+//! as a frame that the batch reads from the block's word.
 //!
-//! The batch has begun, and finds that the log counts `seen` moves. By 2, the move by which the
-//! block leaves its frame, if there is one, is logged later than this look. Its mover's fence
-//! follows, and so comes after the batch's; the mover sees the batch, and keeps the frame until the
-//! batch ends. See the [log](crate::block::Moved).
-//!
-//! No token is written to a frame that its block has left, whatever is in the table: a batch
+//! The batch has begun, and finds that the log counts `seen` moves. By 2, a move by which the block
+//! leaves its frame is logged after this look. Its mover's fence follows, and so comes after the
+//! batch's; the mover sees the batch, and keeps the frame until the batch ends. See the
+//! [log](crate::block::Moved). No token is written to a frame that its block has left: a batch
 //! writes to open blocks only, and 3 holds for these.
 //!
 //! Model: `loom-tests/tests/kept_frames.rs`.
@@ -58,23 +53,20 @@ use crate::sync::{AtomicU32, Ordering::*};
 
 use super::list::ListOwner;
 
-/// Frames without an allocation of their own.
 const INLINE: usize = 12;
 
-/// Moves since the last look that are read one by one. After more, reading all words is cheaper.
+/// Moves since the last look that are read one by one. Beyond that, reading all words is cheaper.
 const MOVES_MAX: u64 = 256;
 
-/// The frames of a sequence's blocks, as of a number of moves.
 #[derive(Clone, Default)]
 pub(super) struct Frames {
-    /// As tables contain them. Frame numbers have 27 bits.
+    /// As in tables. Frame numbers have 27 bits.
     frames: SmallVec<[i32; INLINE]>,
     seen: MoveCount,
 }
 
 impl Frames {
-    /// Returns the frames, if none of the blocks has moved since they were read, as far as the log
-    /// counted moves.
+    /// Returns the frames, if they are current as of `logged` moves.
     #[inline]
     pub(super) fn as_of(&self, logged: MoveCount) -> Option<&[i32]> {
         (self.seen == logged).then_some(&self.frames[..])
@@ -91,27 +83,24 @@ impl Frames {
         self.frames.last().map(|&frame| FrameId(frame as u32))
     }
 
-    /// Sets the frame of the block at a place, which was read from its word.
     #[inline]
     pub(super) fn set(&mut self, place: usize, frame: FrameId) {
         self.frames[place] = frame.0 as i32;
     }
 
-    /// Follows the list after blocks were appended or removed at its end.
     pub(super) fn follow(&mut self, ids: &[AtomicU32], blocks: &Core) {
         if self.frames.is_empty() {
             // Before the words are read.
             self.seen = blocks.moves_logged();
         }
         let old = self.frames.len().min(ids.len());
-        // Resized first: to extend it checks the capacity for each entry.
+        // Resized first, because extending checks the capacity for each entry.
         self.frames.resize(ids.len(), 0);
         for (entry, id) in self.frames[old..].iter_mut().zip(&ids[old..]) {
             *entry = frame(blocks, id);
         }
     }
 
-    /// Takes note of the moves logged since the last look, if there are any.
     #[inline]
     pub(super) fn catch_up(&mut self, list: &ListOwner, blocks: &Core) {
         if blocks.moves_logged() != self.seen {

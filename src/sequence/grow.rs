@@ -1,15 +1,11 @@
 //! The slow path of an append: blocks are allocated, and the last one is copied or reopened.
 //!
-//! # Copy on write
-//!
-//! An append into a block that the sequence does not own exclusively allocates a block, copies the
-//! old one's bytes into it, and replaces the old one in the list. On host memory the copy is
-//! complete when the append returns, and the old block is released at once. Otherwise (a device's
-//! storage only enqueues the copy; without storage the engine copies) the batch keeps the reference
-//! until it ends: until then no sequence owns the old block exclusively, so none writes to it. The
-//! batch's own writes must be enqueued after the append, so that they follow the copy.
-//!
-//! Model: `loom-tests/tests/sequences.rs`, `copies_on_write_meet`.
+//! An append into a block that the sequence does not own exclusively copies it to a new block,
+//! which replaces it in the list. On host memory the copy is complete when the append returns, and
+//! the old block is released at once. Otherwise (device storage enqueues the copy; without storage
+//! the engine copies) the batch keeps the reference until it ends, so that no sequence owns the old
+//! block exclusively and writes to it. The batch's own writes must be enqueued after the append, so
+//! that they follow the copy. Model: `loom-tests/tests/sequences.rs`, `copies_on_write_meet`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -25,8 +21,8 @@ use super::sequence::{Access, Sequence};
 
 /// A block that was replaced by a copy in a sequence's list.
 ///
-/// A pool with storage has copied the bytes, or enqueued the copy. Without storage the engine must
-/// copy them before the batch's own writes; the old frame keeps its bytes until the batch ends.
+/// A pool with storage copies the bytes or enqueues the copy. Without storage the engine must copy
+/// them before the batch's own writes; the old frame keeps its bytes until the batch ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Copied {
     /// The old block.
@@ -37,21 +33,18 @@ pub struct Copied {
     pub frames: FrameMove,
 }
 
-/// What an append took besides the room in the last block.
 pub(super) struct Grown {
     pub(super) new_blocks: usize,
     pub(super) copied: Option<Copied>,
 }
 
-/// The last block that an append writes into, and how it may be accessed.
+/// The last block that an append writes into, and the access that it requires.
 pub(super) struct Tail {
     pub(super) id: BlockId,
     pub(super) access: Access,
 }
 
 impl Batch {
-    /// Grows a sequence by tokens that do not fit into its last block, or must not be written
-    /// there.
     #[inline(never)]
     pub(super) fn grow_list(
         &mut self,
@@ -66,7 +59,7 @@ impl Batch {
             self.step.sequences.0.blocks.touch(&[tail.id]);
         }
         sequence.publish(plan.length);
-        // A copy that the engine makes may not have been made.
+        // The engine may not have made its copy.
         let copies = grown.copied.is_some() && self.step.sequences.0.storage.is_none();
         self.step
             .note(sequence, if copies { plan.first * self.step.sequences.0.block_tokens } else { plan.from });
@@ -99,7 +92,7 @@ impl Batch {
         let request = AllocRequest::new(needed - drawn).sequence(sequence.id()).priority(sequence.priority());
         let mut copy = None;
         if needed > 0 {
-            // Do not grow the list for a request that no pool could satisfy.
+            // The list does not grow for a request that no pool could satisfy.
             let total = self.step.sequences.0.blocks.total();
             if needed > total {
                 return Err(AllocError::TooLarge { asked: needed, total }.into());
@@ -125,8 +118,7 @@ impl Batch {
             }
         }
         let Some(tail) = tail else { return Ok(Grown { new_blocks: needed, copied: None }) };
-        // Being moved, so its bytes are being read: copy it after all. Reached by the model
-        // `moves`.
+        // Copied if it is being moved: its bytes are being read. Reached by the model `moves`.
         let open = |tail: &Tail| self.step.sequences.0.blocks.reopen(tail.id);
         if matches!(tail.access, Access::Reopen | Access::Withdraw) && !open(tail) {
             let one = AllocRequest { blocks: 1, ..request };
@@ -148,8 +140,7 @@ impl Batch {
                     return Err(error);
                 }
                 Err(panic) => {
-                    // The copy may already be enqueued on the stream: the destination must not get
-                    // another owner.
+                    // The copy may already be enqueued: the destination must not get another owner.
                     let may_go_on = self.step.stream.is_some();
                     self.give_up(sequence, base, plan, copy.filter(|_| !may_go_on), drawn);
                     resume_unwind(panic);
@@ -163,12 +154,10 @@ impl Batch {
         if tail.access == Access::Withdraw {
             self.step.promised.retain(|promised| promised.handle.id != tail.id);
         }
-        // Sealed or not before, it is open now.
         sequence.seals.reopen(plan.first);
         Ok(grown)
     }
 
-    /// Allocates blocks for the sequence's list, and samples the time it takes.
     fn allocate(
         &self,
         request: &AllocRequest,
@@ -180,7 +169,6 @@ impl Batch {
         shared.blocks.allocate_listed(request, Some(end), take)
     }
 
-    /// Returns whether a copy is complete when the call returns.
     fn copies_at_once(&self) -> bool {
         self.step.sequences.0.storage.is_some() && self.step.stream.is_none()
     }
@@ -190,21 +178,19 @@ impl Batch {
         let frames = FrameMove::new(shared.blocks.frame(from), shared.blocks.frame(to));
         let copied = match (&shared.storage, &self.step.stream) {
             (None, _) => Ok(()),
-            // SAFETY: the destination was allocated just now and has no other owner. The source is
-            // in the sequence's list, which holds a reference: it is not freed, and not written,
-            // being shared or (if the sequence owns it exclusively) written only through this
-            // sequence, which is borrowed mutably.
+            // SAFETY: the destination was just allocated and has no other owner. The source is in
+            // the sequence's list, which holds a reference: it is not freed, and not written, being
+            // shared or written only through this sequence, which is borrowed mutably.
             (Some(storage), None) => unsafe { storage.copy(&[frames]) },
-            // SAFETY: as above; until the stream has done the copy, the batch keeps a reference on
-            // the source, and writes to the destination follow it on this stream, or come after the
-            // stream is settled.
+            // SAFETY: as above; the batch keeps a reference on the source until the stream has done
+            // the copy, and writes to the destination follow on this stream or after it is settled.
             (Some(storage), Some(stream)) => unsafe { storage.copy_on(stream, &[frames]) },
         };
         self.step.sequences.noting_loss(copied)?;
         Ok(Copied { from, to, frames })
     }
 
-    /// Gives back the blocks taken for an append that failed: `drawn` of them to the reservation.
+    /// Returns the blocks taken for a failed append: `drawn` of them to the reservation.
     #[cold]
     fn give_up(
         &self,

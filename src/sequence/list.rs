@@ -1,12 +1,10 @@
-//! The list of a sequence's blocks: changed by one owner, read concurrently by any number of
-//! readers that never stop it.
+//! The list of a sequence's blocks: changed by one owner, and read concurrently by any threads.
 //!
 //! ```text
 //! BlockList { tokens, rewrites, chunk ──> [id, id, id, -, -, -, -, -] }      capacity doubles; ids are u32
 //! ```
 //!
-//! `tokens` is the only length: the first `ceil(tokens / block_tokens)` ids are valid. Length and
-//! list cannot disagree.
+//! `tokens` is the only length: the first `ceil(tokens / block_tokens)` ids are valid.
 //!
 //! # Protocol
 //!
@@ -23,18 +21,16 @@
 //!
 //! # Theorem
 //!
-//! A read that is accepted returns the list as it was at some moment during the call, except that
-//! single ids may have been replaced meanwhile (by copies of the same tokens):
+//! An accepted read returns the list as it was at some moment during the call, except that single
+//! ids may have been replaced meanwhile (by copies of the same tokens):
 //! - `n` was stored with a Release after its ids were written, and the chunk that holds them was
 //!   published before: the chunk loaded later has all `n`.
 //! - The id of a reused place was stored after the fence that follows the increment of `rewrites`.
 //!   A reader of that id sees the increment and retries, unless the increment preceded its first
 //!   load; then it also saw the truncation, and `n` is the truncated length or a later one.
 //!
-//! A reader retries only because the owner made progress, and an owner stopped anywhere blocks no
-//! reader.
-//!
-//! Model: `loom-tests/tests/sequences.rs`.
+//! A reader retries only because the owner made progress; a stopped owner blocks no reader. Model:
+//! `loom-tests/tests/sequences.rs`.
 
 use std::time::{Duration, Instant};
 
@@ -48,15 +44,12 @@ const ROOM: usize = if cfg!(kvpool_loom) { 1 } else { 8 };
 type Chunk = Frozen<Box<[AtomicU32]>>;
 
 /// The part of a list that readers share with its owner.
-///
-/// [`read`](Self::read) returns the list as of one moment, even if the owner changes it
-/// concurrently.
 pub struct BlockList {
     opened: Instant,
     block_tokens: u32,
     tokens: AtomicU32,
     rewrites: AtomicU32,
-    /// Number of blocks that the owner has reserved beyond the list; a statistic.
+    /// Number of blocks reserved beyond the list; a statistic.
     reserved: AtomicU32,
     /// Null until the first block.
     chunk: epoch::Atomic<Chunk>,
@@ -74,16 +67,14 @@ impl BlockList {
         self.tokens.load(Relaxed)
     }
 
-    /// Returns the number of blocks that the owner has reserved beyond the list.
+    /// Returns the number of blocks reserved beyond the list.
     pub fn reserved(&self) -> usize {
         // Relaxed: a statistic.
         self.reserved.load(Relaxed) as usize
     }
 
-    /// Calls `f` with the ids and the number of tokens as of one moment.
-    ///
-    /// If the owner rewrites ids meanwhile, `f` is called again; its earlier results must be
-    /// discarded.
+    /// Calls `f` with the ids and the number of tokens as of one moment; again if the owner
+    /// rewrites ids meanwhile. Discard the results of earlier calls.
     pub fn read<R>(&self, mut f: impl FnMut(&[AtomicU32], u32) -> R) -> R {
         let guard = epoch::pin();
         loop {
@@ -93,8 +84,7 @@ impl BlockList {
             // SAFETY: a replaced chunk is destroyed through the epoch collector, and we are pinned.
             let ids: &[AtomicU32] = unsafe { self.chunk.load(Acquire, &guard).as_ref() }.map_or(&[], |c| c);
             let result = f(&ids[..tokens.div_ceil(self.block_tokens) as usize], tokens);
-            // Relaxed: the Acquires of the ids order it after them. The retry is tested by
-            // `views_see_whole_lists`.
+            // Relaxed: ordered by the Acquires of the ids. Retry tested by `views_see_whole_lists`.
             if self.rewrites.load(Relaxed) == rewrites {
                 return result;
             }
@@ -110,15 +100,14 @@ impl Drop for BlockList {
     }
 }
 
-/// The owner's side: one per list, and the only one that changes it.
+/// The owner's side of a list.
 pub struct ListOwner {
     list: Arc<BlockList>,
-    /// The owner's copies of the list's length, so that it need not be read and divided.
+    /// Copies of the list's length, which need not be read and divided.
     tokens: u32,
     blocks: u32,
-    /// The last block, if there is one.
     last: BlockId,
-    /// Places from here on have not been in the list since `rewrites` last changed.
+    /// Places from here on were not in the list since `rewrites` last changed.
     untouched: u32,
 }
 
@@ -141,7 +130,7 @@ impl ListOwner {
         &self.list
     }
 
-    /// Tells readers the number of reserved blocks.
+    /// Publishes the number of reserved blocks to readers.
     #[inline]
     pub fn note_reserved(&self, blocks: usize) {
         // Relaxed: a statistic.
@@ -179,8 +168,7 @@ impl ListOwner {
     }
 
     fn room(&self) -> &[AtomicU32] {
-        // SAFETY: only `reserve` replaces the chunk, through `&mut self`; we hold `&self` for the
-        // lifetime of the slice.
+        // SAFETY: only `reserve` replaces the chunk, through `&mut self`; the slice has `&self`.
         unsafe { self.list.chunk.load(Relaxed, epoch::unprotected()).as_ref() }.map_or(&[], |chunk| chunk)
     }
 
@@ -201,8 +189,7 @@ impl ListOwner {
         }
         let guard = epoch::pin();
         let old = self.list.chunk.swap(Owned::new(fresh), Release, &guard);
-        // SAFETY: unlinked just now, so later readers do not find it; readers that have it are
-        // pinned.
+        // SAFETY: unlinked, so later readers do not find it; readers that have it are pinned.
         unsafe { guard.defer_destroy(old) };
     }
 
@@ -243,7 +230,7 @@ impl ListOwner {
         }
     }
 
-    /// Sets the number of tokens: a larger one after its blocks were staged, or a smaller one.
+    /// Sets the number of tokens. The blocks of additional tokens must be staged.
     #[inline]
     pub fn publish(&mut self, tokens: u32) {
         // Release: pairs with the Acquire in `read`.

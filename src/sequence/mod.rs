@@ -1,38 +1,23 @@
 //! Sequences: the mapping from logical tokens to blocks.
 //!
 //! A [`Sequence`] owns an ordered list of blocks; token `t` is in block `t / block_tokens`. A
-//! [`Batch`] is one step of the engine: tokens are appended under it, and it builds the inputs of
-//! kernels. A [`SequenceView`] reads a sequence's list while its owner, on another thread,
-//! continues to change it.
+//! [`Batch`] is one step of the engine: it appends tokens and builds the inputs of kernels. A
+//! [`SequenceView`] reads the list of a sequence while its owner changes it on another thread.
 //!
-//! | file | what |
-//! |---|---|
-//! | `plan` | which blocks an append writes (pure) |
-//! | `seals` | which blocks are sealed, when, and by which batch (bookkeeping) |
-//! | `token_hashes` | the known token ids, as block hashes |
-//! | `list` | the growing list of ids: one owner, any number of readers |
-//! | `frames` | the owner's copy of the frames, which tables are copied from |
-//! | `registry` | [`Sequences`]: open sequences by id; views |
-//! | `sequence` | the owner's operations: fork, commit, truncate |
-//! | `sealing` | how it seals and registers its blocks |
-//! | `footprint` | the blocks that the close of a sequence gives back |
-//! | `builder` | opening a sequence with its cached prefix |
-//! | `reserve` | blocks for appends that cannot fail |
-//! | `admit` | opening a sequence together with its blocks |
-//! | `tokens` | what an append adds |
-//! | `batch_inner` | the end of a batch, on the host or on a stream |
-//! | `batch` | a step of the engine |
-//! | `grow` | the blocks that an append takes; copy on write |
-//! | `append` | the append to a sequence |
-//! | `step` | appends to many sequences, or to none |
-//! | `abandoned` | what a batch wrote that did not finish |
-//! | `closing` | sequences that were closed while a batch was writing to them |
-//! | `withdraw` | what a sequence does about both |
-//! | `outputs` | block tables, slots and lengths for kernels |
-//! | `moved` | entries of persistent block tables whose blocks moved |
-//! | `bytes` | store and load without `unsafe` |
-//! | `pinned` | cached prefixes that are kept from eviction |
-//! | `transfer` | transfer of a sequence to another pool |
+//! - Opening: `builder`, with the cached prefix; `admit`, with all blocks of the prompt;
+//!   `registry`, the open sequences by id, and their views.
+//! - The owner's operations: `sequence` (fork, commit, truncate), `reserve` (blocks for appends
+//!   that cannot fail), `footprint` (the blocks that a close gives back).
+//! - Blocks: `list`, the shared list of ids; `frames`, the owner's copy of the frames;
+//!   `token_hashes`, the known token ids and their block hashes.
+//! - Appending: `batch`, `step` (many sequences, or none), `append`, `tokens` (what an append
+//!   adds), `plan` (which blocks it writes; pure), `grow` (new blocks, copy on write).
+//! - The end of a batch: `batch_inner`, on the host or on a stream; `seals` and `sealing`, when
+//!   blocks become final; `abandoned`, `closing` and `withdraw`, for batches that do not finish and
+//!   sequences closed during a batch.
+//! - Data: `outputs` (block tables, slots, lengths), `moved` (outdated entries of persistent
+//!   tables), `bytes` (store and load without `unsafe`).
+//! - `pinned`, prefixes kept from eviction; `transfer`, to another pool.
 //!
 //! # Invariants
 //!
@@ -44,17 +29,16 @@
 //!
 //! # Write access to a block's bytes
 //!
-//! Only the sequence that holds the block's single reference, through `&mut`, while the block is
-//! neither sealed nor about to be. Any other write goes to a copy. This makes [`Batch::store`] and
-//! [`Batch::load`] safe to call. It rests on one rule of the whole interface: a reference is
-//! released only by its holder. A handle holds none: it can read and pin a block, and nothing else.
+//! Only the sequence that holds the block's single reference writes, through `&mut`, while the
+//! block is neither sealed nor promised; other writes go to a copy. [`Batch::store`] and
+//! [`Batch::load`] are safe because only its holder releases a reference; handles only read and
+//! pin.
 //!
 //! # Nothing waits
 //!
-//! A block removed from a list is unlinked, then released; a batch that may have read it in the
-//! list holds its frame back. A reader begins its batch before it reads a list, and an owner fences
-//! between unlinking and releasing. So either the reader does not find the block, or the release
-//! sees the batch.
+//! A block is unlinked, then released; a batch that may have read it in the list holds its frame
+//! back. A reader begins its batch before it reads a list, and an owner fences between unlink and
+//! release: either the reader does not find the block, or the release sees the batch.
 
 mod abandoned;
 mod admit;

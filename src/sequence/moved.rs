@@ -2,8 +2,7 @@
 //!
 //! A table that stays on a device is not rebuilt for each batch: new blocks are appended to its
 //! rows, and entries whose blocks moved are patched in place. An old entry stays readable until the
-//! batches in flight at the time of the move have ended. A batch therefore patches its table before
-//! it is launched, and no earlier.
+//! batches in flight at the time of the move have ended, so a batch patches just before its launch.
 
 use crate::block::{Moved, Since};
 use crate::error::SequenceError;
@@ -13,7 +12,7 @@ use crate::sync::Ordering::Acquire;
 use super::batch::Batch;
 use super::outputs::Listed;
 
-/// Entry of a block table that names a frame which its block has left.
+/// Entry of a block table whose block has moved to another frame.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(C)]
 pub struct MovedEntry {
@@ -26,26 +25,17 @@ pub struct MovedEntry {
 }
 
 impl Batch {
-    /// Lists the blocks that moved since an earlier batch, of ticket `since`; appended to `out`.
+    /// Appends to `out` the blocks that moved since an earlier batch, of ticket `since`.
     ///
-    /// A block table built under that batch may still name the old frames. Once patched, it is as
-    /// good under this batch as a new one, and the next batch asks since this batch's ticket.
-    ///
-    /// Returns [`Since::TooLong`], with `out` unchanged, if more blocks moved than the pool
-    /// remembers: rebuild the table.
+    /// A table built under that batch may still name the old frames. Once patched, it is valid
+    /// under this batch, and the next batch asks since this one's ticket. [`Since::TooLong`], with
+    /// `out` unchanged: more blocks moved than the pool remembers; rebuild the table.
     pub fn moved_since(&self, since: Ticket, out: &mut Vec<Moved>) -> Since {
         self.step.sequences.0.blocks.moved_since(since, out)
     }
 
-    /// Lists the moved blocks as entries of the table whose rows are these sequences, in row-major
-    /// order.
-    ///
-    /// Only moves are listed. The sequences' owners know their own changes (appends, copies on
-    /// write, truncations).
-    ///
-    /// # Errors
-    ///
-    /// [`SequenceError::ForeignSequence`]; `out` is unchanged.
+    /// Lists the moved blocks as entries of the table with these rows, in row-major order, without
+    /// the owners' own changes (appends, copies on write, truncations). On an error, nothing.
     pub fn moved_entries<S: Listed>(
         &self,
         sequences: impl IntoIterator<Item = S>,
@@ -54,7 +44,7 @@ impl Batch {
     ) -> Result<Since, SequenceError> {
         let mut moved = Vec::new();
         let listed = self.moved_since(since, &mut moved);
-        // A block has the same frame wherever it stands in a list.
+        // A block has the same frame in every list.
         moved.sort_unstable_by_key(|moved| moved.block);
         let begin = out.len();
         for (row, sequence) in (0..).zip(sequences) {

@@ -1,12 +1,11 @@
 //! Inputs of kernels: block tables, slots and lengths, built in the caller's buffers.
 //!
-//! Outputs name frames, not blocks. The rows of a [`Sequence`] are copied from the frames that it
-//! keeps, unless blocks have moved since its last append. Otherwise, and for a [`SequenceView`],
-//! ids are translated through the block words, with one load each. Buffers keep their capacity, so
-//! a steady state allocates nothing.
+//! Outputs name frames, not blocks. Rows of a [`Sequence`] are copied from its frames unless blocks
+//! have moved since its last append; otherwise, and for a [`SequenceView`], ids are translated
+//! through the block words. Buffers keep their capacity: a steady state allocates nothing.
 //!
-//! Sequences are passed as an iterator over `&Sequence` (or `&SequenceView`), for tables one that
-//! can be cloned: `[&a, &b]`, `running.iter().map(|request| &request.sequence)`.
+//! Sequences are passed as an iterator over references, for tables one that is `Clone`: `[&a, &b]`,
+//! `running.iter().map(|request| &request.sequence)`.
 
 use std::ops::Range;
 
@@ -24,10 +23,8 @@ use super::sequence::Sequence;
 /// Padding in a pool without a null block.
 const NOTHING: i32 = -1;
 
-/// A padded block table: `[sequences][width]` frames, row-major, as paged attention kernels expect
-/// it.
-///
-/// Rows are padded with the null block's frame, or -1 in a pool without one.
+/// A padded block table: `[sequences][width]` frames, row-major, as paged attention kernels expect.
+/// The padding is the null block's frame, or -1 in a pool without one.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct BlockTable {
     entries: Vec<i32>,
@@ -42,9 +39,7 @@ impl BlockTable {
         Self::default()
     }
 
-    /// Creates an empty table whose rows have at least `width_min` entries.
-    ///
-    /// Captured graphs need a fixed shape.
+    /// Creates an empty table with rows of at least `width_min` entries, for captured graphs.
     pub fn with_width(width_min: usize) -> Self {
         Self { width_min, ..Self::default() }
     }
@@ -57,14 +52,13 @@ impl BlockTable {
     /// Returns the entries of one sequence, including padding.
     ///
     /// # Panics
-    ///
     /// If there is no such row.
     pub fn row(&self, row: usize) -> &[i32] {
         assert!(row < self.rows(), "row {row} is out of range: the table has {} rows", self.rows());
         &self.entries[row * self.width..][..self.width]
     }
 
-    /// Returns the number of tokens of each sequence, as of the moment that its row shows.
+    /// Returns the number of tokens of each sequence, as its row shows it.
     pub fn lengths(&self) -> &[i32] {
         &self.lengths
     }
@@ -74,10 +68,7 @@ impl BlockTable {
         self.lengths.len()
     }
 
-    /// Returns the number of entries per row.
-    ///
-    /// This is the number of blocks of the longest sequence, or the minimum width if that is
-    /// larger.
+    /// Returns the width of the rows: the blocks of the longest sequence, or the minimum width.
     pub fn width(&self) -> usize {
         self.width
     }
@@ -90,8 +81,7 @@ pub struct CsrTable {
     pub indptr: Vec<i32>,
     /// Frames, sequence by sequence.
     pub indices: Vec<i32>,
-    /// Tokens in each sequence's last block: 1 to `block_tokens`; 0 for an empty sequence.
-    /// `[sequences]`.
+    /// Tokens in each sequence's last block: 1 to `block_tokens`; 0 if empty. `[sequences]`.
     pub last_page_len: Vec<i32>,
 }
 
@@ -109,11 +99,10 @@ mod sealed {
         fn sequences(&self) -> &Sequences;
         fn sequence_id(&self) -> SequenceId;
         fn tokens(&self) -> u32;
-        /// Calls `f` with ids and tokens as of one moment; the effects of an earlier call must be
-        /// discarded.
+        /// Calls `f` with ids and tokens as of one moment; discard what earlier calls did.
         fn read(&self, f: impl FnMut(&[AtomicU32], u32));
-        /// Returns the frame of each block and the number of tokens, if frames are kept and no
-        /// block has moved since, as far as the log counted moves under the caller's batch.
+        /// Returns frames and number of tokens, if frames are kept and current as of `logged`
+        /// moves.
         fn frames(&self, _logged: MoveCount) -> Option<(&[i32], u32)> {
             None
         }
@@ -196,16 +185,10 @@ impl<T: sealed::List> sealed::List for &T {
 }
 
 impl Batch {
-    /// Builds the padded block table of these sequences.
-    ///
-    /// # Errors
-    ///
-    /// [`SequenceError::ForeignSequence`]; the table is then empty.
+    /// Builds the padded block table of these sequences; on an error it is empty.
     ///
     /// # Panics
-    ///
-    /// If the table has a [minimum width](BlockTable::with_width) whose product with the number of
-    /// rows exceeds memory.
+    /// If rows of the [minimum width](BlockTable::with_width) exceed memory.
     pub fn block_table<S: Listed>(
         &self,
         sequences: impl IntoIterator<Item = S, IntoIter: Clone>,
@@ -236,8 +219,7 @@ impl Batch {
                 continue;
             }
             sequence.read(|ids, tokens| {
-                // A view's sequence may have grown since its length was read; the row shows the
-                // earlier length.
+                // A view's sequence may have grown since its length was read.
                 let tokens = tokens.min(*length as u32);
                 *length = tokens as i32;
                 let ids = &ids[..tokens.div_ceil(block_tokens) as usize];
@@ -249,11 +231,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Builds the block table of these sequences in compressed sparse rows.
-    ///
-    /// # Errors
-    ///
-    /// [`SequenceError::ForeignSequence`]; the table is then empty.
+    /// Builds the block table of the sequences in compressed sparse rows; on an error it is empty.
     pub fn csr_table<S: Listed>(
         &self,
         sequences: impl IntoIterator<Item = S>,
@@ -293,11 +271,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Lists the number of tokens of each of these sequences, including drafted ones.
-    ///
-    /// # Errors
-    ///
-    /// [`SequenceError::ForeignSequence`]; `out` is then empty.
+    /// Lists the number of tokens of each sequence, including drafted ones; on an error, nothing.
     pub fn lengths<S: Listed>(
         &self,
         sequences: impl IntoIterator<Item = S>,
@@ -314,15 +288,8 @@ impl Batch {
         Ok(())
     }
 
-    /// Appends the slots of tokens to `out`, where a kernel writes their K and V.
-    ///
-    /// Each slot is `frame * block_tokens + offset`.
-    ///
-    /// Keeps the contents of `out`, so that one mapping serves all sequences of a batch.
-    ///
-    /// # Errors
-    ///
-    /// [`SequenceError::Invalid`], [`SequenceError::ForeignSequence`]; `out` is unchanged.
+    /// Appends to `out` the slots where a kernel writes the K and V of tokens, each `frame *
+    /// block_tokens + offset`; on an error nothing. One mapping can serve all of a batch.
     pub fn slot_mapping<S: Listed>(
         &self,
         sequence: S,
@@ -351,7 +318,6 @@ impl Batch {
     }
 }
 
-/// Returns an error for a range that is not within the first `length` tokens.
 #[inline]
 fn check_range(id: SequenceId, tokens: &Range<usize>, length: usize) -> Result<(), SequenceError> {
     let (start, end) = (tokens.start, tokens.end);
@@ -362,7 +328,6 @@ fn check_range(id: SequenceId, tokens: &Range<usize>, length: usize) -> Result<(
     Ok(())
 }
 
-/// Appends the slots of tokens, given the frame of the block at each place.
 #[inline]
 fn fill_slots(tokens: Range<usize>, block_tokens: u32, frame: impl Fn(usize) -> i32, out: &mut Vec<i64>) {
     out.reserve(tokens.len());

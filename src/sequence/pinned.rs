@@ -1,7 +1,6 @@
 //! Pinned prefixes: cached blocks that stay cached without an open sequence.
 //!
-//! A pinned prefix is a set of references, like those of a sequence on its shared blocks. A block
-//! with a reference is not evicted, so nothing else is needed. Compaction may move it.
+//! A pinned prefix is a set of references: referenced blocks are not evicted, but may be moved.
 
 use std::fmt;
 
@@ -14,9 +13,7 @@ use super::TOKENS_MAX;
 use super::registry::Sequences;
 use super::transfer::BlockRefs;
 
-/// Keeps a cached prefix from eviction until it is dropped.
-///
-/// It is one of the at most 8,191 references of each of its blocks.
+/// Keeps a cached prefix from eviction until dropped: one of at most 8,191 references on a block.
 #[must_use = "dropping it unpins the prefix"]
 pub struct PinnedPrefix {
     held: BlockRefs,
@@ -26,8 +23,7 @@ pub struct PinnedPrefix {
 }
 
 impl Sequences {
-    /// Pins the cached prefix of these tokens: all of their full blocks up to the first that is not
-    /// cached.
+    /// Pins the cached prefix of these tokens: their full blocks up to the first uncached one.
     pub(crate) fn pin_prefix(
         &self,
         keys: &PrefixKeys<'_>,
@@ -37,7 +33,7 @@ impl Sequences {
         if tokens.len() > TOKENS_MAX {
             return Err(PrefixError::NotCached { tokens: tokens.len() }.into());
         }
-        // Before the hashes: a clear that comes later makes them unfindable.
+        // Before the hashes: a later clear makes them unfindable.
         let era = cache.era();
         let hashes = cache.hasher().hashes(keys, tokens).map_err(PrefixError::from)?;
         let mut held = BlockRefs::new(self);
@@ -56,8 +52,7 @@ impl Sequences {
 }
 
 impl PinnedPrefix {
-    /// Returns the number of tokens of the prefix that are pinned: those of its full blocks that
-    /// were cached.
+    /// Returns the number of pinned tokens: those of the full blocks that were cached.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
@@ -67,8 +62,7 @@ impl PinnedPrefix {
         &self.held.blocks
     }
 
-    /// Returns its number, by which [`Pool::pinned_prefixes`](crate::Pool::pinned_prefixes) lists
-    /// it.
+    /// Returns its number in [`Pool::pinned_prefixes`](crate::Pool::pinned_prefixes).
     pub fn number(&self) -> u64 {
         self.number
     }

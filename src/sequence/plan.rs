@@ -14,39 +14,31 @@ use crate::ids::SequenceId;
 /// Maximum number of tokens of a sequence: the largest `i32` of a kernel.
 pub const TOKENS_MAX: usize = i32::MAX as usize;
 
-/// The error of a sequence of `length` tokens that would exceed [`TOKENS_MAX`].
 #[cold]
 pub(super) fn too_long(id: SequenceId, tokens: usize, length: usize) -> SequenceError {
     let got = format_args!("{tokens} after {length}");
     SequenceError::invalid(id, "tokens", got, format_args!("at most {TOKENS_MAX} in all"))
 }
 
-/// The error of an append without tokens.
 #[cold]
 pub(super) fn zero_tokens(id: SequenceId) -> SequenceError {
     SequenceError::invalid(id, "tokens", 0, "at least 1")
 }
 
-/// The effect of an append on a sequence's blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Growth {
-    /// Tokens before the append.
     pub from: u32,
-    /// Tokens after the append.
     pub length: u32,
-    /// First block written to, by its place in the sequence.
+    /// Place of the first block written to.
     pub first: u32,
-    /// Whether the first block written to already has tokens.
+    /// Whether that block already has tokens.
     pub tail: bool,
-    /// Number of blocks to allocate.
     pub fresh: u32,
-    /// Leading blocks that are full after the append.
     pub full: u32,
 }
 
 impl Growth {
-    /// Plans the growth by `tokens` that fit into the last block; `None` if they do not. Does not
-    /// divide.
+    /// Plans the growth by `tokens` that fit into the last block, else `None`. Does not divide.
     #[inline]
     pub(super) fn within_last(length: u32, blocks: u32, tokens: u32, block_tokens: u32) -> Option<Self> {
         let (after, room) = (length + tokens, u64::from(blocks) * u64::from(block_tokens));
@@ -57,8 +49,7 @@ impl Growth {
         Some(Self { from: length, length: after, first: blocks - 1, tail: true, fresh: 0, full })
     }
 
-    /// Plans the growth of a sequence of `length` tokens in `blocks` blocks by `tokens`. `None`:
-    /// too long.
+    /// Plans the growth of `length` tokens in `blocks` blocks by `tokens`. `None`: too long.
     #[inline]
     pub(super) fn plan(length: u32, blocks: u32, tokens: usize, block_tokens: u32) -> Option<Self> {
         debug_assert_eq!(blocks, length.div_ceil(block_tokens));
@@ -100,7 +91,6 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Places every token where the plan says.
         #[test]
         fn agrees_with_counting(length in 0u32..200, tokens in 1usize..200, block_tokens in 1u32..40) {
             let blocks_before = length.div_ceil(block_tokens);

@@ -14,14 +14,13 @@ use super::abandoned::Abandoned;
 use super::closing::Closing;
 use super::list::{BlockList, ListOwner};
 
-/// Number of preempted sequences that are remembered: most come back soon, and the others never.
+/// Number of preempted sequences that are remembered: most come back soon, or never.
 const PREEMPTED_MAX: usize = 1 << 16;
 
-/// The sequences of one pool. A clone refers to the same sequences.
+/// The open sequences of one pool. A clone refers to the same sequences.
 #[derive(Clone)]
 pub struct Sequences(pub(super) Arc<Shared>);
 
-/// State shared by all sequences and batches of a pool.
 pub(super) struct Shared {
     pub(super) blocks: Blocks,
     pub(super) storage: Option<std::sync::Arc<dyn Storage>>,
@@ -33,12 +32,11 @@ pub(super) struct Shared {
     open: Map<SequenceId, Open>,
     /// Closed sequences that were preempted and have not come back.
     preempted: Map<SequenceId, ()>,
-    /// The pinned prefixes and their blocks, by number.
     pinned: Map<u64, (PinnedInfo, std::sync::Arc<[BlockId]>)>,
     /// Number of references that batches hold until their copies on write are done.
     pub(super) copying: StatisticU64,
     pins: AtomicU64,
-    /// The pool of the floor above, which that floor sets and reads.
+    /// The pool above, set and read only by its module.
     #[cfg(not(kvpool_loom))]
     owner: std::sync::OnceLock<Owner>,
 }
@@ -57,16 +55,14 @@ pub struct PinnedInfo {
     pub since: Instant,
 }
 
-/// A weak reference to the pool of the floor above, whose type this floor does not know.
+/// A weak reference to the pool above, whose type this module does not know.
 #[cfg(not(kvpool_loom))]
 pub(crate) type Owner = std::sync::Weak<dyn std::any::Any + Send + Sync>;
 
-/// An open sequence, as it is known without its owner.
 #[derive(Clone)]
 struct Open {
     list: Arc<BlockList>,
     priority: Priority,
-    /// The newest batch when it was opened.
     opened: Ticket,
 }
 
@@ -81,15 +77,12 @@ impl Drop for Shared {
 }
 
 impl Sequences {
-    /// Creates a registry without open sequences. `storage` holds the bytes of `blocks`, if the
-    /// pool keeps any.
+    /// Creates a registry without open sequences. `storage` holds the bytes of `blocks`, if any.
     ///
     /// # Panics
-    ///
     /// If `block_tokens` is zero or exceeds the maximum length of a sequence.
     ///
     /// # Safety
-    ///
     /// Only `blocks` hands out the frames of `storage`: [stores](super::Batch::store) rely on it.
     pub unsafe fn new(
         blocks: Blocks,
@@ -100,14 +93,9 @@ impl Sequences {
         unsafe { Self::with_cache(blocks, storage, block_tokens, None) }
     }
 
-    /// Like [`new`](Self::new), with the prefix cache that keeps these blocks.
-    ///
-    /// # Panics
-    ///
-    /// As [`new`](Self::new).
+    /// As [`new`](Self::new), with the prefix cache that keeps these blocks.
     ///
     /// # Safety
-    ///
     /// As [`new`](Self::new).
     pub unsafe fn with_cache(
         blocks: Blocks,
@@ -120,14 +108,9 @@ impl Sequences {
         unsafe { Self::sampled(blocks, storage, block_tokens, cache, sampler) }
     }
 
-    /// Like [`with_cache`](Self::with_cache), with a sampler of allocation times.
-    ///
-    /// # Panics
-    ///
-    /// As [`new`](Self::new).
+    /// As [`with_cache`](Self::with_cache), with a sampler of allocation times.
     ///
     /// # Safety
-    ///
     /// As [`new`](Self::new).
     pub(crate) unsafe fn sampled(
         blocks: Blocks,
@@ -159,7 +142,6 @@ impl Sequences {
         }))
     }
 
-    /// Sets the pool of the floor above, once.
     #[cfg(not(kvpool_loom))]
     pub(crate) fn set_owner(&self, owner: Owner) {
         let _ = self.0.owner.set(owner);
@@ -179,7 +161,7 @@ impl Sequences {
         }
     }
 
-    /// Poisons the pool if the outcome reports a lost device: it hands out no blocks any more.
+    /// Poisons the pool if the outcome reports a lost device.
     pub(super) fn noting_loss<T>(&self, outcome: Result<T, StorageError>) -> Result<T, StorageError> {
         if outcome.as_ref().is_err_and(StorageError::is_lost) {
             self.0.blocks.poison();
@@ -197,7 +179,6 @@ impl Sequences {
         SequenceView { sequences: self.clone(), id, list, priority, opened }
     }
 
-    /// Returns the number of abandoned batches, and of closed sequences that wait for batches.
     pub(crate) fn unfinished(&self) -> (u64, usize) {
         (self.0.abandoned.count(), self.0.closing.len())
     }
@@ -252,7 +233,7 @@ impl Sequences {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Remembers that a sequence was preempted, until it comes back; of too many, none.
+    /// Remembers that a sequence was preempted, unless there are too many, until it comes back.
     pub(super) fn note_preempted(&self, id: SequenceId) {
         let preempted = &self.0.preempted;
         if preempted.len() >= PREEMPTED_MAX {
@@ -261,12 +242,10 @@ impl Sequences {
         preempted.insert_new(id, ());
     }
 
-    /// Returns whether a sequence was preempted and comes back now.
     pub(super) fn take_preempted(&self, id: SequenceId) -> bool {
         self.0.preempted.get(&id).inspect(|()| self.0.preempted.remove(&id)).is_some()
     }
 
-    /// Lists a pinned prefix, and returns its number.
     pub(super) fn list_pinned(&self, tokens: usize, blocks: &[BlockId]) -> u64 {
         // Relaxed: only uniqueness matters.
         let number = self.0.pins.fetch_add(1, Relaxed);
@@ -279,14 +258,12 @@ impl Sequences {
         self.0.pinned.remove(&number);
     }
 
-    /// Returns the pinned prefixes, oldest first.
     pub(crate) fn pinned_prefixes(&self) -> Vec<PinnedInfo> {
         let mut pinned = self.0.pinned.entries();
         pinned.sort_unstable_by_key(|&(number, _)| number);
         pinned.into_iter().map(|(_, (info, _))| info).collect()
     }
 
-    /// Returns the references of open sequences, of pinned prefixes, and of batches in flight.
     pub(crate) fn accounts(&self) -> Accounts {
         let unlisted = self.0.copying.load(Relaxed) as usize;
         let mut accounts = Accounts { listed: Vec::new(), unlisted, lists_shared: unlisted == 0 };
@@ -299,7 +276,6 @@ impl Sequences {
         accounts
     }
 
-    /// Registers an id, and returns the owner's side of its new list.
     pub(super) fn register(&self, id: SequenceId, priority: Priority) -> Result<ListOwner, SequenceError> {
         let owner = ListOwner::new(self.0.block_tokens);
         let opened = self.0.blocks.clock().newest();
@@ -324,10 +300,8 @@ impl fmt::Debug for Sequences {
     }
 }
 
-/// A view of a sequence, for threads other than its owner's.
-///
-/// Each read returns the sequence as of some moment during the call. The view of a closed sequence
-/// is empty, once the batches that write to it have ended.
+/// A view of a sequence, for threads other than its owner's. Each read is of some moment during the
+/// call; the sequence is empty once it is closed and its writers' batches have ended.
 #[derive(Clone)]
 pub struct SequenceView {
     pub(super) sequences: Sequences,
@@ -348,9 +322,7 @@ impl SequenceView {
         self.priority
     }
 
-    /// Returns the newest batch at the time when the sequence was opened; 0 before the first batch.
-    ///
-    /// Of two sequences of a pool, the one with the larger ticket is younger.
+    /// Returns the newest batch when the sequence was opened, or 0: a larger ticket is younger.
     pub fn opened(&self) -> Ticket {
         self.opened
     }
@@ -383,9 +355,7 @@ impl SequenceView {
         self.list.read(|ids, _| ids.iter().map(|id| BlockId(id.load(Acquire))).collect())
     }
 
-    /// Calls `f` with the place and id of each block, in order.
-    ///
-    /// Starts again from the first block if the owner rewrites the list meanwhile.
+    /// Calls `f` with the place and id of each block; again from the first if they change.
     pub fn for_each_block(&self, mut f: impl FnMut(u32, BlockId)) {
         self.list.read(|ids, _| (0..).zip(ids).for_each(|(place, id)| f(place, BlockId(id.load(Acquire)))));
     }

@@ -1,12 +1,9 @@
 //! Reservation: blocks that a sequence owns beyond its tokens, for appends that cannot fail.
 //!
-//! Reserved blocks are allocated like those of the list, with one reference, and are recorded as
-//! the sequence's. They hold no tokens and are in no table; no batch has seen them, except for
-//! those that an [abandoned](super::abandoned) batch gave back (`was_listed`). An append takes them
-//! in order before it allocates. So a reservation needs no protocol of its own: a reserved block is
-//! owned, in every sense of the block word.
-//!
-//! A reserved block is not sealed, so compaction leaves it where it is.
+//! Reserved blocks are allocated and owned like those of the list, with one reference. They hold no
+//! tokens and are in no table; no batch has seen them, except for those that an
+//! [abandoned](super::abandoned) batch gave back (`was_listed`). An append takes them in order
+//! before it allocates. They are not sealed, so compaction does not move them.
 
 use smallvec::SmallVec;
 
@@ -19,13 +16,13 @@ use super::plan::{Growth, too_long};
 use super::registry::Sequences;
 use super::sequence::{Access, Sequence};
 
-/// Allocates blocks for the end of a list and passes on each, at once or in a turn of the queue.
+/// Allocates blocks for the end of a list, and passes on each.
 pub(super) type Allocate<'a> =
     &'a mut dyn FnMut(&AllocRequest, ListEnd, &mut dyn FnMut(BlockId)) -> Result<(), AllocError>;
 
 impl Sequence {
-    /// Allocates blocks behind cached ones, of which `last` is the last. On an error these, `shared`,
-    /// return to their places in the eviction order.
+    /// Allocates blocks behind cached ones, the last of which is `last`. On an error these,
+    /// `shared`, return to their places in the eviction order.
     pub(super) fn allocate_behind(
         &self,
         last: Option<BlockId>,
@@ -56,16 +53,12 @@ impl Sequence {
 
     /// Reserves the blocks that the next `tokens` tokens need, without waiting.
     ///
-    /// Appends take reserved blocks first, and an append for which they suffice cannot fail for
-    /// lack of blocks. Blocks that are reserved already count. If the last block is shared, its
-    /// copy is reserved too; if it becomes shared later, by a [fork](Self::fork), the next append
-    /// needs one block more. Reservations belong to this sequence alone: forks have none, and a
-    /// sequence that moves to another pool leaves its own behind.
+    /// Appends take reserved blocks first, and cannot fail for lack of blocks while these suffice.
+    /// They include the copy of a shared last block; a later [fork](Self::fork) costs one more.
+    /// Forks have no reservation, and a transfer to another pool leaves it behind.
     ///
     /// # Errors
-    ///
-    /// [`SequenceError::Alloc`] if there are too few blocks, or more than the pool has are needed,
-    /// those of the sequence included;
+    /// [`SequenceError::Alloc`] if there are too few blocks, or the sequence would exceed the pool;
     /// [`SequenceError::Invalid`] for too many tokens. The sequence is unchanged.
     pub fn reserve(&mut self, tokens: usize) -> Result<(), SequenceError> {
         let _call = call();
@@ -74,7 +67,6 @@ impl Sequence {
         Ok(self.allocate_reserved(&pool, &request)?)
     }
 
-    /// Adds these blocks of its pool to the reservation, without waiting.
     pub(super) fn allocate_reserved(
         &mut self,
         pool: &Blocks,
@@ -97,14 +89,12 @@ impl Sequence {
         reserved.len()
     }
 
-    /// Tells views the number of reserved blocks, after it has changed.
     #[inline]
     pub(super) fn note_reserved(&self) {
         self.list.note_reserved(self.reserved.len());
     }
 
-    /// Makes these new blocks, in order, its reservation, except for the last `leave` of them, which
-    /// are released.
+    /// Makes these new blocks, in order, its reservation, and releases the last `leave` of them.
     pub(super) fn reserve_but(&mut self, mut blocks: Vec<BlockId>, leave: usize) {
         blocks.reverse();
         let left: SmallVec<[BlockId; 8]> = blocks.drain(..leave).collect();
@@ -131,7 +121,6 @@ impl Sequence {
         }
     }
 
-    /// Returns an error unless the sequence is one of these.
     pub(crate) fn check_in(&self, sequences: &Sequences) -> Result<(), SequenceError> {
         let is_own = self.sequences.same(sequences);
         if is_own { Ok(()) } else { Err(SequenceError::ForeignSequence { id: self.id() }) }
@@ -150,7 +139,7 @@ impl Sequence {
         Ok(self.lacking(needed)?)
     }
 
-    /// Returns the request for the blocks by which the reservation falls short of `needed`.
+    /// Returns the request for the blocks that the reservation lacks of `needed`.
     pub(super) fn lacking(&self, needed: usize) -> Result<Option<AllocRequest>, AllocError> {
         let asked = needed.saturating_sub(self.reserved.len());
         if asked == 0 {
@@ -160,26 +149,23 @@ impl Sequence {
         Ok(Some(AllocRequest::new(asked).sequence(self.id()).priority(self.priority())))
     }
 
-    /// Returns an error if the pool, with all other blocks free, has too few for the sequence and
-    /// `more` blocks.
+    /// Returns an error if the whole pool has too few blocks for the sequence and `more` blocks.
     fn check_fits(&self, more: usize) -> Result<(), AllocError> {
         let whole = AllocRequest::new(self.list.len() + self.reserved.len() + more);
         self.pool_blocks().check_request(&whole.sequence(self.id()).priority(self.priority()))
     }
 
-    /// Returns whether an append into the last block may need a block for its copy.
     pub(super) fn copies_tail(&self, place: u32) -> bool {
         let Some(tail) = self.list.last() else { return false };
         // A sealed block that only this sequence owns is reopened, but copied while it moves.
         self.access(place, self.pool_blocks().word(tail), Ticket(0)) != Access::Open
     }
 
-    /// Adds the blocks that `allocate` takes to the reservation.
     fn take_reserved(
         &mut self,
         allocate: impl FnOnce(&mut dyn FnMut(BlockId)) -> Result<(), AllocError>,
     ) -> Result<(), AllocError> {
-        // Usually the reservation is empty, and its memory is used again.
+        // Usually the reservation is empty, and its memory is reused.
         let mut before = std::mem::take(&mut self.reserved);
         let mut taken = if before.is_empty() { std::mem::take(&mut before) } else { Vec::new() };
         let outcome = allocate(&mut |id| taken.push(id));
@@ -196,7 +182,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// Tries once, in the turn of a place in the queue, to reserve blocks for `tokens` more tokens.
+    /// Tries once to reserve blocks for `tokens` more tokens, in the turn of a place in the queue.
     pub(crate) fn reserve_in_turn(
         &mut self,
         request: &AllocRequest,

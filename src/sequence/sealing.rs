@@ -10,8 +10,7 @@ use super::sequence::Sequence;
 const REGISTERED_AHEAD: u32 = 12;
 
 impl Sequence {
-    /// Makes the open ones of the first `full` blocks, which are full of final tokens, due after the
-    /// batches that wrote to the sequence so far.
+    /// Makes the open ones of the first `full` blocks, all final, due after current writers.
     pub(super) fn complete(&mut self, full: u32) {
         self.seals.complete(full, self.writers.newest());
     }
@@ -28,10 +27,9 @@ impl Sequence {
 
     #[cold]
     fn seal_due(&mut self, full: u32, writer: Ticket) -> bool {
-        // The first holds back the blocks for batches that wrote to other sequences; the second for
-        // later batches of this one.
+        // The first covers writers of other sequences, the second later batches of this one.
         let ended = self.pool_blocks().clock().ended(writer) || self.writing().is_none();
-        // The second only after the first: the log has those of the writers that were abandoned.
+        // After `ended`: writers that were abandoned are in the log by then.
         let is_written = ended && !self.is_stale();
         if is_written {
             self.look_for_uncached(self.list.len());
@@ -41,7 +39,6 @@ impl Sequence {
         is_written
     }
 
-    /// Seals blocks, and registers those whose hashes are known.
     fn seal_blocks(&self, places: Range<u32>) {
         let pool = self.pool_blocks();
         let handle = |place: u32| pool.handle(self.list.id(place as usize));
@@ -70,10 +67,8 @@ impl Sequence {
         cache.register(pool, known.looked, registered);
     }
 
-    /// Registers the unfinished last block, if it may be reused.
-    ///
-    /// Its tokens must be final and known, its writers must have ended, and everything before it
-    /// must have been computed.
+    /// Registers the unfinished last block, if it may be reused: its tokens are final and known,
+    /// its writers have ended, and everything before it was computed.
     fn register_tail(&mut self) {
         let Some((known, cache)) = self.token_hashes().filter(|_| self.reuses_tail) else { return };
         let (length, pool) = (self.len(), self.pool_blocks());
@@ -94,7 +89,7 @@ impl Sequence {
         }
     }
 
-    /// Seals and registers its blocks as far as possible now, before they are released.
+    /// Seals and registers as many blocks as possible before they are released.
     pub(super) fn make_findable(&mut self) {
         loop {
             self.catch_up();

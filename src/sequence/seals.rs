@@ -1,9 +1,9 @@
 //! When each block of a sequence is sealed, and by which batch: bookkeeping only.
 //!
-//! A block is sealed once it is full, its tokens are final, and every batch that wrote to it has
-//! ended. Usually one batch wrote the last missing tokens, and seals the block when it ends: the
-//! block is *promised* to that batch. Otherwise (another writer is in flight, or the tokens became
-//! final later) the sequence seals it at its next operation after the writers have ended.
+//! A block is sealed once it is full of final tokens and every batch that wrote to it has ended.
+//! Usually one batch wrote the last missing tokens: the block is *promised* to it, and it seals the
+//! block when it ends. Otherwise (another writer is in flight, or the tokens became final later)
+//! the sequence seals it at its next operation after the writers have ended.
 //!
 //! ```text
 //! blocks   0 .. settled                sealed, or promised to a batch
@@ -16,13 +16,11 @@
 //! Blocks that become due later join `due[1]`, so that `due[0]` waits for a fixed batch, however
 //! fast the sequence grows under overlapping batches.
 //!
-//! A promise belongs to a batch that another thread may end at any moment. Therefore a promised,
-//! not yet sealed block is never written to again but copied, unless the writing batch is the one
-//! that holds the promise and can withdraw it.
+//! Another thread may end the promised batch at any moment. A promised, unsealed block is therefore
+//! copied, not written, unless the writing batch holds the promise and can withdraw it.
 
 use crate::ids::Ticket;
 
-/// Seals and promises of one sequence's blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Seals {
     settled: u32,
@@ -31,8 +29,7 @@ pub(super) struct Seals {
     due: [Due; 2],
 }
 
-/// Full blocks of final tokens that wait for the batches that wrote them. Empty if `full` is not
-/// above the preceding range.
+/// Full blocks of final tokens that wait for their writers; empty unless above the preceding range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Due {
     full: u32,
@@ -40,26 +37,23 @@ struct Due {
 }
 
 impl Seals {
-    /// Returns the number of leading blocks that are sealed or promised.
     #[inline]
     pub(super) fn settled(&self) -> u32 {
         self.settled
     }
 
-    /// Returns the block up to which, and the batch after which, the sequence may seal next.
+    /// Returns the block up to which the sequence may seal next, and the batch that must end first.
     #[inline]
     pub(super) fn due(&self) -> Option<(u32, Ticket)> {
         (self.due[0].full > self.settled).then_some((self.due[0].full, self.due[0].writer))
     }
 
-    /// Returns whether the block is promised to this batch.
     #[inline]
     pub(super) fn is_promised_to(&self, block: u32, batch: Ticket) -> bool {
         (self.promised_from..self.settled).contains(&block) && self.promised_to == batch
     }
 
-    /// Promises the open blocks up to `full` to a batch, the only one in flight that wrote to them.
-    /// It may also have written to the next block.
+    /// Promises the open blocks up to `full` to the only batch in flight that wrote to them.
     pub(super) fn promise(&mut self, full: u32, batch: Ticket) {
         if self.promised_to != batch {
             self.promised_from = self.settled;
@@ -72,8 +66,7 @@ impl Seals {
         self.due.iter_mut().for_each(|due| due.writer = due.writer.max(batch));
     }
 
-    /// Records that the blocks up to `full` are full of final tokens; the open ones among them
-    /// become due, after the batches up to `writer`, the newest that wrote to the sequence.
+    /// Makes the open ones of the first `full` blocks due, after all batches up to `writer`.
     pub(super) fn complete(&mut self, full: u32, writer: Ticket) {
         if full <= self.settled.max(self.due[0].full).max(self.due[1].full) {
             return;
@@ -82,7 +75,6 @@ impl Seals {
         self.due[place] = Due { full, writer };
     }
 
-    /// Records that the sequence has sealed the blocks that were due next.
     pub(super) fn sealed(&mut self) {
         let [next, later] = self.due;
         // Earlier promises lie below; nothing in the new range is promised.
@@ -95,14 +87,12 @@ impl Seals {
         (self.settled, self.promised_from) = (blocks, blocks);
     }
 
-    /// Reduces the sequence to `blocks` blocks, of which `full` are full.
     pub(super) fn truncate(&mut self, blocks: u32, full: u32) {
         self.settled = self.settled.min(blocks);
         self.promised_from = self.promised_from.min(blocks);
         self.due.iter_mut().for_each(|due| due.full = due.full.min(full));
     }
 
-    /// Reopens the last block.
     pub(super) fn reopen(&mut self, block: u32) {
         self.truncate(block, block);
     }
@@ -141,8 +131,7 @@ mod tests {
         assert_eq!(seals.settled(), 6);
     }
 
-    /// The oldest blocks of a sequence that fills blocks faster than batches end are still sealed
-    /// in time.
+    /// The oldest blocks are sealed in time if a sequence fills blocks faster than batches end.
     #[test]
     fn what_is_due_first_does_not_wait_for_what_comes_later() {
         let mut seals = Seals::default();

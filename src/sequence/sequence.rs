@@ -20,9 +20,7 @@ use super::registry::Sequences;
 use super::seals::Seals;
 use super::token_hashes::TokenHashes;
 
-/// The tokens of one request, and the blocks that hold them.
-///
-/// Grows through [`Batch::append`](super::Batch::append). Dropping it closes it and releases its
+/// The tokens of one request, and the blocks that hold them. Dropping it closes it and releases its
 /// blocks, in reverse order.
 pub struct Sequence {
     pub(super) sequences: Sequences,
@@ -30,42 +28,38 @@ pub struct Sequence {
     priority: Priority,
     pub(super) list: ListOwner,
     pub(super) frames: Frames,
-    /// A frame of the unit that it reserves for its growth.
+    /// A frame of the unit that is reserved for its growth.
     reserved_for_growth: Option<FrameId>,
-    /// Blocks for its next tokens, the last one first.
+    /// Blocks for the next tokens, the last one first.
     pub(super) reserved: Vec<BlockId>,
     pub(super) committed: u32,
     pub(super) seals: Seals,
-    /// Whether reserved blocks may have been in the list, where batches in flight can have seen
-    /// them.
+    /// Whether batches in flight may have seen reserved blocks in the list.
     pub(super) was_listed: bool,
-    /// Batches that wrote to its blocks. Unlike `seals`, it knows every one that is in flight.
+    /// Batches that wrote to its blocks, including all that are in flight, unlike `seals`.
     pub(super) writers: BatchSet,
-    /// What batches wrote that may be abandoned.
+    /// Writes of batches that may be abandoned.
     pub(super) writes: Writes,
-    /// Number of abandoned batches when it last looked.
+    /// Number of abandoned batches at the last look.
     pub(super) seen: AtomicU64,
-    /// Block hashes, in a pool with a prefix cache.
     pub(super) known: Option<Box<TokenHashes>>,
-    /// Full blocks of the prompt that was looked up, and of its cached prefix, until they are
-    /// counted.
+    /// Full blocks of the looked-up prompt and of its cached prefix, until they are counted.
     pub(super) lookup: Option<(usize, usize)>,
-    /// Whether its unfinished last block is registered when it is closed.
+    /// Whether close registers the unfinished last block.
     pub(super) reuses_tail: bool,
-    /// Whether it has given up its id.
     pub(super) is_closed: bool,
 }
 
-/// Required before a write into a block that already has tokens.
+/// What a write into a block with tokens requires.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Access {
-    /// Nothing: this sequence owns the block exclusively, and the block is open.
+    /// Nothing: the block is open, and owned exclusively.
     Open,
-    /// Reopen it: this sequence owns it exclusively.
+    /// Reopen it: it is sealed, and owned exclusively.
     Reopen,
-    /// Withdraw the promise to seal it from the writing batch.
+    /// Withdraw the writing batch's promise to seal it.
     Withdraw,
-    /// Copy it: it is shared, or promised to another batch.
+    /// Copy it: it is shared, cached, or promised to another batch.
     Copy,
 }
 
@@ -97,12 +91,10 @@ impl Sequence {
         self.id
     }
 
-    /// Returns the tag of its pool.
     pub(crate) fn pool_tag(&self) -> PoolTag {
         self.pool_blocks().tag()
     }
 
-    /// Returns the sequences of its pool.
     pub(crate) fn sequences(&self) -> &Sequences {
         &self.sequences
     }
@@ -112,15 +104,12 @@ impl Sequence {
         self.priority
     }
 
-    /// Returns the number of its tokens, including drafted ones.
-    ///
-    /// Less than before if a batch that appended some of them was [abandoned](super::Batch).
+    /// Returns the number of its tokens, with drafted but without [abandoned](super::Batch) ones.
     #[inline]
     pub fn len(&self) -> usize {
         self.extent().0 as usize
     }
 
-    /// Returns the number of its tokens, and of the blocks that hold them.
     #[inline]
     pub(super) fn extent(&self) -> (u32, usize) {
         match self.withdrawn() {
@@ -152,34 +141,25 @@ impl Sequence {
         self.list.ids()[..self.block_count()].iter().map(|id| BlockId(id.load(Relaxed)))
     }
 
-    /// Returns the number of leading blocks that are sealed, or that a batch in flight seals when it
-    /// ends.
-    ///
-    /// The sequence itself seals the others: full blocks of final tokens at its next operation after
-    /// the batches that wrote them have ended.
+    /// Returns the number of leading blocks that are sealed, or that a batch in flight seals at its
+    /// end. The sequence seals other full blocks of final tokens once their writers have ended.
     #[inline]
     pub fn settled_blocks(&self) -> usize {
         (self.seals.settled() as usize).min(self.block_count())
     }
 
-    /// Returns a handle for each block, for inspection and pins; valid while the block is in the
-    /// sequence.
+    /// Returns a handle for each block, valid while the block is in the sequence.
     pub fn handles(&self) -> impl ExactSizeIterator<Item = BlockHandle> + DoubleEndedIterator {
         self.blocks().map(|id| self.pool_blocks().handle(id))
     }
 
-    /// Returns the number of tokens whose ids are known.
-    ///
-    /// These are the tokens that it was [opened with](super::SequenceBuilder::tokens) and those
-    /// [announced](Self::announce) since. May exceed its length if not all of them are appended
-    /// yet. 0 in a pool without a prefix cache.
+    /// Returns the number of tokens with known ids, appended or not. 0 without a prefix cache.
     pub fn announced(&self) -> usize {
         let announced = self.known.as_ref().map_or(0, |known| known.announced());
         self.withdrawn().map_or(announced, |write| announced.min(write.announced.max(write.from) as usize))
     }
 
-    /// Returns the hashes of the full blocks of its announced tokens, in order: of blocks that are
-    /// written, and of those that will be. Empty in a pool without a prefix cache.
+    /// Returns the hashes of the full blocks of its [announced](Self::announced) tokens, in order.
     pub fn block_hashes(&self) -> &[BlockHash] {
         let blocks = self.announced() / self.sequences.block_tokens();
         self.known.as_ref().map_or(&[], |known| &known.hashes()[..blocks.min(known.hashes().len())])
@@ -187,16 +167,12 @@ impl Sequence {
 
     /// Announces the next tokens, before they are appended, or before drafted ones become final.
     ///
-    /// Blocks full of known tokens can be reused. Without a prefix cache this does nothing.
-    ///
-    /// Takes constant time per token. Once tokens become final without being announced, neither
-    /// their blocks nor any later ones can be reused, unless those tokens are [taken
-    /// back](Self::truncate).
+    /// Blocks full of known tokens can be reused. If tokens become final unannounced, their blocks
+    /// and all later ones cannot be reused until those tokens are [removed](Self::truncate). Takes
+    /// constant time per token; does nothing without a prefix cache.
     ///
     /// # Errors
-    ///
-    /// [`SequenceError::TokensUnknown`] if there are final tokens that were not announced; nothing
-    /// has changed.
+    /// [`SequenceError::TokensUnknown`] if there are final tokens that were not announced.
     pub fn announce(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
         self.catch_up();
         match (&mut self.known, self.sequences.cache()) {
@@ -205,17 +181,16 @@ impl Sequence {
         }
     }
 
-    /// Adds the extra key of a range of the next tokens, before the first of them is announced: an
-    /// image in a later turn, for example. Those of a prompt are part of its
+    /// Adds the extra key of a range of the next tokens before the first of them is announced, such
+    /// as an image in a later turn. A prompt's belong to its
     /// [keys](crate::prefix::PrefixKeys::extra_keys).
     ///
-    /// Forks and copies in other pools have it too. [Truncation](Self::truncate) removes the keys
-    /// of ranges that begin at the cut or after it. Without a prefix cache this does nothing.
+    /// Forks and copies in other pools keep it; [truncation](Self::truncate) at or before the start
+    /// of its range removes it. Does nothing without a prefix cache.
     ///
     /// # Errors
-    ///
-    /// [`SequenceError::Prefix`] if the key has no bytes, or the range has no tokens, ends behind the
-    /// longest sequence, or begins before [`announced`](Self::announced); nothing has changed.
+    /// [`SequenceError::Prefix`] if the key or the range is empty, or the range begins before
+    /// [`announced`](Self::announced) or ends past the longest sequence.
     pub fn extra_key(&mut self, tokens: Range<usize>, key: &[u8]) -> Result<(), SequenceError> {
         self.catch_up();
         match (&mut self.known, self.sequences.cache()) {
@@ -224,16 +199,14 @@ impl Sequence {
         }
     }
 
-    /// Creates another sequence with the same tokens in the same blocks.
+    /// Creates another sequence with the same tokens in the same blocks. The first write to a
+    /// shared block, by either sequence, goes to a copy.
     ///
-    /// The first write to a shared block, by either sequence, goes to a copy. Only written bytes
-    /// are shared: store a batch's tokens (on a device: enqueue the stores) before the fork.
+    /// Only written bytes are shared: first store a batch's tokens, or enqueue the stores.
     ///
     /// # Errors
-    ///
-    /// [`SequenceError::AlreadyOpen`], or [`SequenceError::Handle`] with
-    /// [`TooManyReferences`](crate::HandleError::TooManyReferences) if a block has the
-    /// maximum of 8,191 references. Nothing is then shared.
+    /// [`SequenceError::AlreadyOpen`], or [`SequenceError::Handle`] if a block has the maximum of
+    /// 8,191 references. Nothing is then shared.
     pub fn fork(&self, id: SequenceId) -> Result<Self, SequenceError> {
         let _call = call();
         let mut list = self.sequences.register(id, self.priority)?;
@@ -246,7 +219,6 @@ impl Sequence {
         ids.iter().enumerate().for_each(|(place, &id)| list.stage(place, id));
         list.publish(self.list.tokens());
         let mut fork = Self::new(self.sequences.clone(), id, self.priority, list);
-        // Of the same blocks, on which the fork has references too.
         fork.frames = self.frames.clone();
         (fork.committed, fork.seals, fork.writers) = (self.committed, self.seals.forked(), self.writers);
         (fork.writes, fork.seen) = (self.writes.clone(), AtomicU64::new(self.seen.load(Relaxed)));
@@ -255,19 +227,15 @@ impl Sequence {
         Ok(fork)
     }
 
-    /// Returns the blocks of its list, of which some may be withdrawn.
+    /// Returns the blocks of its list, including those that may be withdrawn.
     pub(super) fn listed(&self) -> impl ExactSizeIterator<Item = BlockId> {
         self.list.ids().iter().map(|id| BlockId(id.load(Relaxed)))
     }
 
-    /// Declares the first `length` tokens final.
-    ///
-    /// Full blocks of final tokens are sealed once the batches that wrote them have ended: at once,
-    /// or at a later operation on the sequence. Tokens stay final: a `length` below
-    /// [`committed`](Self::committed) has no effect.
+    /// Declares the first `length` tokens final; no effect below [`committed`](Self::committed).
+    /// Full blocks of final tokens are sealed once the batches that wrote them have ended.
     ///
     /// # Errors
-    ///
     /// [`SequenceError::Invalid`] if the sequence has fewer tokens.
     pub fn commit(&mut self, length: usize) -> Result<(), SequenceError> {
         let _call = call();
@@ -284,14 +252,14 @@ impl Sequence {
         Ok(())
     }
 
-    /// Accepts the beginning of a [draft](super::Tokens::Draft): announces the ids of its tokens,
-    /// makes them final, and removes the rest of the draft.
+    /// Announces the ids of the first tokens of a [draft](super::Tokens::Draft), makes them final,
+    /// and removes the rest of the draft.
     ///
     /// # Errors
-    ///
-    /// The sequence is unchanged: [`SequenceError::Invalid`] if fewer tokens were drafted; in a pool with a prefix cache [`SequenceError::TokensUnknown`] if not all final
-    /// tokens were announced, and [`SequenceError::TokensAhead`] if others were. Unchanged except
-    /// for what a batch that is abandoned at this moment takes back.
+    /// [`SequenceError::Invalid`] if fewer tokens were drafted; with a prefix cache
+    /// [`SequenceError::TokensUnknown`] if not all final tokens were announced, and
+    /// [`SequenceError::TokensAhead`] if others were. Nothing has changed, or only an
+    /// [abandoned](super::Batch) batch was withdrawn.
     pub fn accept(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
         let _call = call();
         self.catch_up();
@@ -312,20 +280,17 @@ impl Sequence {
         SequenceError::invalid(self.id, what, asked, format_args!("at most its {} tokens", self.len()))
     }
 
-    /// Removes all tokens but the first `length`.
+    /// Removes all tokens after the first `length`, and releases the blocks no longer needed, in
+    /// reverse order. Also removes tokens announced but not appended, and the [extra
+    /// keys](Self::extra_key) of ranges that begin at `length` or later; a `length` equal to the
+    /// sequence's has no effect.
     ///
-    /// Releases the blocks no longer needed, in reverse order.
-    ///
-    /// Tokens announced but not appended are removed too, and the [extra keys](Self::extra_key) of
-    /// ranges that begin at `length` or later; a `length` equal to the sequence's has no effect.
-    ///
-    /// Intended for rejected drafts, but final tokens can be removed too. The next append then
-    /// writes into a block of final tokens: it is reopened if this sequence owns it exclusively,
-    /// and copied if it is shared or promised to a batch. On a device, batches in flight that still
-    /// read the removed tokens must precede that append in stream order.
+    /// Intended for rejected drafts, but can also remove final tokens. The next append into a block
+    /// of final tokens then reopens it, or copies it if it is shared, cached or promised to a
+    /// batch. On a device, batches in flight that still read the removed tokens must precede that
+    /// append in stream order.
     ///
     /// # Errors
-    ///
     /// [`SequenceError::Invalid`] if the sequence has fewer tokens.
     pub fn truncate(&mut self, length: usize) -> Result<(), SequenceError> {
         let _call = call();
@@ -337,8 +302,7 @@ impl Sequence {
         Ok(())
     }
 
-    /// [Truncates](Self::truncate) to `length` tokens, and keeps the extra keys of ranges that
-    /// begin before `keys_to`.
+    /// [Truncates](Self::truncate), but keeps the extra keys of ranges that begin before `keys_to`.
     pub(super) fn take_back(&mut self, length: usize, keys_to: usize) {
         let takes_back = length < self.list.tokens() as usize;
         self.look_for_uncached(self.list.len());
@@ -350,7 +314,6 @@ impl Sequence {
         self.settle();
     }
 
-    /// Publishes a new length of the list, and follows it with the frames.
     #[inline(always)]
     pub(super) fn publish(&mut self, tokens: u32) {
         self.list.publish(tokens);
@@ -359,7 +322,6 @@ impl Sequence {
         }
     }
 
-    /// Returns the block hashes and the cache whose hashes they are, in a pool with one.
     #[inline]
     pub(super) fn token_hashes(&self) -> Option<(&TokenHashes, &PrefixCache)> {
         Some((self.known.as_deref()?, self.sequences.cache()?))
@@ -369,8 +331,7 @@ impl Sequence {
         &self.sequences.0.blocks
     }
 
-    /// Looks whether its first `written` blocks were uncached: then nothing that it registers is
-    /// found any more. Returns the newest call that uncached hashes.
+    /// Finds out whether the first `written` blocks were uncached. Returns the newest uncache call.
     #[inline]
     pub(super) fn look_for_uncached(&mut self, written: usize) -> u64 {
         let Some((known, cache)) = self.known.as_mut().zip(self.sequences.cache()) else { return u64::MAX };
@@ -378,7 +339,6 @@ impl Sequence {
         known.looked
     }
 
-    /// Returns a batch in flight that may write to its blocks, if there is one.
     pub(super) fn writing(&self) -> Option<Ticket> {
         match self.pool_blocks().clock().state(&self.writers) {
             SetState::Ended => None,
@@ -393,7 +353,7 @@ impl Sequence {
         self.writers
     }
 
-    /// Returns what a write by this batch into a block with tokens requires.
+    /// Returns what this batch must do before it writes into a block with tokens.
     #[inline]
     pub(super) fn access(&self, place: u32, word: BlockWord, batch: Ticket) -> Access {
         if word.refs() != 1 || word.is_cached() {
@@ -405,22 +365,19 @@ impl Sequence {
         } else if word.is_sealed() {
             Access::Reopen
         } else {
-            // Promised to a batch that may end at any moment. Reached by
-            // `a_promised_block_is_copied`.
+            // A batch may end at any moment. Reached by `a_promised_block_is_copied`.
             Access::Copy
         }
     }
 
-    /// Returns the place at which its next blocks are best placed.
     pub(super) fn list_end(&self) -> ListEnd {
         let last = self.last_frame();
         let next = last.map(|last| FrameId(last.0 + 1));
-        // The next frame may be the first one of a unit that another sequence reserves.
+        // The next frame may be the first of a unit that another sequence reserves.
         let reserves = next.is_some() && self.reserved_for_growth.map(unit_of) == next.map(unit_of);
         ListEnd { next, reserves }
     }
 
-    /// Returns the frame of its last block, reserved ones included.
     #[inline]
     fn last_frame(&self) -> Option<FrameId> {
         match self.reserved.first() {
@@ -430,7 +387,7 @@ impl Sequence {
         }
     }
 
-    /// Reserves for growth the unit of its last block, after blocks were added.
+    /// Reserves the unit of its last block for growth, after blocks were added.
     #[inline]
     pub(super) fn spare_end(&mut self) {
         let last = self.last_frame();
@@ -439,7 +396,7 @@ impl Sequence {
         }
     }
 
-    /// Reserves for growth the unit of a frame in place of the one reserved for growth before.
+    /// Moves the reservation for growth to the unit of this frame.
     fn reserve_for_growth(&mut self, frame: Option<FrameId>) {
         if let Some(before) = self.reserved_for_growth.take() {
             self.pool_blocks().end_growth_unit(before);
@@ -452,7 +409,7 @@ impl Sequence {
         self.release_unlinked(&gone);
     }
 
-    /// Unlinks all blocks after `length` tokens, and returns them, the last one first.
+    /// Unlinks the blocks after `length` tokens, and returns them, the last one first.
     pub(super) fn unlink(&mut self, length: u32) -> SmallVec<[BlockId; 64]> {
         let block_tokens = self.sequences.0.block_tokens;
         let keep = length.div_ceil(block_tokens) as usize;
@@ -477,12 +434,11 @@ impl Sequence {
         gone
     }
 
-    /// Withdraws the note on a block that loses tokens and that a batch may be about to register:
-    /// the tokens may not have been computed.
+    /// Withdraws the note on a block that a batch may be about to register, but that loses tokens.
     #[cold]
     fn withdraw_note(&self, place: u32) {
         let id = self.list.id(place as usize);
-        // A block that a fork shares has kept its tokens there, which were written before the fork.
+        // A block shared by a fork keeps its tokens there; they were written before the fork.
         if let Some((_, cache)) = self.token_hashes()
             && self.pool_blocks().word(id).refs() == 1
         {
@@ -490,7 +446,6 @@ impl Sequence {
         }
     }
 
-    /// Releases blocks that were unlinked from the list just now.
     pub(super) fn release_unlinked(&self, gone: &[BlockId]) {
         if !gone.is_empty() {
             // Pairs with the fence in `Clock::begin`: if a view's reader still found these blocks,
@@ -524,7 +479,7 @@ impl Drop for Sequence {
         } else {
             self.cut(0);
         }
-        // A batch's end, which closes it for good, evicts itself if its thread may.
+        // A batch's end that closes the sequence evicts by itself, if its thread may.
         if !self.is_closed {
             self.pool_blocks().reclaim_slice();
         }

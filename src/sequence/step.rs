@@ -39,21 +39,20 @@ pub struct Stepped {
     pub copied: Vec<(usize, Copied)>,
 }
 
-/// The plan for a sequence of the step whose last block cannot take the tokens as it is.
+/// A sequence whose last block cannot take the tokens as it is.
 struct Planned {
     place: usize,
     growth: Growth,
-    /// Blocks reserved for this step, beside those that the sequence had.
+    /// Blocks reserved for this step, in addition to the sequence's own.
     reserved: usize,
 }
 
 impl Batch {
-    /// Appends tokens to many sequences: chunks of prompts, decoded tokens and drafts.
+    /// Appends tokens to many sequences (chunks of prompts, decoded tokens, drafts), all or none.
     ///
-    /// As [`append`](Self::append) for each of them, except that either all sequences get their
-    /// tokens or none does. All missing blocks are reserved before the first token is appended, so
-    /// that the caller can choose which sequences to preempt while all are unchanged. Then the
-    /// copies on write are made, and then the tokens appended.
+    /// All missing blocks are reserved before the first token is appended, so that the caller can
+    /// choose which sequences to preempt while all are unchanged. Then the copies on write are
+    /// made, and the tokens [appended](Self::append).
     ///
     /// ```
     /// use kvpool::{Append, KvLayout, Pool, SequenceId, Tokens};
@@ -70,14 +69,11 @@ impl Batch {
     /// ```
     ///
     /// # Errors
-    ///
     /// [`StepError::Lacking`] names the sequences for which blocks were missing, in the order of
-    /// the step, in which they are tried; [`StepError::Sequence`] for another error. No sequence
-    /// has changed, except that if a copy on write failed, those made before it stay, in blocks
-    /// that may have been reserved.
+    /// the step; [`StepError::Sequence`] for another error. No sequence has changed, except that
+    /// after a failed copy on write the earlier copies stay, in blocks that may have been reserved.
     ///
     /// # Panics
-    ///
     /// If the storage panics during a copy; then as after an error.
     pub fn step(&mut self, appends: &mut [Append<'_>]) -> Result<Stepped, StepError> {
         let _call = call();
@@ -100,14 +96,12 @@ impl Batch {
                 self.append_within_last(sequence, *tokens);
                 continue;
             };
-            // There are blocks for it.
             let appended = self.append_to_list(sequence, growth, None, *tokens);
             let Ok(Appended { new_blocks, .. }) = appended else {
                 unreachable!("{sequence:?} has reserved its blocks: {appended:?}")
             };
             stepped.new_blocks += new_blocks;
         }
-        // Blocks for copies that were not necessary after all.
         Self::unreserve(appends, &planned);
         Ok(stepped)
     }
@@ -129,7 +123,6 @@ impl Batch {
         self.append_in_place(sequence, &growth, tokens);
     }
 
-    /// Makes the last blocks writable in place, and returns the copies.
     fn open_tails(
         &mut self,
         appends: &mut [Append<'_>],
@@ -145,9 +138,9 @@ impl Batch {
         Ok(copies)
     }
 
-    /// Plans the tokens of each sequence, and reserves the blocks that are lacking, or none.
-    /// Returns the plans for the sequences whose last block cannot take the tokens as it is; the
-    /// last blocks of all others are open, and stay so: no other sequence has them.
+    /// Plans the tokens of each sequence, and reserves all missing blocks, or none. Returns the
+    /// plans of sequences whose last block cannot take the tokens; other last blocks, unshared,
+    /// stay open.
     fn plan_step(&mut self, appends: &mut [Append<'_>]) -> Result<Vec<Planned>, StepError> {
         let mut step = Vec::new();
         let mut lacking = Vec::<SequenceId>::new();
@@ -185,8 +178,7 @@ impl Batch {
         Err(StepError::Lacking { sequences: lacking, error })
     }
 
-    /// Plans tokens for a sequence. Returns `None` if its last block takes them as it is, otherwise
-    /// the plan and the number of blocks that it needs.
+    /// `None` if the last block takes the tokens, otherwise the plan and the number of blocks.
     #[inline]
     fn plan_one(
         &self,
@@ -196,15 +188,15 @@ impl Batch {
         Ok(match self.room(sequence, tokens)? {
             Room::NoTokens | Room::InPlace(_) => None,
             Room::InList(growth, tail) => {
-                // A block that is reopened needs none, but is copied if it moves at that moment.
+                // A reopened block needs none, but is copied if it is being moved at that moment.
                 let copies = tail.is_some_and(|tail| tail.access != Access::Open);
                 Some((growth, growth.fresh as usize + usize::from(copies)))
             }
         })
     }
 
-    /// Reserves the blocks by which a sequence has fewer than `needed`, and returns their number.
-    /// Once the pool has refused some number of blocks, the rest of the step lacks as many too.
+    /// Reserves and counts the blocks that a sequence lacks of `needed`. Once the pool has refused
+    /// some number of blocks, the rest of the step lacks as many too.
     fn provide(
         &self,
         sequence: &mut Sequence,
@@ -221,7 +213,6 @@ impl Batch {
         }
     }
 
-    /// Releases those of the blocks reserved for this step that were not used.
     fn unreserve(appends: &mut [Append<'_>], planned: &[Planned]) {
         for &Planned { place, reserved, .. } in planned.iter().rev() {
             let sequence = &mut *appends[place].sequence;

@@ -68,7 +68,6 @@ fn store(
     batch.store(sequence, 0, tokens, (&k).into(), (&v).into())
 }
 
-/// Returns the K of all tokens; checks that V is the negative.
 fn read(sequences: &Sequences, sequence: &Sequence) -> Vec<f32> {
     let (mut k, mut v) = (vec![0.0f32; sequence.len()], vec![0.0f32; sequence.len()]);
     Batch::begin(sequences).load(sequence, 0, 0..sequence.len(), (&mut k).into(), (&mut v).into()).unwrap();
@@ -87,7 +86,6 @@ fn threads_may_hand_everything_over() {
     sync::<Sequences>();
 }
 
-/// Appends and stores tokens in a step of their own.
 fn write_step(sequences: &Sequences, sequence: &mut Sequence, tokens: usize, first: f32) {
     let mut batch = Batch::begin(sequences);
     write(&mut batch, sequence, tokens, first);
@@ -131,7 +129,6 @@ fn a_batch_seals_what_was_filled_in_it_when_it_ends() {
     assert_eq!(sealed(&sequences, &sequence), [true; 4]);
 }
 
-/// Two batches wrote to one block: it is final when both have ended, in either order.
 #[test]
 fn a_block_is_sealed_when_all_its_writers_have_ended() {
     for first_ends_first in [true, false] {
@@ -213,7 +210,6 @@ fn final_tokens_can_be_taken_back() {
     assert_eq!((sequence.is_empty(), blocks(&sequences).counts().used()), (true, 0));
 }
 
-/// A block promised to another batch is copied, not written again.
 #[test]
 fn a_promised_block_is_copied() {
     let sequences = pool(10);
@@ -232,8 +228,6 @@ fn a_promised_block_is_copied() {
     assert_eq!(read(&sequences, &sequence), [0.0, 1.0, 20.0]);
 }
 
-/// The batch that holds the promise of a block writes to it again: no copy, and it does not seal
-/// the block.
 #[test]
 fn a_batch_takes_its_own_promise_back() {
     let sequences = pool(10);
@@ -253,7 +247,7 @@ fn batch_row(batch: &Batch, sequence: &Sequence) -> Vec<i32> {
     table.row(0).to_vec()
 }
 
-/// Moves the first block of a sequence without bytes, that many times, to any free frame.
+/// Moves the first block of a sequence without bytes `times` times, to any free frame.
 fn move_first(sequences: &Sequences, sequence: &Sequence, times: usize) {
     let pool = blocks(sequences);
     for _ in 0..times {
@@ -267,8 +261,7 @@ fn move_first(sequences: &Sequences, sequence: &Sequence, times: usize) {
     }
 }
 
-/// A table shows the current frames, whether they are kept, were read one by one from the log, or
-/// all anew because the log has more moves than are read, or has overwritten some.
+/// A table shows current frames: kept, read one by one from the log, or all read anew.
 #[test]
 fn tables_follow_moves() {
     let sequences = build(10, false, false);
@@ -322,8 +315,6 @@ fn a_view_follows_and_ends_empty() {
     batch.finish();
 }
 
-/// Other threads read consistently what one thread truncates and appends: as many blocks as the
-/// length says, each once.
 #[test]
 fn views_see_whole_lists() {
     let sequences = pool(400);
@@ -386,8 +377,7 @@ fn stale_promises_are_harmless() {
     blocks(&sequences).audit().unwrap();
 }
 
-/// Slices of a sequence's blocks stay valid while another thread moves one of them, copies another,
-/// and writes to others. Under Miri this shows that no access aliases them.
+/// Slices stay valid while another thread moves, copies and writes blocks. For Miri.
 #[test]
 fn tiles_stay_while_other_threads_write() {
     let sequences = pool(12);

@@ -1,16 +1,13 @@
-//! The known tokens of a sequence: ids and block hashes, as far as ids were announced.
+//! The known tokens of a sequence: announced ids, and block hashes.
 //!
 //! ```text
 //! tokens   0 .. announced        ids are known; they and the hashes of the full blocks among them are stored here
 //!          announced .. length   ids are unknown: once these are final, no block from there on can be reused
 //! ```
 //!
-//! The cache whose hashes they are belongs to the [registry](super::registry), and is passed to
-//! each call: a sequence holds no reference of its own on it.
-//!
-//! Tokens may be announced before they are appended, as a prompt is. A block is registered under
-//! its hash when it is sealed. All ids are kept, 4 bytes a token: a sequence that is truncated into
-//! a block goes on from there, whether or not anything listens to the events that contain them.
+//! The [registry](super::registry) owns the cache, which is passed to each call. A block is
+//! registered under its hash when it is sealed. All ids are kept, 4 bytes a token, for events and
+//! for sequences that are truncated into a block.
 //!
 //! ```text
 //! hashes.len() == tokens.len() / block_tokens        full_at == (hashes.len() + 1) * block_tokens
@@ -28,8 +25,7 @@ use crate::prefix::{
 
 use super::TOKENS_MAX;
 
-/// Era of a sequence that came from before a clear, or whose blocks were uncached: its blocks are
-/// not found. Eras do not get there.
+/// Era of a sequence whose blocks are not found: from before a clear, or uncached.
 const NO_ERA: u64 = u64::MAX;
 
 #[derive(Clone)]
@@ -37,21 +33,19 @@ pub(super) struct TokenHashes {
     chain: ChainHash,
     root: BlockHash,
     hashes: Vec<BlockHash>,
-    /// Ids of all announced tokens.
     tokens: Vec<u32>,
-    /// Number of tokens that fill the next block.
+    /// Number of tokens that complete the next block.
     full_at: usize,
-    /// Extra keys of announced tokens and later ones.
     extra_keys: Vec<ExtraKey>,
     /// Unknown tokens became final: no block from here on has a hash.
     is_cut: bool,
     /// The era in which its blocks are noted; `NO_ERA` once one of them was uncached.
     era: u64,
-    /// The newest call that uncached hashes when it looked for its own among them.
+    /// The newest uncache call at the last look.
     pub(super) looked: u64,
     /// Of the blocks with which it began.
     provenance: Provenance,
-    /// Mark of the blocks that are registered next.
+    /// [Mark](Provenance) of the blocks that are registered next.
     mark: u32,
     pub(super) policy_info: PolicyInfo,
 }
@@ -60,21 +54,18 @@ pub(super) struct TokenHashes {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct KnownTokens {
-    /// Hash from which the chain begins.
     pub(crate) root: BlockHash,
-    /// Hashes of the full blocks of announced tokens.
     pub(crate) hashes: Vec<BlockHash>,
     pub(crate) tokens: Vec<u32>,
-    /// Extra keys of these tokens and later ones.
     pub(crate) extra_keys: Vec<ExtraKey>,
     /// Whether unknown tokens became final after them.
     pub(crate) is_cut: bool,
-    /// Whether the hashes predate a clear, so that nothing may be found by them.
+    /// Whether the hashes predate a clear, so that nothing is found by them.
     pub(crate) is_stale: bool,
     /// Caches and eras in which the blocks were computed; none if the hashes are stale.
     pub(crate) origins: Vec<Origin>,
     pub(crate) keep: CachePriority,
-    /// Time for which the blocks are still to be kept, in milliseconds.
+    /// Remaining retention of the blocks, in milliseconds.
     pub(crate) keep_left_ms: Option<u64>,
 }
 
@@ -103,8 +94,7 @@ impl TokenHashes {
         })
     }
 
-    /// Returns the known tokens for another pool's cache. `computed`: a batch of this pool wrote to
-    /// the blocks.
+    /// Returns what another pool's cache needs. `computed`: a batch here wrote to the blocks.
     pub(super) fn known_tokens(&self, cache: &PrefixCache, computed: bool) -> KnownTokens {
         let is_own = computed || self.provenance.is_own();
         let origins = self.provenance.origins(is_own.then(|| cache.origin_in(self.era)));
@@ -124,10 +114,8 @@ impl TokenHashes {
         }
     }
 
-    /// Creates the hashes of a sequence that comes from another pool, whose cache hashes alike
-    /// unless they are stale.
-    ///
-    /// `era` is the era of this cache in which they are noted. There is a hash for each full block.
+    /// Creates the hashes of a sequence from another pool, one for each full block. The other cache
+    /// hashes alike, unless they are stale. `era`: the era of this cache in which they are noted.
     pub(super) fn arrived(known: KnownTokens, cache: &PrefixCache, era: u64) -> Self {
         let KnownTokens { root, hashes, tokens, extra_keys, is_cut, keep, keep_left_ms, .. } = known;
         let is_stale = known.is_stale || !cache.accepts_in(era, &known.origins);
@@ -153,7 +141,6 @@ impl TokenHashes {
         arrived
     }
 
-    /// Continues after the last of the hashes.
     fn resume(&mut self, hasher: &PrefixHasher) {
         self.chain = self.chain_after(hasher, self.hashes.len());
         self.full_at = (self.hashes.len() + 1) * hasher.block_tokens();
@@ -165,7 +152,6 @@ impl TokenHashes {
             .with(hasher, ExtraKey::touching(&self.extra_keys, blocks * hasher.block_tokens()..usize::MAX))
     }
 
-    /// Adds an extra key of tokens that are not announced yet.
     pub(super) fn extra_key(&mut self, cache: &PrefixCache, key: ExtraKey) -> Result<(), PrefixError> {
         key.check(self.announced(), TOKENS_MAX)?;
         self.chain.add(cache.hasher(), &key);
@@ -184,23 +170,20 @@ impl TokenHashes {
         self.mark
     }
 
-    /// Records that blocks are computed here from now on.
     pub(super) fn compute(&mut self) {
         self.mark = self.provenance.computing();
     }
 
-    /// Records that nothing may be found by the hashes any more. The ids stay known.
+    /// Records that nothing is found by the hashes any more. The ids stay known.
     pub(super) fn forget(&mut self) {
         self.era = NO_ERA;
     }
 
-    /// Returns the origins of the blocks with which it begins.
     pub(super) fn origins(&self, cache: &PrefixCache) -> Vec<Origin> {
         self.provenance.origins(self.provenance.is_own().then(|| cache.origin_in(self.era)))
     }
 
-    /// Adds the origins of blocks of this cache with which the sequence begins, or of another
-    /// source of it.
+    /// Adds the origins of blocks with which it begins, of this cache or another source.
     pub(super) fn join_origins(&mut self, cache: &PrefixCache, more: &[Origin]) {
         let mut origins = self.origins(cache);
         join(&mut origins, more);
@@ -213,9 +196,8 @@ impl TokenHashes {
         self.tokens.len()
     }
 
-    /// Looks whether the first `written` blocks, some of them in part, were uncached since the last
-    /// look. They, and what was computed from them, may be wrong: nothing is found by these hashes
-    /// then.
+    /// Looks for newly uncached blocks among the first `written` (the last may be partial). They,
+    /// and what was computed from them, may be wrong: then nothing is found by these hashes.
     #[inline]
     pub(super) fn look_for_uncached(&mut self, cache: &PrefixCache, written: usize) {
         let newest = cache.uncached().newest();
@@ -231,8 +213,7 @@ impl TokenHashes {
         }
     }
 
-    /// Returns the hashes of the full blocks of a prompt of `tokens` tokens that may be reused: its
-    /// last token must be computed.
+    /// Returns the hashes of a prompt's reusable full blocks: its last token must be computed.
     pub(super) fn usable_hashes(&self, tokens: usize, block_tokens: usize) -> &[BlockHash] {
         &self.hashes[..tokens.saturating_sub(1) / block_tokens]
     }
@@ -241,11 +222,8 @@ impl TokenHashes {
         &self.hashes
     }
 
-    /// Returns an error unless the announced tokens end where the sequence does, and more can
-    /// follow.
-    ///
-    /// Tokens announced and appended together would otherwise have their ids attributed to other
-    /// tokens.
+    /// Returns an error unless the announced tokens end where the sequence does and more can
+    /// follow: ids announced with an append would otherwise be attributed to other tokens.
     pub(super) fn check_all_announced(&self, id: SequenceId, length: usize) -> Result<(), SequenceError> {
         let announced = self.announced();
         match announced.cmp(&length) {
@@ -271,7 +249,6 @@ impl TokenHashes {
         Ok(())
     }
 
-    /// Adds the next tokens, none of which is final yet.
     #[inline(always)]
     pub(super) fn announce_checked(&mut self, cache: &PrefixCache, tokens: &[u32]) {
         debug_assert!(!self.is_cut, "tokens after unknown ones");
@@ -293,14 +270,12 @@ impl TokenHashes {
         self.full_at = blocks.len() + hasher.block_tokens();
     }
 
-    /// Records that the first `length` tokens are final.
     #[inline]
     pub(super) fn committed(&mut self, length: u32) {
         self.is_cut |= length as usize > self.tokens.len();
     }
 
-    /// Removes all tokens from `length` on, including announced ones, and the extra keys of ranges
-    /// that begin at `keys_to` or later.
+    /// Removes the tokens from `length` on, and the extra keys of ranges from `keys_to` or later.
     pub(super) fn truncate(&mut self, cache: &PrefixCache, length: usize, keys_to: usize) {
         let before = self.extra_keys.len();
         self.extra_keys.retain(|key| key.tokens.start < keys_to);
@@ -317,9 +292,7 @@ impl TokenHashes {
         self.resume(cache.hasher());
     }
 
-    /// Returns the hashes of an unfinished block after the first `blocks`.
-    ///
-    /// One for each nonempty prefix of these tokens, shortest first.
+    /// Returns the hashes of an unfinished block: one per nonempty prefix of the tokens, in order.
     pub(super) fn partial_hashes<'a>(
         &'a self,
         cache: &'a PrefixCache,
@@ -337,13 +310,12 @@ impl TokenHashes {
         if is_known { self.chain.partial(cache.hasher(), tail) } else { None }
     }
 
-    /// Returns the hash of a block, if all tokens up to its end are known, and it may be found.
+    /// Returns the hash of a block, if all tokens up to its end are known and it may be found.
     #[inline]
     pub(super) fn hash(&self, place: u32) -> Option<BlockHash> {
         self.hashes.get(place as usize).copied().filter(|_| self.era != NO_ERA)
     }
 
-    /// Returns the event for a stored block, if there is a subscriber.
     #[inline]
     pub(super) fn stored(&self, cache: &PrefixCache, block: BlockId, place: u32) -> Option<Box<KvEvent>> {
         if cache.events().is_subscribed() { self.event(cache, block, place as usize) } else { None }

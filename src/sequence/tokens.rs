@@ -2,21 +2,17 @@
 
 use super::sequence::Sequence;
 
-/// Tokens that an [append](super::Batch::append) adds to a sequence.
-///
-/// A number converts into [`Final`](Self::Final) tokens, a slice into [`Ids`](Self::Ids).
+/// Tokens to [append](super::Batch::append). A number converts into [`Final`](Self::Final) tokens,
+/// a slice into [`Ids`](Self::Ids).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Tokens<'a> {
-    /// This many final tokens: a prompt, a chunk of one, or a decoded token.
-    ///
-    /// There may be more of them than were announced. The blocks from there on hold unknown tokens:
-    /// they are not cached, and [`Ids`](Self::Ids) are refused from then on.
+    /// This many final tokens: a prompt, a chunk of one, or a decoded token. If there are more than
+    /// were announced, the blocks from there on are not cached, and [`Ids`](Self::Ids) rejected.
     Final(usize),
     /// Final tokens with these ids, which are [announced](super::Sequence::announce) with them.
     Ids(&'a [u32]),
-    /// The announced tokens that were not appended yet, at most this many. It is no error if there
-    /// are none. In a pool without a prefix cache, no tokens are announced.
+    /// At most this many of the announced tokens not yet appended; there may be none.
     Announced(usize),
     /// This many speculative tokens: [`Sequence::accept`](super::Sequence::accept) or
     /// [`commit`](super::Sequence::commit) makes some of them final.
@@ -24,7 +20,6 @@ pub enum Tokens<'a> {
 }
 
 impl Tokens<'_> {
-    /// Returns the number of tokens that are to be appended to a sequence.
     #[inline(always)]
     pub(super) fn count(self, sequence: &Sequence) -> usize {
         match self {

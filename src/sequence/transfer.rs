@@ -1,5 +1,4 @@
-//! Transfer of a sequence to another pool: the references held in the source, and the sequence
-//! prepared in the target.
+//! Transfer of a sequence to another pool.
 //!
 //! ```text
 //! depart     source: a reference on each block, so that they stay readable whatever happens to the sequence   BlockRefs
@@ -9,15 +8,11 @@
 //! commit     target: the blocks become the list; full blocks of final tokens are sealed and registered        Sequence
 //! ```
 //!
-//! Dropping any of these undoes it. Until the commit, views of the arriving sequence show no
-//! tokens.
+//! Dropping any of these undoes it. Views of the arriving sequence are empty until the commit.
 //!
-//! # Write access during the transfer
-//!
-//! In the source: no thread. A departure is refused while a batch that wrote to the sequence is in
-//! flight; and with a second reference on each block, a later write through the sequence goes to a
-//! copy. In the target: only the copying thread, because no other thread knows the blocks; they are
-//! not sealed, so nothing moves them.
+//! No thread writes in the source: a departure is refused while a batch that wrote to the sequence
+//! is in flight, and the second reference on each block makes later writes go to a copy. In the
+//! target only the copying thread knows the blocks; they are not sealed, so nothing moves them.
 
 use std::borrow::Cow;
 
@@ -40,16 +35,12 @@ pub(crate) struct BlockRefs {
 }
 
 impl BlockRefs {
-    /// Creates an empty set. Blocks added to it transfer their references to it.
+    /// Creates an empty set. Blocks added to it bring their references.
     pub(crate) fn new(sequences: &Sequences) -> Self {
         Self { sequences: sequences.clone(), blocks: Vec::new(), policy_info: PolicyInfo::default() }
     }
 
-    /// Allocates up to `wanted` more blocks, as many as are available, and returns their number.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`] if none is available.
+    /// Allocates as many blocks as there are, up to `wanted`, and returns their number, if any.
     pub(crate) fn allocate_up_to(&mut self, wanted: usize) -> Result<usize, AllocError> {
         let (pool, mut blocks) = (self.sequences.0.blocks.clone(), wanted);
         loop {
@@ -98,11 +89,6 @@ impl Drop for BlockRefs {
 
 impl Sequence {
     /// Takes a reference on each block, for copying the bytes to another pool.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
-    /// [`TransferError::Handle`].
     pub(crate) fn depart(&self, from: &Sequences) -> Result<BlockRefs, TransferError> {
         let pool = from.blocks();
         if !self.sequences.same(from) {
@@ -120,7 +106,7 @@ impl Sequence {
     }
 }
 
-/// Everything that a sequence's copy in another pool begins with, apart from the bytes.
+/// A copy of a sequence in another pool starts with this and the bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(crate) struct Outline {
@@ -134,7 +120,7 @@ pub(crate) struct Outline {
 }
 
 impl Outline {
-    /// Gives the hashes up, unless the target's cache hashes alike. The ids stay known.
+    /// Drops the hashes, unless the target's cache hashes alike. The ids stay known.
     pub(crate) fn hashed_alike(mut self, is_alike: bool) -> Self {
         self.known.iter_mut().for_each(|known| known.is_stale |= !is_alike);
         self
@@ -142,7 +128,7 @@ impl Outline {
 }
 
 impl Sequence {
-    /// Returns its outline. It must be [settled](Self::depart).
+    /// Returns its outline. No batch may be [writing](Self::depart) to it.
     pub(crate) fn outline(&self) -> Outline {
         let computed = self.writers() != BatchSet::default();
         let known = |(known, cache): (&TokenHashes, _)| {
@@ -163,8 +149,7 @@ impl Sequence {
     }
 }
 
-/// Blocks for which a sequence waits, besides those of its tokens, when it is
-/// [resumed](crate::Pool::resume).
+/// Blocks that a sequence needs, besides its own, to be [resumed](crate::Pool::resume).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[must_use]
 pub struct ResumeOptions {
@@ -173,7 +158,7 @@ pub struct ResumeOptions {
 }
 
 impl ResumeOptions {
-    /// Asks for no further blocks.
+    /// Requires no further blocks.
     pub fn new() -> Self {
         Self::default()
     }
@@ -184,19 +169,15 @@ impl ResumeOptions {
         self
     }
 
-    /// Sets the number of blocks that stay available besides, as for an
-    /// [admission](super::AdmitRequest::leave).
+    /// Sets the number of blocks to [leave](super::AdmitRequest::leave).
     pub fn leave(mut self, blocks: usize) -> Self {
         self.leave = blocks;
         self
     }
 }
 
-/// A sequence prepared in the target pool.
 pub(crate) struct Arrival {
-    /// Registered and empty.
     sequence: Sequence,
-    /// Leading blocks that were cached in the target.
     shared: usize,
     length: u32,
     committed: u32,
@@ -204,14 +185,8 @@ pub(crate) struct Arrival {
 }
 
 impl Arrival {
-    /// Opens the sequence of this outline in the target, without blocks.
-    ///
-    /// The hashes of the outline, unless they are stale, are those of the target's cache; `era` is
-    /// the era of that cache in which they are noted.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::Sequence`] if the id is open there.
+    /// Opens the sequence of this outline in the target, without blocks. Its hashes, unless stale,
+    /// are those of the target's cache, in whose `era` they are noted.
     pub(crate) fn open(
         outline: Outline,
         target: &Sequences,
@@ -228,12 +203,8 @@ impl Arrival {
         Ok(Self { sequence, shared: 0, length, committed, room })
     }
 
-    /// Takes its blocks, without waiting: those that are cached here, and fresh ones. `is_first`:
-    /// only if no request of its priority waits.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`]; nothing was taken, and another attempt is possible.
+    /// Takes its blocks, cached or fresh, without waiting. `is_first`: only if no request of its
+    /// priority waits. On an error nothing was taken.
     pub(crate) fn take_now(&mut self, is_first: bool) -> Result<BlockRefs, AllocError> {
         let pool = self.sequence.pool_blocks().clone();
         let whole = self.request(0);
@@ -246,10 +217,10 @@ impl Arrival {
         self.take(false, &mut |request, end, take| pool.allocate_listed(request, Some(end), take))
     }
 
-    /// Takes its blocks in the turn of a place in the queue, as [`take_now`](Self::take_now).
+    /// As [`take_now`](Self::take_now), in the turn of a place in the queue.
     pub(crate) fn take_in_turn(&mut self, place: &mut Waiting<'_>) -> Result<BlockRefs, AllocError> {
         let pool = self.sequence.pool_blocks();
-        // Before the counts, which tell whether to wait: the pool may have shrunk.
+        // Before the counts, which determine whether to wait: the pool may have shrunk.
         pool.check_request(&self.request(0)).inspect_err(|error| pool.count_refusal(error))?;
         let (hits, evictable) = self.sequence.token_hashes().map_or((0, 0), |(known, cache)| {
             let full = (self.committed / self.sequence.sequences.0.block_tokens) as usize;
@@ -258,14 +229,13 @@ impl Arrival {
         place.check_counts(&self.request(hits), evictable)?;
         let taken = self.take(true, &mut |request, end, take| place.allocate(request, Some(end), take));
         if taken.is_err() {
-            // A request that has come to the head since may have searched while cached blocks were
-            // held.
+            // The new head of the queue may have searched while cached blocks were held.
             place.kept_no_longer();
         }
         taken
     }
 
-    /// Returns the request for its blocks but the first `shared`, with those of its room.
+    /// Returns the request for all its blocks but the first `shared`, and for its headroom.
     pub(crate) fn request(&self, shared: usize) -> AllocRequest {
         let tokens = (self.length as usize).saturating_add(self.room.headroom);
         let blocks = tokens.div_ceil(self.sequence.sequences.block_tokens()) - shared;
@@ -292,8 +262,7 @@ impl Arrival {
         Ok(held)
     }
 
-    /// Shares full blocks of final tokens that are cached in the target, which need not be copied.
-    /// Not those that were computed in another era of a cache than this sequence.
+    /// Shares final full blocks that are cached here, unless computed in another era of a cache.
     fn share_cached(&self, is_in_line: bool) -> Vec<BlockId> {
         let mut shared = Vec::new();
         let Some((known, cache)) = self.sequence.token_hashes() else { return shared };
@@ -315,17 +284,15 @@ impl Arrival {
         self.sequence.id()
     }
 
-    /// Returns the number of leading blocks whose bytes are present already.
     pub(crate) fn shared(&self) -> usize {
         self.shared
     }
 
-    /// Gives up the hashes of its blocks: they are neither registered nor found.
+    /// Drops the hashes of its blocks: they are neither registered nor found.
     pub(crate) fn forget(&mut self) {
         self.sequence.known.iter_mut().for_each(|known| known.forget());
     }
 
-    /// Adds what another source of the same sequence knows of it.
     pub(crate) fn join(&mut self, known: &KnownTokens) {
         let (Some(own), Some(cache)) = (&mut self.sequence.known, self.sequence.sequences.cache()) else {
             return;
@@ -336,7 +303,6 @@ impl Arrival {
         own.join_origins(cache, &known.origins);
     }
 
-    /// Completes the sequence after the bytes of its blocks were copied.
     pub(crate) fn commit(self, mut held: BlockRefs) -> Sequence {
         let Self { mut sequence, shared, length, committed, .. } = self;
         let blocks = std::mem::take(&mut held.blocks);
@@ -346,8 +312,7 @@ impl Arrival {
         sequence.spare_end();
         sequence.committed = committed;
         sequence.seals.adopt(shared as u32);
-        // All writers have ended, so the blocks are sealed, and registered if their hashes are
-        // known.
+        // All writers have ended: this seals the blocks, and registers those with known hashes.
         sequence.complete(committed / sequence.sequences.0.block_tokens);
         sequence.catch_up();
         sequence.settle();

@@ -1,5 +1,4 @@
-//! What a sequence does about [abandoned](super::abandoned) batches, and about batches in flight
-//! when it [closes](super::closing).
+//! How a sequence handles [abandoned](super::abandoned) batches, and [closes](super::closing).
 
 use smallvec::SmallVec;
 
@@ -30,7 +29,6 @@ impl Sequence {
         self.seen.load(Relaxed) != self.sequences.0.abandoned.count()
     }
 
-    /// Returns the first write that will be withdrawn, if there is one.
     #[inline]
     pub(super) fn withdrawn(&self) -> Option<Write> {
         if self.is_stale() { self.find_withdrawn() } else { None }
@@ -51,8 +49,7 @@ impl Sequence {
         self.sequences.0.abandoned.first_of(self.seen.load(Relaxed), &self.writes, clock)
     }
 
-    /// Withdraws what abandoned batches wrote. Every operation that changes the sequence begins
-    /// with this.
+    /// Withdraws what abandoned batches wrote, at the start of every operation that changes it.
     #[inline(always)]
     pub(super) fn catch_up(&mut self) {
         if self.is_stale() {
@@ -68,7 +65,6 @@ impl Sequence {
             // Work of a batch in flight may still write to these blocks.
             let is_written = self.writing().is_none();
             if is_written && self.seals.is_promised_to(place, batch.ticket()) {
-                // The batch seals nothing.
                 self.seals.reopen(place);
             }
             let gone = self.unlink(from);
@@ -90,7 +86,7 @@ impl Sequence {
         self.seen.store(count, Relaxed);
     }
 
-    /// Notes a write by a batch in flight. The end of the batch `ended` was seen.
+    /// Records a write by a batch in flight. `ended` is a batch that was seen to have ended.
     #[inline(always)]
     pub(super) fn note_write(&mut self, batch: BatchRef, from: u32, ended: BatchRef) {
         let announced =
@@ -115,14 +111,13 @@ impl Sequence {
         let ended = |write: &Write| !clock.is_in_flight(write.batch);
         let ended: SmallVec<[BatchRef; 8]> =
             self.writes.iter().filter(|&w| ended(w)).map(|w| w.batch).collect();
-        // Only now: the log has those of them that were abandoned.
+        // Only now: abandoned ones are in the log by then.
         if !self.is_stale() {
             self.writes.retain(|write| !ended.contains(&write.batch));
         }
         self.writes.push(write);
     }
 
-    /// Returns whether blocks of a closed sequence are to be registered after a batch in flight.
     pub(super) fn registers_later(&self) -> bool {
         let Some((known, cache)) = self.token_hashes() else { return false };
         let full = (self.committed / self.sequences.0.block_tokens).min(known.hashes().len() as u32);
@@ -132,7 +127,6 @@ impl Sequence {
         (has_block || has_tail) && known.era() == cache.era() && self.writing().is_some()
     }
 
-    /// Moves the blocks of a closed sequence to the list of those that wait for batches.
     #[cold]
     pub(super) fn close_later(&mut self) {
         let sequences = self.sequences.clone();
