@@ -1,11 +1,10 @@
-//! What a lease holds: its blocks, and the path to their pool, in two words.
+//! Contents of a lease: its blocks, and the path to their pool, in two words.
 //!
-//! A lease of one block, the most frequent one, is an id and a pointer: it is created, moved and
-//! dropped in registers. Several blocks lie behind a pointer.
+//! A lease of one block, the most frequent kind, is an id and a pointer: it is created, moved and
+//! dropped in registers. Several blocks are behind a pointer.
 //!
-//! A lease remembers whether it gave out handles or a second lease of its blocks. Otherwise no
-//! other thread changes their words, and the lease releases them with plain stores
-//! ([`Exposure::Private`]).
+//! A lease records whether it gave out handles or a second lease of its blocks. If not, no other
+//! thread changes their words, and it releases them with plain stores ([`Exposure::Private`]).
 
 use smallvec::SmallVec;
 
@@ -13,7 +12,7 @@ use crate::block::{Blocks, Exposure, INLINE_BLOCKS, KeepAlive};
 use crate::ids::BlockId;
 use crate::sync::{Arc, AtomicU8, Ordering::*};
 
-/// Ids of the blocks of a lease.
+/// Ids of a lease's blocks.
 pub(super) type Ids = SmallVec<[BlockId; INLINE_BLOCKS]>;
 
 /// Blocks of a lease, and the path to their pool.
@@ -43,8 +42,7 @@ pub(super) enum Root<'p> {
     Owned(Arc<KeepAlive>),
 }
 
-/// Whether a handle or a second lease of a lease's blocks was given out, and whether the lease's
-/// release is timed.
+/// Whether handles or a second lease were given out, and whether the release is timed.
 pub(super) struct Seen(AtomicU8);
 
 /// A handle or a second lease was given out.
@@ -58,7 +56,7 @@ impl Seen {
         Self(AtomicU8::new(if is_seen { SEEN } else { 0 }))
     }
 
-    /// Notes that a handle or a second lease is given out.
+    /// Records that a handle or a second lease is given out.
     #[inline]
     fn note(&self) {
         // Relaxed: the lease is borrowed here, and released when no borrow is left.
@@ -72,10 +70,10 @@ impl Seen {
 }
 
 impl<'p> Several<'p> {
-    /// Creates a list of [`INLINE_BLOCKS`] ids, to be overwritten.
+    /// Creates a list of [`INLINE_BLOCKS`] placeholder ids.
     #[inline]
     pub(super) fn new(root: Root<'p>) -> Box<Self> {
-        // In this order, so that it is written where it stays.
+        // In this order, so that it is constructed in place.
         let place = Box::new_uninit();
         let ids = Ids::from_buf([BlockId(0); INLINE_BLOCKS]);
         Box::write(place, Self { root, seen: Seen::new(false), ids })
@@ -87,7 +85,7 @@ impl<'p> Several<'p> {
         &mut self.ids
     }
 
-    /// Notes that the release is timed, as long as no handle or second lease is given out.
+    /// Records that the release is timed, until a handle or second lease is given out.
     pub(super) fn time(&mut self) {
         self.seen = Seen(AtomicU8::new(TIMED));
     }
@@ -129,7 +127,7 @@ impl<'p> Leased<'p> {
         }
     }
 
-    /// Returns the blocks of the pool.
+    /// Returns the pool's blocks.
     #[inline]
     pub(super) fn pool_blocks(&self) -> &Blocks {
         match self {
@@ -139,7 +137,7 @@ impl<'p> Leased<'p> {
         }
     }
 
-    /// Returns the ids, in the order of their allocation.
+    /// Returns the ids, in the order of allocation.
     #[inline]
     pub(super) fn ids(&self) -> &[BlockId] {
         match self {
@@ -155,7 +153,7 @@ impl<'p> Leased<'p> {
         }
     }
 
-    /// Returns whether other threads may change the words of the blocks.
+    /// Returns whether other threads may change the blocks' words.
     #[inline]
     pub(super) fn exposure(&self) -> Exposure {
         self.seen().exposure()
@@ -167,12 +165,12 @@ impl<'p> Leased<'p> {
         matches!(self, Self::Several(several) if several.seen.0.load(Relaxed) == TIMED)
     }
 
-    /// Notes that handles or a second lease of the blocks are given out.
+    /// Records that handles or a second lease are given out.
     pub(super) fn note_seen(&self) {
         self.seen().note();
     }
 
-    /// Returns the same knowledge about handles, for other leases of these blocks.
+    /// Returns a copy of the exposure, for other leases of these blocks.
     fn same_seen(&self) -> Seen {
         Seen::new(self.exposure() == Exposure::Shared)
     }
@@ -198,11 +196,7 @@ impl<'p> Leased<'p> {
         Leased::new(root, ids, seen)
     }
 
-    /// Splits off the blocks from index `at` on.
-    ///
-    /// # Panics
-    ///
-    /// If `at` is past the end.
+    /// Splits off the blocks from index `at` on. Panics if `at` is past the end.
     pub(super) fn split_off(&mut self, at: usize) -> Self {
         let (root, tail) = (self.root(), Ids::from_slice(&self.ids()[at..]));
         match self {

@@ -1,7 +1,6 @@
-//! Pools: the interface over all floors below.
+//! Pools: the public interface over all lower layers.
 //!
-//! A [`Pool`] clones cheaply, and all clones are the same pool. [`PoolBuilder`] checks a
-//! configuration and builds a pool. A [`Lease`] owns blocks. [`Stats`], [`Metrics`],
+//! [`PoolBuilder`] builds a [`Pool`]. A [`Lease`] owns blocks. [`Stats`], [`Metrics`],
 //! [`Fragmentation`], [`SequenceRuns`], [`Owners`] and the [audit](Pool::audit) report a pool's
 //! state.
 

@@ -1,4 +1,4 @@
-//! Runs of adjacent frames in the block tables of the open sequences.
+//! Counts of runs in block tables.
 
 use crate::ids::FrameId;
 use crate::sequence::SequenceView;
@@ -7,8 +7,8 @@ use super::pool::Pool;
 
 /// Runs of adjacent frames in the block tables of the open sequences.
 ///
-/// A run is as long as possible: the next block of the table is not in the frame behind it. A
-/// transfer needs one descriptor for each run. Open sequences without blocks do not count.
+/// A run is maximal: the table's next block is not in the next frame. A transfer needs one
+/// descriptor per run. Open sequences without blocks do not count.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -21,28 +21,28 @@ pub struct SequenceRuns {
     pub p50: usize,
     /// 99th percentile of the number of runs of a sequence.
     pub p99: usize,
-    /// Mean length of the runs, in blocks: the blocks of all tables, divided by their runs. A block
-    /// that several sequences share counts for each of them.
+    /// Mean length of the runs in blocks: the blocks of all tables, divided by their runs. A shared
+    /// block counts for each of its sequences.
     pub mean_run: f64,
 }
 
 impl Pool {
     /// Returns the runs of adjacent frames in the block tables of the open sequences.
     ///
-    /// Reads the word of every block of these sequences: some milliseconds per million blocks,
-    /// during which no other thread waits. Exact if no sequence changes and no block moves at the
+    /// Reads the word of every block: some milliseconds per million blocks, without delaying other
+    /// threads. Exact if no sequence changes and no block moves meanwhile.
     /// same time.
     pub fn sequence_runs(&self) -> SequenceRuns {
         let views = self.0.sequences.views();
         SequenceRuns::of(views.iter().map(|view| self.runs_of(view)).filter(|&(blocks, _)| blocks > 0))
     }
 
-    /// Returns the numbers of blocks and of runs of a sequence.
+    /// Returns the numbers of blocks and runs of a sequence.
     fn runs_of(&self, view: &SequenceView) -> (usize, usize) {
         let (mut blocks, mut runs, mut next) = (0, 0, None);
         view.for_each_block(|place, block| {
             if place == 0 {
-                // The list is read again from its first block.
+                // The walk restarted from the first block.
                 (runs, next) = (0, None);
             }
             let frame = self.0.blocks.frame(block);
@@ -54,7 +54,7 @@ impl Pool {
 }
 
 impl SequenceRuns {
-    /// Returns the figures of sequences, each with its numbers of blocks and of runs.
+    /// Computes the figures from each sequence's numbers of blocks and runs.
     fn of(sequences: impl Iterator<Item = (usize, usize)>) -> Self {
         let mut blocks = 0;
         let mut runs: Vec<usize> = sequences.inspect(|(of, _)| blocks += of).map(|(_, runs)| runs).collect();
