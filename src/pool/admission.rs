@@ -15,15 +15,14 @@ impl Pool {
     ///
     /// [`Sequence::len`] then returns the number of cached tokens. Appends use the [reserved
     /// blocks](Sequence::reserved_blocks) first, and cannot fail for lack of blocks while these
-    /// last. Opening the sequence with [`tokens`](crate::SequenceBuilder::tokens) instead shares
-    /// the same prefix and reserves nothing.
+    /// last. Opening the sequence with [`tokens`](crate::SequenceBuilder::tokens) instead reserves
+    /// nothing.
     ///
     /// # Errors
-    ///
-    /// [`SequenceError::Alloc`] for a lack of blocks, and with [`AllocError::Behind`] while a
-    /// request of at least its priority waits; [`SequenceError::AlreadyOpen`],
-    /// [`SequenceError::Invalid`] for no or too many tokens; [`SequenceError::Prefix`] for a key of
-    /// zero bytes, or a retention time that has passed. Nothing is changed.
+    /// [`SequenceError::Alloc`], also with [`AllocError::Behind`] while a request of at least its
+    /// priority waits; [`SequenceError::AlreadyOpen`], [`SequenceError::Invalid`] for no or too
+    /// many tokens; [`SequenceError::Prefix`] for a key of zero bytes, or a retention time that has
+    /// passed.
     pub fn admit(&self, request: &AdmitRequest<'_>) -> Result<Sequence, SequenceError> {
         let _call = call();
         let _timing = self.0.sampler.start(Operation::Admit);
@@ -32,24 +31,18 @@ impl Pool {
         Ok(admission.admitted())
     }
 
-    /// Admits a sequence like [`admit`](Self::admit), and waits for blocks if necessary.
-    ///
-    /// Waits in the queue of [`allocate_async`](Self::allocate_async). The id is open from the
-    /// first poll. Each attempt looks the prefix up again. Dropping the future cancels the
-    /// admission.
+    /// Admits a sequence like [`admit`](Self::admit), and waits in the queue of
+    /// [`allocate_async`](Self::allocate_async) if necessary. The id is open from the first poll.
+    /// Each attempt looks the prefix up again. Dropping the future cancels the admission.
     ///
     /// # Errors
-    ///
-    /// As for [`admit`](Self::admit), except that it waits instead of [`AllocError::Behind`],
-    /// [`AllocError::Exhausted`] and [`AllocError::NoRun`], at most until the deadline of
-    /// [`Wait::until`] ([`AllocError::Deadline`]). [`AllocError::TooLarge`] also if the pool
-    /// shrinks meanwhile, [`AllocError::FenceRefused`] on a thread that cannot wait.
+    /// As for [`admit`](Self::admit) if waiting cannot resolve them, and [`AllocError::Deadline`]
+    /// at the deadline of [`Wait::until`]; [`AllocError::TooLarge`] also if the pool shrinks
+    /// meanwhile, [`AllocError::FenceRefused`] on a thread that cannot wait.
     ///
     /// # Panics
-    ///
     /// In a tokio runtime whose timer is disabled, if a contiguous request has to wait, or any
     /// request while moves or a resize hold blocks.
-    /// request beside blocks that moves or a resize hold.
     pub fn admit_async<'a>(
         &'a self,
         request: &'a AdmitRequest<'a>,
@@ -78,11 +71,8 @@ impl Pool {
     /// [leave](AdmitRequest::leave). (A block that is cached [in part](AdmitRequest::reuse_tail) is
     /// also held if there is room.)
     ///
-    /// Takes no blocks, and does not count as a use of the cached ones.
-    ///
-    /// # Errors
-    ///
-    /// As for [`admit`](Self::admit), except for a lack of blocks and an open id.
+    /// Does not count as a use of cached blocks. Errors are those of [`admit`](Self::admit), except
+    /// for a lack of blocks and an open id.
     pub fn blocks_needed(&self, request: &AdmitRequest<'_>) -> Result<usize, SequenceError> {
         let _call = call();
         self.0.sequences.blocks_needed(request).map(|(missing, evictable)| missing.saturating_add(evictable))
@@ -92,9 +82,8 @@ impl Pool {
     /// the result is dropped.
     ///
     /// Pins all full blocks up to the first that is not cached, which hold [`PinnedPrefix::tokens`]
-    /// tokens. No sequence need be open. The blocks count as [used](super::Stats::used).
-    /// [Clearing](Self::clear_prefix_cache) the cache makes them unfindable, but their memory is
-    /// kept until they are unpinned.
+    /// tokens, and count as [used](super::Stats::used). [Clearing](Self::clear_prefix_cache) the
+    /// cache makes them unfindable, but keeps their memory until they are unpinned.
     ///
     /// ```
     /// # use kvpool::{SequenceId, Pool, Tokens, prefix::{PrefixConfig, PrefixKeys}, storage::KvLayout};
@@ -111,10 +100,9 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    ///
-    /// [`SequenceError::Prefix`] with [`NotCached`](crate::PrefixError::NotCached) if not even the
-    /// first block is cached, with [`NoCache`](crate::PrefixError::NoCache), or for invalid keys;
-    /// [`SequenceError::Handle`] if the first block has the maximum of 8,191 references.
+    /// [`SequenceError::Prefix`] if not even the first block is cached, without a cache, or for
+    /// invalid keys; [`SequenceError::Handle`] if the first block has the maximum of 8,191
+    /// references.
     pub fn pin_prefix(&self, keys: &PrefixKeys<'_>, tokens: &[u32]) -> Result<PinnedPrefix, SequenceError> {
         let _call = call();
         self.0.sequences.pin_prefix(keys, tokens)
@@ -126,11 +114,9 @@ impl Pool {
     }
 
     /// [Reserves](crate::Sequence::reserve) blocks for the next `tokens` tokens of a running
-    /// sequence, and waits for them if necessary.
-    ///
-    /// Waits in the queue of [`allocate_async`](Self::allocate_async), at the sequence's priority,
-    /// before leases and admissions of that priority. Dropping the future leaves the sequence
-    /// unchanged.
+    /// sequence, and waits for them if necessary in the queue of
+    /// [`allocate_async`](Self::allocate_async), before leases and admissions of the sequence's
+    /// priority. Dropping the future changes nothing.
     ///
     /// A request of higher priority comes first even if it lacks more blocks than all owners but
     /// this sequence could release. Both then wait until a sequence is closed or
@@ -138,13 +124,11 @@ impl Pool {
     /// [`Stats::head_of_line`](super::Stats::head_of_line).
     ///
     /// # Errors
-    ///
     /// [`SequenceError::Invalid`] for too many tokens, [`SequenceError::ForeignSequence`], and
     /// [`SequenceError::Alloc`] for errors that waiting cannot resolve, and at the deadline of
     /// [`Wait::until`]. The sequence is unchanged.
     ///
     /// # Panics
-    ///
     /// If it has to wait while moves or a resize hold blocks, in a tokio runtime without a timer.
     pub fn reserve_async<'a>(
         &'a self,

@@ -13,7 +13,6 @@ use super::leased::{Leased, Root, Seen, Several};
 use super::pool::Pool;
 
 impl Pool {
-    /// Tries to allocate one block on the short path.
     #[inline(always)]
     fn one(&self, request: &AllocRequest) -> Option<BlockId> {
         if self.0.sampler.is_due(Operation::Allocate) || request.blocks != 1 {
@@ -23,7 +22,6 @@ impl Pool {
         }
     }
 
-    /// Allocates one block on the long path.
     #[inline(never)]
     fn one_on_the_long_path(&self, request: &AllocRequest) -> Result<BlockId, AllocError> {
         let mut one = BlockId(0);
@@ -47,7 +45,6 @@ impl Pool {
         Ok(several)
     }
 
-    /// Allocates any number of blocks on the long path.
     #[inline(never)]
     fn several<'p>(&self, request: &AllocRequest, root: Root<'p>) -> Result<Box<Several<'p>>, AllocError> {
         let timing = self.0.sampler.time(Operation::Allocate);
@@ -66,7 +63,6 @@ impl Pool {
         Ok(several)
     }
 
-    /// Allocates blocks for a lease, which reaches them through `root`.
     // The long paths return the parts of a lease: a whole lease would be returned in memory, and
     // the short path's result would then be moved through the same memory.
     #[inline(always)]

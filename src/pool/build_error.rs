@@ -1,4 +1,3 @@
-//! The error of building a pool.
 
 use thiserror::Error;
 
@@ -11,8 +10,7 @@ pub enum BuildError {
     /// A number, the sizing, or the given storage is invalid.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// The given storage has other references, perhaps from another pool, which would allocate the
-    /// same bytes.
+    /// The given storage has other references, perhaps from another pool that allocates its bytes.
     #[error("the storage has other references; a pool needs exclusive storage")]
     StorageShared,
     /// The configuration of the prefix cache is invalid.

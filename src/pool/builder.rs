@@ -1,4 +1,3 @@
-//! The builder of a pool. It checks every number before it allocates anything.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +18,6 @@ use super::pool::Shared;
 use super::scrub::{FrameScrub, SharedScrub};
 use super::shape::{Shape, at_most};
 
-/// Default number of allocations per timed one.
 const LATENCY_SAMPLE: u32 = 256;
 
 enum Size {
@@ -81,18 +79,16 @@ impl PoolBuilder {
     }
 
     /// Sets the size up to which the pool may [grow](Pool::grow); by default it cannot grow.
-    ///
     /// Reserves address space for this many blocks; memory is taken as it is used.
     pub fn blocks_max(mut self, blocks: usize) -> Self {
         self.shape.blocks_max = Some(blocks);
         self
     }
 
-    /// Sets the number of blocks kept in reserve for urgent requests; none by default.
-    ///
-    /// Requests of [`Priority::Urgent`](super::Priority), and of sequences opened at that priority,
-    /// use the reserve when no other block is left, unless they are contiguous. Freed blocks refill
-    /// it first.
+    /// Sets the number of blocks kept in reserve for requests of
+    /// [`Priority::Urgent`](super::Priority), and of sequences opened at that priority; none by
+    /// default. They use it when no other block is left, unless they are contiguous. Freed blocks
+    /// refill it first.
     pub fn reserve(mut self, blocks: usize) -> Self {
         self.shape.reserve = blocks;
         self
@@ -125,10 +121,9 @@ impl PoolBuilder {
         self
     }
 
-    /// Uses the caller's storage: on another device, or in memory that an engine has allocated.
-    ///
-    /// It must have the pool's layout, one frame more than there are blocks (for the null block),
-    /// and no other reference. [`Pool::storage`] returns references to it.
+    /// Uses the caller's storage, on another device or in an engine's memory. It must have the
+    /// pool's layout, one frame more than there are blocks (for the null block), and no other
+    /// reference.
     pub fn storage(mut self, storage: Arc<dyn Storage>) -> Self {
         self.backing = Backing::Given(storage);
         self
@@ -159,12 +154,9 @@ impl PoolBuilder {
     ///
     /// If a future is woken and not polled within this time, the next request gets the turn. The
     /// first request keeps its place, and is served first once it is polled. Threads that free,
-    /// allocate, wait with a deadline or compact in the background detect this;
-    /// [`Stats::head_of_line`](crate::pool::Stats::head_of_line) shows the request.
-    ///
-    /// The same holds for the turn of a [compactor run](crate::Pool::defragment) or a
-    /// [resize](crate::Pool::resize), while it is not copying. `Duration::MAX` never lets another
-    /// request overtake.
+    /// allocate, wait with a deadline or compact in the background detect this. The same holds for
+    /// the turn of a [compactor run](crate::Pool::defragment) or a [resize](crate::Pool::resize)
+    /// while it is not copying. `Duration::MAX` never lets another request overtake.
     pub fn turn_patience(mut self, patience: Duration) -> Self {
         self.turn_patience = Some(patience);
         self
@@ -190,7 +182,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Builds the pool. On an error, no resource is kept.
+    /// Builds the pool.
     pub fn build(self) -> Result<Pool, BuildError> {
         let config = self.check()?;
         let mut bytes = Bytes::Unknown;
@@ -260,7 +252,6 @@ impl PoolBuilder {
         let blocks = match &self.size {
             None => 0,
             Some(Size::Blocks(blocks)) => *blocks,
-            // The null block comes out of the same memory.
             Some(Size::By(sizing)) => {
                 let null = self.shape.has_null_block as usize;
                 sizing.frames(&self.layout, 1 + null)? - null
@@ -290,7 +281,6 @@ fn shared_cache(
 }
 
 /// # Safety
-///
 /// As for [`Compactor::new`].
 #[inline(never)]
 unsafe fn assemble(

@@ -23,10 +23,9 @@ impl Pool {
     /// runs for a [waiting contiguous request](Self::allocate_async), and [resizes](Self::resize).
     /// If the future is dropped, copies in progress still complete. If it is not polled for longer
     /// than the [patience](crate::pool::PoolBuilder::turn_patience) while it is not copying, it
-    /// loses its turn; polled again, it takes another turn and continues.
-    ///
-    /// On a tokio runtime a blocking-pool thread copies the bytes, except for copies of less than
-    /// 256 KiB in host memory; without one, the polling thread copies.
+    /// loses its turn; polled again, it takes another turn and continues. Copies of less than 256
+    /// KiB in host memory, and all without a tokio runtime, run on the polling thread, others on a
+    /// blocking-pool thread.
     ///
     /// ```
     /// # use kvpool::{AllocRequest, Pool, storage::KvLayout};
@@ -44,12 +43,10 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    ///
     /// [`DefragError`], including a copy that exceeds its [deadline](DefragOptions::copy_deadline).
     /// Moves completed before it stay in effect.
     ///
     /// # Panics
-    ///
     /// If it has to wait in a tokio runtime whose timer is disabled.
     pub async fn defragment(&self) -> Result<DefragReport, DefragError> {
         self.defragment_with(DefragOptions::default()).await
@@ -61,14 +58,11 @@ impl Pool {
     }
 
     /// Starts a background task that compacts the pool whenever it is fragmented, and evicts ahead
-    /// of need while no batch begins.
-    ///
-    /// The task runs on the current tokio runtime (feature `tokio`) until the result is
-    /// [stopped](Defragmenter::stop) or dropped. If nothing drives that runtime, others pass over
-    /// its turn.
+    /// of need while no batch begins. It runs on the current tokio runtime (feature `tokio`) until
+    /// the result is [stopped](Defragmenter::stop) or dropped. If nothing drives that runtime,
+    /// others pass over its turn.
     ///
     /// # Errors
-    ///
     /// [`DefragError::NoRuntime`], [`DefragError::NoBytes`], [`DefragError::Option`].
     pub fn start_defragmenter(&self, config: DefragConfig) -> Result<Defragmenter, DefragError> {
         Defragmenter::start(self.0.compactor.clone(), config)
@@ -93,12 +87,10 @@ impl Pool {
     /// with a branch that waits for blocks. [`Pool::allocate`] does not undo it.
     ///
     /// # Errors
-    ///
     /// [`ResizeError`], which names the blocks that cannot move, or the task that had the turn for
-    /// as long as the patience ([`ResizeError::NoTurn`]). The pool keeps its size.
+    /// as long as the patience. The pool keeps its size.
     ///
     /// # Panics
-    ///
     /// If a shrink has to wait in a tokio runtime whose timer is disabled. If the storage panics
     /// while it shrinks; the pool then has its new size, because the memory may be gone.
     pub async fn resize(&self, blocks: usize) -> Result<ResizeReport, ResizeError> {
@@ -136,8 +128,7 @@ impl Pool {
         }
     }
 
-    /// Adds blocks to a pool of `from` blocks. Returns false, without effect, if the pool has
-    /// another size.
+    /// Adds blocks to a pool of `from` blocks. Returns false if the pool has another size.
     fn grow_from(&self, from: usize, blocks: usize) -> Result<bool, GrowError> {
         let first = from + self.blocks().config().has_null_block as usize;
         let mut is_other = false;
@@ -154,7 +145,6 @@ impl Pool {
         self.0.compactor.snapshot()
     }
 
-    /// Returns the compactor.
     pub(super) fn compactor(&self) -> &Compactor {
         &self.0.compactor
     }

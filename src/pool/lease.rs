@@ -1,4 +1,3 @@
-//! Leases: ownership of blocks that ends when the lease is dropped.
 
 use std::mem::ManuallyDrop;
 use std::ops::RangeBounds;
@@ -16,15 +15,12 @@ use super::leased::{Leased, Root};
 
 /// Owns its blocks: holds a reference on each, and releases it when dropped, on any thread.
 ///
-/// [`Pool::allocate`](super::Pool::allocate) returns a lease that borrows the pool, without a
-/// reference count; [`Pool::allocate_owned`](super::Pool::allocate_owned) a `Lease<'static>`, which
-/// keeps the needed part of the pool alive. The [handles](Self::handles) of its blocks can be
-/// inspected and [pinned](super::Pool::pin_scoped); all other changes go through the lease.
-///
-/// The owner may write to the blocks until it [seals](Self::seal) them. Compaction moves only
-/// sealed blocks: unsealed ones stay, even in the way of a contiguous request.
-///
-/// A lease takes two words. It holds one block inline, and more on the heap.
+/// A lease borrows the pool or, as a `Lease<'static>`, keeps the needed part of it alive. The
+/// [handles](Self::handles) of its blocks can be inspected and [pinned](super::Pool::pin_scoped);
+/// all other changes go through the lease. The owner may write to the blocks until it
+/// [seals](Self::seal) them. Compaction moves only sealed blocks: unsealed ones stay, even in the
+/// way of a contiguous request. A lease takes two words: it holds one block inline, and more on the
+/// heap.
 #[must_use = "dropping a lease frees its blocks"]
 pub struct Lease<'p>(ManuallyDrop<Leased<'p>>);
 
@@ -34,9 +30,7 @@ impl<'p> Lease<'p> {
         Self(ManuallyDrop::new(leased))
     }
 
-    /// Records the place in the program that created the lease.
-    // Takes a reference to the result: returning it would make release builds move it through
-    // memory.
+    // Takes a reference to the result, which release builds would otherwise move through memory.
     #[cfg(debug_assertions)]
     pub(super) fn note_made(made: &Result<Self, AllocError>, site: Site) {
         made.iter().for_each(|lease| lease.note_site(site));
@@ -94,8 +88,7 @@ impl<'p> Lease<'p> {
     pub fn truncate(&mut self, keep: usize) {
         let _call = call();
         if keep < self.blocks().len() {
-            // Remove the blocks first: a release may run code of a storage or waker, which may
-            // panic.
+            // First: a release may run code of a storage or waker, which may panic.
             let tail = self.0.split_off(keep);
             self.pool_blocks().release_exposed(tail.ids(), tail.exposure());
         }
@@ -107,14 +100,10 @@ impl<'p> Lease<'p> {
     }
 
     /// Returns a second lease of the same blocks, which stay allocated until both are dropped.
+    /// Fails if a block has the maximum of 8,191 references.
     ///
-    /// Like [`Arc::clone`](std::sync::Arc::clone): adds one reference to each block. Neither lease
-    /// can [reopen](Self::reopen) a block while the other has it. Both may write to an open block,
-    /// in an order that the engine ensures.
-    ///
-    /// # Errors
-    ///
-    /// [`HandleError::TooManyReferences`] if a block has 8,191 references; nothing changes.
+    /// Neither lease can [reopen](Self::reopen) a block while the other has it. Both may write to
+    /// an open block, in an order that the engine ensures.
     pub fn share(&self) -> Result<Self, HandleError> {
         let _call = call();
         self.pool_blocks().share(self.blocks())?;
@@ -122,10 +111,8 @@ impl<'p> Lease<'p> {
     }
 
     /// Marks the bytes of the blocks in this index range as final, so that compaction may move
-    /// them.
-    ///
-    /// All writes to them, also those of leases that [share](Self::share) the blocks, must precede
-    /// this call. Panics if the range is not within the lease.
+    /// them. All writes to them, also through leases that [share](Self::share) the blocks, must
+    /// precede this call. Panics if the range is not within the lease.
     pub fn seal(&mut self, places: impl RangeBounds<usize>) {
         let _call = call();
         let blocks = self.pool_blocks();
@@ -135,10 +122,9 @@ impl<'p> Lease<'p> {
         blocks.announce();
     }
 
-    /// Makes the sealed block at index `place` writable again, and returns true if it is now open.
-    ///
-    /// Returns false if another lease [shares](Self::share) it, or if a move is reading its bytes;
-    /// write to another block then. Panics if `place` is past the end.
+    /// Makes the sealed block at index `place` writable again. Returns false if another lease
+    /// [shares](Self::share) it, or a move is reading its bytes; write to another block then.
+    /// Panics if `place` is past the end.
     pub fn reopen(&mut self, place: usize) -> bool {
         let _call = call();
         self.pool_blocks().reopen(self.blocks()[place])

@@ -1,7 +1,5 @@
-//! Contents of a lease: its blocks, and the path to their pool, in two words.
-//!
-//! A lease of one block, the most frequent kind, is an id and a pointer: it is created, moved and
-//! dropped in registers. Several blocks are behind a pointer.
+//! Contents of a lease, in two words. A lease of one block, the most frequent kind, is an id and a
+//! pointer: it is created, moved and dropped in registers. Several blocks are behind a pointer.
 //!
 //! A lease records whether it gave out handles or a second lease of its blocks. If not, no other
 //! thread changes their words, and it releases them with plain stores ([`Exposure::Private`]).
@@ -12,30 +10,24 @@ use crate::block::{Blocks, Exposure, INLINE_BLOCKS, KeepAlive};
 use crate::ids::BlockId;
 use crate::sync::{Arc, AtomicU8, Ordering::*};
 
-/// Ids of a lease's blocks.
 pub(super) type Ids = SmallVec<[BlockId; INLINE_BLOCKS]>;
 
-/// Blocks of a lease, and the path to their pool.
 pub(super) enum Leased<'p> {
-    /// One block of a borrowed pool.
     One { id: BlockId, seen: Seen, blocks: &'p Blocks },
     /// One block, and a reference that keeps the pool's blocks alive.
     OneOwned { id: BlockId, seen: Seen, keep_alive: Arc<KeepAlive> },
-    /// Any number of blocks.
     Several(Box<Several<'p>>),
 }
 
 #[cfg(not(kvpool_loom))]
 const _: () = assert!(size_of::<Leased<'_>>() <= 16, "a lease fits into two registers");
 
-/// Any number of blocks of one pool.
 pub(super) struct Several<'p> {
     root: Root<'p>,
     seen: Seen,
     ids: Ids,
 }
 
-/// Path from a lease to its pool's blocks.
 #[derive(Clone)]
 pub(super) enum Root<'p> {
     Borrowed(&'p Blocks),
@@ -56,7 +48,6 @@ impl Seen {
         Self(AtomicU8::new(if is_seen { SEEN } else { 0 }))
     }
 
-    /// Records that a handle or a second lease is given out.
     #[inline]
     fn note(&self) {
         // Relaxed: the lease is borrowed here, and released when no borrow is left.
@@ -79,13 +70,11 @@ impl<'p> Several<'p> {
         Box::write(place, Self { root, seen: Seen::new(false), ids })
     }
 
-    /// Returns the ids of a new list.
     #[inline]
     pub(super) fn inline_places(&mut self) -> &mut [BlockId] {
         &mut self.ids
     }
 
-    /// Records that the release is timed, until a handle or second lease is given out.
     pub(super) fn time(&mut self) {
         self.seen = Seen(AtomicU8::new(TIMED));
     }
@@ -127,7 +116,6 @@ impl<'p> Leased<'p> {
         }
     }
 
-    /// Returns the pool's blocks.
     #[inline]
     pub(super) fn pool_blocks(&self) -> &Blocks {
         match self {
@@ -137,7 +125,6 @@ impl<'p> Leased<'p> {
         }
     }
 
-    /// Returns the ids, in the order of allocation.
     #[inline]
     pub(super) fn ids(&self) -> &[BlockId] {
         match self {
@@ -159,13 +146,11 @@ impl<'p> Leased<'p> {
         self.seen().exposure()
     }
 
-    /// Returns whether the release is timed.
     #[inline]
     pub(super) fn is_timed(&self) -> bool {
         matches!(self, Self::Several(several) if several.seen.0.load(Relaxed) == TIMED)
     }
 
-    /// Records that handles or a second lease are given out.
     pub(super) fn note_seen(&self) {
         self.seen().note();
     }
@@ -175,13 +160,11 @@ impl<'p> Leased<'p> {
         Seen::new(self.exposure() == Exposure::Shared)
     }
 
-    /// Returns the same blocks for a second lease.
     pub(super) fn shared(&self) -> Self {
         self.note_seen();
         Self::new(self.root(), Ids::from_slice(self.ids()), Seen::new(true))
     }
 
-    /// Returns a path to the same pool.
     pub(super) fn root(&self) -> Root<'p> {
         match self {
             Self::One { blocks, .. } => Root::Borrowed(blocks),
@@ -190,7 +173,6 @@ impl<'p> Leased<'p> {
         }
     }
 
-    /// Returns the same blocks, reached through another path to their pool.
     pub(super) fn rooted<'q>(self, root: Root<'q>) -> Leased<'q> {
         let (ids, seen) = (Ids::from_slice(self.ids()), self.same_seen());
         Leased::new(root, ids, seen)

@@ -1,4 +1,3 @@
-//! Metrics of a pool for an exporter.
 
 use crate::block::{AllocationCounts, LatencyHistogram, Operation, Refusals, Sampler, WaitCounts};
 use crate::compact::MoveCounts;
@@ -9,12 +8,11 @@ use super::{Pool, Stats};
 
 /// Counters since the pool was built, current gauges, and histograms of latencies.
 ///
-/// Counters only grow. While other threads use the pool, each is read at a different moment, so
-/// sums over several need not match. A thread counts its allocations and frees by plain stores, so
-/// these may lag until the thread synchronizes with the reader, for example by a join.
-///
-/// While no thread is inside a call, `allocations.blocks == allocations.freed_blocks +
-/// evictions.total() + stats.used + stats.evictable`.
+/// While other threads use the pool, each counter is read at a different moment, so sums need not
+/// match. A thread counts its allocations and frees by plain stores, which may lag until the thread
+/// synchronizes with the reader, for example by a join. While no thread is inside a call,
+/// `allocations.blocks == allocations.freed_blocks + evictions.total() + stats.used +
+/// stats.evictable`.
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -29,8 +27,8 @@ pub struct Metrics {
     pub waits: WaitCounts,
     /// Lookups, hits and registrations of the prefix cache; zero without one.
     pub prefix: PrefixStats,
-    /// Tokens in the full blocks of all prompts that were looked up. Partly filled last blocks do
-    /// not count, because lookups of full blocks cannot hit them.
+    /// Tokens in the full blocks of all prompts that were looked up, without partly filled last
+    /// blocks.
     pub query_tokens: u64,
     /// Tokens in the full blocks that were hit.
     pub hit_tokens: u64,
@@ -42,8 +40,8 @@ pub struct Metrics {
     pub migrations: MigrationCounts,
     /// Subscribers to the events of the prefix cache.
     pub event_subscribers: usize,
-    /// Events that subscribers lost by receiving too slowly; each counts once per subscriber, when
-    /// that subscriber would have received it.
+    /// Events that subscribers lost by receiving too slowly, counted when they would have been
+    /// received.
     pub lost_events: u64,
     /// Latencies.
     pub latencies: Latencies,
@@ -55,8 +53,8 @@ pub struct Metrics {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Latencies {
-    /// Number of operations per timed one; 0 if none is timed. See
-    /// [`PoolBuilder::latency_sample`](super::PoolBuilder::latency_sample).
+    /// Number of operations per [timed](super::PoolBuilder::latency_sample) one; 0 if none is
+    /// timed.
     pub sampled_every: u64,
     /// Requests for leases that did not wait, including refused ones.
     pub allocate: LatencyHistogram,

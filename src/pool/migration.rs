@@ -17,29 +17,27 @@ impl Pool {
     /// Moves a sequence to another pool of this process, on any device or on the host.
     /// [`migrate_to_node`](Self::migrate_to_node) moves one to another node.
     ///
-    /// Copies the blocks' bytes, in as few runs as they occupy. The sequence continues there with
-    /// the same id, tokens, committed length and priority, and is closed here. Blocks that the
-    /// other pool has cached are shared instead. If both caches use the same hashing, the known
-    /// tokens can be hit there; otherwise the sequence keeps their ids, but its blocks are not
-    /// cached there, nor are those computed before a [clear](Self::clear_prefix_cache) of either
-    /// cache. A pool cannot tell with which weights another one computed: after a change of
-    /// weights, clear each pool that computes.
+    /// The sequence continues there with the same id, tokens, committed length and priority, and is
+    /// closed here. Blocks that the other pool has cached are shared instead of copied. If both
+    /// caches use the same hashing, the known tokens can be hit there; otherwise the sequence keeps
+    /// their ids, but its blocks are not cached there, nor are those computed before a
+    /// [clear](Self::clear_prefix_cache) of either cache. A pool cannot tell with which weights
+    /// another one computed: after a change of weights, clear each pool that computes.
     ///
     /// If the other pool has no room, the sequence waits in that pool's queue like a growing
-    /// sequence: after requests of higher priority, before leases and admissions of its own. It
-    /// holds no block there while it waits. Tasks that hold blocks while they wait for each other's
-    /// deadlock: set a deadline, or swap a sequence out first. Other transfers do not wait for
-    /// room: [`preempt`](Self::preempt), [`replicate`](Self::replicate) and transfers to a node
+    /// sequence, without holding blocks there. Tasks that hold blocks while they wait for each
+    /// other's deadlock: set a deadline, or swap a sequence out first. Other transfers do not wait
+    /// for room: [`preempt`](Self::preempt), [`replicate`](Self::replicate) and transfers to a node
     /// fail, and [`offload`](Self::offload) and [`bring_back`](Self::bring_back) move as many
     /// blocks as fit.
     ///
     /// Fails if a batch in flight writes the sequence: await [`settled`](Self::settled) first, or
     /// set a deadline ([`Wait::until`]), which bounds the waits for these batches and for room; the
-    /// error at the deadline returns the open sequence. Dropping the future closes the sequence;
+    /// error then returns the open sequence. Dropping the future closes the sequence;
     /// [`replicate`](Self::replicate) keeps it.
     ///
-    /// On a tokio runtime a blocking-pool thread copies the bytes, except for copies of less than
-    /// 256 KiB between pools in host memory; without one, the polling thread copies.
+    /// Copies of less than 256 KiB between pools in host memory, and all without a tokio runtime,
+    /// run on the polling thread, others on a blocking-pool thread.
     ///
     /// ```
     /// # use kvpool::{SequenceId, Pool, storage::KvLayout};
@@ -60,12 +58,10 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    ///
     /// [`MigrateError`], which contains the unchanged sequence: [`TransferError::Invalid`] if both
     /// pools are the same, [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
     /// [`TransferError::NoStorage`], [`TransferError::Alloc`] if the sequence can never fit, or has
-    /// no room at the deadline, [`TransferError::Sequence`] if the id is open there,
-    /// [`TransferError::Storage`] if the layouts differ or a copy fails.
+    /// no room at the deadline, [`TransferError::Sequence`], [`TransferError::Storage`].
     pub fn migrate<'a>(
         &'a self,
         mut sequence: Sequence,
@@ -93,7 +89,6 @@ impl Pool {
         })
     }
 
-    /// Moves a sequence, and waits for room until the deadline, if any.
     async fn migrate_by(
         &self,
         sequence: Sequence,
@@ -133,12 +128,8 @@ impl Pool {
     ///
     /// Never waits for room. Fails if a batch in flight writes the sequence, unless a deadline is
     /// set ([`Wait::until`]), until which it waits for such batches. Dropping the future cancels
-    /// the copy, but the id stays open in the other pool until the current piece is copied.
-    ///
-    /// # Errors
-    ///
-    /// As for [`migrate`](Self::migrate), and [`TransferError::Alloc`] if the other pool has no
-    /// room.
+    /// the copy, but the id stays open in the other pool until the current piece is copied. Errors
+    /// are those of [`migrate`](Self::migrate).
     pub fn replicate<'a>(
         &'a self,
         sequence: &'a Sequence,
@@ -191,7 +182,6 @@ impl Pool {
         }
     }
 
-    /// Waits until the batches that write a sequence have ended.
     async fn wait_for_writers(
         &self,
         sequence: &Sequence,
@@ -228,16 +218,14 @@ impl Pool {
     /// [stale](OffloadReport::stale_blocks).
     ///
     /// # Errors
-    ///
-    /// The blocks stay in place: [`TransferError::Invalid`] if both pools are the same, or their
-    /// caches hash differently, [`TransferError::NoStorage`], [`TransferError::NoCache`],
-    /// [`TransferError::Alloc`] if there is no room at all or `blocks_max` is zero,
-    /// [`TransferError::Storage`].
+    /// [`TransferError::Invalid`] if both pools are the same, or their caches hash differently,
+    /// [`TransferError::NoStorage`], [`TransferError::NoCache`], [`TransferError::Alloc`] if there
+    /// is no room at all or `blocks_max` is zero, [`TransferError::Storage`]. The blocks stay in
+    /// place.
     pub async fn offload(&self, to: &Self, blocks_max: usize) -> Result<OffloadReport, TransferError> {
         self.offloading(async { migrate::offload(self.route_to(to)?, blocks_max).await }).await
     }
 
-    /// Traces and counts an offload.
     pub(super) async fn offloading(
         &self,
         offload: impl Future<Output = Result<OffloadReport, TransferError>>,
@@ -254,12 +242,8 @@ impl Pool {
     /// [sequence](Self::sequence) opened with these tokens finds them; if there is less room, only
     /// the leading ones. Stops at blocks computed here before this cache was cleared, which count
     /// as [stale](BringBackReport::stale_blocks). If the future is dropped, the copy either
-    /// completes or has no effect.
-    ///
-    /// # Errors
-    ///
-    /// As for [`offload`](Self::offload), and [`TransferError::Invalid`] for an empty key, or an
-    /// extra key whose range is empty or not within the tokens; nothing is copied.
+    /// completes or has no effect. Errors are those of [`offload`](Self::offload), and
+    /// [`TransferError::Invalid`] for invalid keys.
     pub async fn bring_back(
         &self,
         from: &Self,
@@ -269,7 +253,6 @@ impl Pool {
         self.bringing_back(async { migrate::bring_back(from.route_to(self)?, keys, tokens).await }).await
     }
 
-    /// Traces and counts a return of cached blocks.
     pub(super) async fn bringing_back(
         &self,
         came: impl Future<Output = Result<BringBackReport, TransferError>>,

@@ -1,8 +1,6 @@
-//! Pools: the public interface over all lower layers.
-//!
-//! [`PoolBuilder`] builds a [`Pool`]. A [`Lease`] owns blocks. [`Stats`], [`Metrics`],
-//! [`Fragmentation`], [`SequenceRuns`], [`Owners`] and the [audit](Pool::audit) report a pool's
-//! state.
+//! Pools: the public interface over all lower layers. [`PoolBuilder`] builds a [`Pool`], and a
+//! [`Lease`] owns blocks. [`Stats`], [`Metrics`], [`Fragmentation`], [`SequenceRuns`], [`Owners`]
+//! and the [audit](Pool::audit) report a pool's state.
 
 mod admission;
 mod allocate;

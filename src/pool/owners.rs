@@ -1,4 +1,3 @@
-//! Reports which sequences, leases, transfers, pins and batches hold a pool's blocks.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -18,11 +17,11 @@ use super::Pool;
 pub struct Owners {
     /// Open sequences, by id. Each sequence lists the blocks that it shares with others.
     pub sequences: Vec<SequenceOwner>,
-    /// Blocks of leases and of [pinned prefixes](super::Pool::pinned_prefixes), including blocks
-    /// that an append has taken and not yet listed.
+    /// Blocks of leases and [pinned prefixes](super::Pool::pinned_prefixes), and those that an
+    /// append has yet to list.
     pub leases: Vec<BlockOwner>,
-    /// Transfers to and from other pools and nodes, oldest first. The sequence that is being copied
-    /// lists the blocks too.
+    /// Transfers to and from other pools and nodes, oldest first. A sequence lists its copied
+    /// blocks too.
     pub transfers: Vec<TransferOwner>,
     /// Pinned blocks, ascending.
     pub pinned: Vec<PinnedBlock>,
@@ -32,8 +31,8 @@ pub struct Owners {
     pub oldest_batch: Option<OldestBatch>,
     /// Freed blocks that are not reused before batches in flight end.
     pub retired_blocks: usize,
-    /// Blocks of closed sequences, one entry per reference: cached and released once the batches
-    /// that write to them finish.
+    /// Blocks of closed sequences, one entry per reference: released once batches that write them
+    /// finish.
     #[cfg_attr(feature = "serde", serde(default))]
     pub closing: Vec<BlockId>,
     /// References without an owner: a bug in the pool, which an [audit](Pool::audit) reports. Its
@@ -56,8 +55,8 @@ pub struct SequenceOwner {
     pub blocks: Vec<BlockId>,
     /// Blocks that it has reserved beyond its tokens, including those of leases that name it.
     pub reserved: Vec<BlockId>,
-    /// Number of its blocks that have other references, from other sequences or a copy in progress.
-    /// The others become free or evictable when the sequence is closed.
+    /// Number of its blocks that other sequences or a copy in progress reference. The others become
+    /// free or evictable when the sequence is closed.
     pub shared_blocks: usize,
     /// Priority for which its last block was allocated; `None` without blocks.
     pub priority: Option<Priority>,
@@ -111,8 +110,7 @@ pub struct PinnedBlock {
     pub pins: u32,
     /// Owner of the block.
     pub owner: PinOwner,
-    /// Place in the program of the last pin, unless the block was allocated pinned. Debug builds
-    /// only.
+    /// Place in the program of the last pin, except by an allocation. Debug builds only.
     pub pinned_at: Option<SourcePlace>,
     /// Time since the last pin. Debug builds only.
     pub pinned_for: Option<Duration>,
@@ -129,11 +127,9 @@ impl Owners {
     }
 }
 
-/// Key by which blocks are grouped into a [`BlockOwner`].
 type Group = (Option<SourcePlace>, Option<SequenceId>, Priority);
 
 impl Pool {
-    /// Returns the references that owners list.
     pub(super) fn accounts(&self) -> Accounts {
         let mut accounts = self.0.sequences.accounts();
         accounts.listed.extend(self.0.transfers.owners().into_iter().flat_map(|transfer| transfer.blocks));
@@ -141,9 +137,8 @@ impl Pool {
     }
 
     /// Returns the owners of all blocks, since when they have them, and which blocks are pinned.
-    ///
-    /// Walks the lists of all open sequences and all blocks: for diagnosis, not for every step.
-    /// Takes no lock that an allocation takes.
+    /// Walks all open sequences and blocks: for diagnosis, not for every step. Takes no lock that
+    /// an allocation takes.
     pub fn owners(&self) -> Owners {
         let blocks = &self.0.blocks;
         let mut listed = BTreeMap::<BlockId, SequenceId>::new();

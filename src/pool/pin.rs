@@ -1,4 +1,3 @@
-//! Pins that end with their scope.
 
 use crate::block::KeepAlive;
 #[cfg(debug_assertions)]
@@ -9,10 +8,11 @@ use crate::sync::{Arc, call};
 
 use super::Pool;
 
-/// Pins a block until dropped, or until the block loses its last owner.
+/// Pins a block until dropped, or until the block loses its last owner. No other call removes the
+/// pin.
 ///
 /// A pinned block is neither evicted nor moved. The pin holds no reference: a cached block without
-/// an owner can be evicted, and a later hit on it is not pinned. No other call removes the pin.
+/// an owner can be evicted, and a later hit on it is not pinned.
 #[must_use = "dropping it unpins the block"]
 pub struct BlockPin {
     keep_alive: Arc<KeepAlive>,

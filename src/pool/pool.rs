@@ -1,4 +1,3 @@
-//! The pool type: shared state, block handles, sequences, batches and counters.
 
 use crate::block::{AuditError, AuditReport, BlockInfo, Blocks, Sampler};
 use crate::compact::Compactor;
@@ -34,7 +33,6 @@ use crate::sync::{Arc, call};
 #[derive(Clone)]
 pub struct Pool(pub(super) Arc<Shared>);
 
-/// State shared by all clones of a pool.
 pub(super) struct Shared {
     pub(super) blocks: Blocks,
     pub(super) layout: KvLayout,
@@ -50,7 +48,6 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Locks and returns the counts of transfers.
     pub(super) fn migrations(&self) -> std::sync::MutexGuard<'_, MigrationCounts> {
         self.migrations.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -64,7 +61,6 @@ impl Drop for Shared {
 }
 
 impl Pool {
-    /// Sets the owner of the sequences.
     #[cfg(not(kvpool_loom))]
     pub(super) fn own_sequences(&self) {
         let own: std::sync::Weak<Shared> = Arc::downgrade(&self.0);
@@ -113,30 +109,28 @@ impl Pool {
         sequence.sequences().same(&self.0.sequences)
     }
 
-    /// Begins a batch: one step of the engine, under which block tables are read.
-    ///
-    /// A frame that is freed while the batch is in flight is not reused before the batch has ended.
-    /// Batches may overlap and end in any order. Panics if 65,536 batches are in flight.
+    /// Begins a batch: one step of the engine, under which block tables are read. A frame that is
+    /// freed while it is in flight is not reused before it has ended. Batches may overlap and end
+    /// in any order. Panics if 65,536 batches are in flight.
     pub fn begin_batch(&self) -> Batch {
         Batch::begin(&self.0.sequences)
     }
 
     /// Begins a batch on a device's stream; it ends when the stream reaches that point, however it
-    /// is ended on the host.
+    /// is ended on the host. Panics like [`begin_batch`](Self::begin_batch).
     ///
     /// Copies on write are enqueued on the stream, ahead of the batch's writes. The bytes that the
     /// batch reads and copies must be written by work that precedes it on the stream, or that the
-    /// stream waits for. Panics like [`begin_batch`](Self::begin_batch).
+    /// stream waits for.
     ///
     /// # Errors
-    ///
     /// [`StorageError::ForeignStream`], [`StorageError::Capturing`], [`StorageError::DeviceLost`].
     pub fn begin_batch_on(&self, stream: &DeviceStream) -> Result<Batch, StorageError> {
         Batch::begin_on(&self.0.sequences, stream)
     }
 
-    /// Returns whether the pool's device has failed: it then allocates no more blocks, and the
-    /// contents of its blocks are lost.
+    /// Returns whether the pool's device has failed: it then allocates no more, and contents are
+    /// lost.
     pub fn is_lost(&self) -> bool {
         self.0.blocks.is_lost()
     }
@@ -185,10 +179,9 @@ impl Pool {
         self.0.blocks.counts().available()
     }
 
-    /// Returns the number of threads with a thread cache in this pool.
-    ///
-    /// A thread returns its cache when its thread-local destructors run, possibly after the end of
-    /// its scope: see [`testing::wait_for_threads`](crate::testing::wait_for_threads).
+    /// Returns the number of threads with a thread cache in this pool. A thread returns its cache
+    /// when its thread-local destructors run, possibly after the end of its scope: see
+    /// [`testing::wait_for_threads`](crate::testing::wait_for_threads).
     pub fn thread_caches(&self) -> usize {
         self.0.blocks.thread_caches_in_use()
     }
@@ -214,9 +207,8 @@ impl Pool {
     /// Clears the prefix cache: prefixes cached before the call are no longer found. O(1).
     ///
     /// Unowned blocks stay evictable; LRU evicts them before any that are cached later, a policy
-    /// with several queues first in their queue. Owned ones become evictable when they are
-    /// released, and are evicted before all others. To free blocks immediately,
-    /// [evict](Self::evict_cached) some.
+    /// with several queues first in their queue. Owned ones are evicted before all others once
+    /// released. To free blocks immediately, [evict](Self::evict_cached) some.
     pub fn clear_prefix_cache(&self) {
         let _call = call();
         if let Some(cache) = self.prefix_cache() {
@@ -240,12 +232,11 @@ impl Pool {
     /// in flight, by another sequence with the same tokens, or by an import. Blocks written after
     /// the call are found again.
     ///
-    /// Blocks computed from a wrong block are wrong too, and have other hashes. Blocks that a
-    /// sequence with a wrong block fills after the call are not cached. Also pass the hashes of
-    /// those that are cached already: [`Sequence::block_hashes`] returns those of a sequence, and
+    /// Blocks computed from a wrong block are wrong too, and have other hashes. Those that a
+    /// sequence fills after the call are not cached. Also pass the hashes of those that are cached
+    /// already: [`Sequence::block_hashes`] returns those of a sequence, and
     /// [`KvEvent::Stored`](crate::prefix::KvEvent::Stored) names the block before each, also for an
-    /// unfinished last block that was [registered](crate::AdmitRequest::reuse_tail). To uncache
-    /// everything, [clear](Self::clear_prefix_cache) the cache.
+    /// unfinished last block that was [registered](crate::AdmitRequest::reuse_tail).
     ///
     /// Visits every block of the pool. Remembers the newest 65,536 hashes. Frames that a batch in
     /// flight may see become free when it ends.
@@ -271,13 +262,10 @@ impl Pool {
     }
 
     /// Evicts cached blocks without owners, in the policy's order, until at most `keep` are left,
-    /// and returns the number evicted.
-    ///
-    /// Blocks that a batch in flight may see, or that are being moved, stay. Evicts in slices,
-    /// between which other threads may allocate.
+    /// and returns the number evicted. Blocks that a batch in flight may see, or that are being
+    /// moved, stay. Evicts in slices, between which other threads may allocate.
     pub fn evict_cached(&self, keep: usize) -> usize {
         let _call = call();
-        /// Blocks per slice.
         const SLICE: usize = 512;
         let mut evicted = 0;
         loop {
@@ -289,17 +277,14 @@ impl Pool {
         }
     }
 
-    /// Recounts every frame and block, and the references of each kind of owner.
+    /// Recounts every frame and block, and the references of each kind of owner. The error is the
+    /// first contradiction found.
     ///
     /// No thread may allocate or free meanwhile; leases, batches, transfers and waiting requests
     /// may be open. A [forgotten](std::mem::forget) lease is an owner, which
-    /// [`owners`](Self::owners) lists. A reference that no owner will release is an error.
-    ///
-    /// # Errors
-    ///
-    /// The first contradiction found, or [`AuditError::Busy`], also while a thread is ending: the
-    /// end of a [scope](std::thread::scope), unlike a `join`, does not wait for thread-local
-    /// destructors.
+    /// [`owners`](Self::owners) lists. A reference that no owner will release is an error. While a
+    /// thread is ending, returns [`AuditError::Busy`]: the end of a [scope](std::thread::scope),
+    /// unlike a `join`, does not wait for thread-local destructors.
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
         let _call = call();
         let report = self.0.blocks.audit()?;
@@ -319,7 +304,7 @@ impl Pool {
     }
 
     internal! {
-        /// Returns the block floor.
+        /// Returns the block metadata.
         fn blocks(&self) -> &Blocks {
             &self.0.blocks
         }

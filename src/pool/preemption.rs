@@ -22,10 +22,8 @@ pub enum Preempt<'a> {
     Swap(&'a Pool),
 }
 
-/// Result of a preemption.
-///
-/// `freed_blocks + cached_blocks + shared_blocks` is the number of blocks that the sequence had.
-/// The counts are exact unless other threads concurrently share or release these blocks.
+/// Result of a preemption. `freed_blocks + cached_blocks + shared_blocks` is the number of blocks
+/// that the sequence had, unless other threads concurrently share or release these blocks.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Preempted {
@@ -66,9 +64,8 @@ impl Pool {
     /// The calling task must hold no such batch. It does not wait for room in the other pool, so
     /// that the caller can recompute instead; [`resume`](Self::resume) brings the sequence back.
     /// [`Preempt::Recompute`] does not wait: blocks that a batch in flight writes stay in use, and
-    /// are cached when it finishes.
-    ///
-    /// Dropping the future closes the sequence; at a deadline it is returned.
+    /// are cached when it finishes. Dropping the future closes the sequence; at a deadline it is
+    /// returned.
     ///
     /// ```
     /// # use kvpool::{SequenceId, Pool, Preempt, ResumeOptions, storage::KvLayout};
@@ -93,10 +90,8 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    ///
     /// [`MigrateError`], which returns the unchanged sequence: [`TransferError::ForeignSequence`],
-    /// and for a swap the errors of [`migrate`](Self::migrate); [`TransferError::BeingWritten`] if
-    /// a batch that writes the sequence is in flight at the deadline.
+    /// and for a swap the errors of [`migrate`](Self::migrate).
     pub fn preempt<'a>(
         &'a self,
         sequence: Sequence,

@@ -1,4 +1,3 @@
-//! Return of a swapped sequence.
 
 use crate::block::Class;
 use crate::error::TransferError;
@@ -11,7 +10,7 @@ use super::wait::{CallUntil, Wait};
 impl Pool {
     /// Copies a [swapped](super::Preempt::Swap) sequence back to this pool, and waits if necessary
     /// for all of its blocks: those of its tokens, shared where they are cached here, and further
-    /// ones as the options say.
+    /// ones as the options say. Not available in loom models.
     ///
     /// Waits in the queue of [`allocate_async`](Self::allocate_async) at the sequence's priority
     /// like an admission, not like a growing sequence as [`migrate`](Self::migrate) does: the
@@ -19,10 +18,9 @@ impl Pool {
     /// [leave](ResumeOptions::leave) blocks for them. Holds no block here while it waits.
     ///
     /// `swapped` stays open and unchanged. Drop it after the call has succeeded: until then its
-    /// blocks stay in use in its pool. Not available in loom models.
+    /// blocks stay in use in its pool.
     ///
     /// # Errors
-    ///
     /// [`TransferError::Alloc`] if there is no room at the deadline of [`Wait::until`], or never
     /// can be; [`TransferError::ForeignSequence`] if all handles of the sequence's pool were
     /// dropped, and those of [`replicate`](Self::replicate).

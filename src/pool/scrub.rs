@@ -1,4 +1,3 @@
-//! Wiping of freed frames through a pool's storage.
 
 use std::sync::{Arc, Weak};
 #[cfg(not(kvpool_loom))]
@@ -16,10 +15,9 @@ use crate::sync::caught;
 /// Wipes freed frames of one pool.
 ///
 /// A thread that reports the ends of device work only begins a wipe: waiting for the device would
-/// delay all other reports, including that of the wipe.
-///
-/// One deferred wipe is in flight at a time. The next wipe takes all runs that are freed meanwhile,
-/// so launches and buffers do not grow with the number of runs.
+/// delay all other reports, including that of the wipe. One deferred wipe is in flight at a time.
+/// The next one takes all runs that are freed meanwhile, so launches and buffers do not grow with
+/// the number of runs.
 ///
 /// ```text
 /// Idle ──begin_wipe: take the queue──> Starting ──zero_then returned──> InFlight ──its end──> Idle,
@@ -33,14 +31,12 @@ use crate::sync::caught;
 pub(super) struct FrameScrub {
     /// Weak: thread caches keep the block metadata alive, and must not keep the bytes alive.
     storage: Weak<dyn Storage>,
-    /// Receives the ends of deferred wipes.
     #[cfg(not(kvpool_loom))]
     blocks: OnceLock<WeakBlocks>,
     #[cfg(not(kvpool_loom))]
     deferred: Mutex<Deferred>,
 }
 
-/// Deferred wipes.
 #[cfg(not(kvpool_loom))]
 #[derive(Default)]
 struct Deferred {
@@ -54,7 +50,6 @@ struct Deferred {
 #[cfg(not(kvpool_loom))]
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 enum Stage {
-    /// No wipe is in progress.
     #[default]
     Idle,
     /// A thread is in [`Storage::zero_then`].
@@ -75,7 +70,6 @@ struct Wipe {
     is_wiped: bool,
 }
 
-/// A shared reference to a pool's scrub, for its block metadata.
 pub(super) struct SharedScrub(pub(super) Arc<FrameScrub>);
 
 impl FrameScrub {
@@ -105,7 +99,6 @@ impl FrameScrub {
         self.deferred.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins the next wipe, if none is in progress.
     fn next(self: &Arc<Self>) -> Option<Wipe> {
         let mut deferred = self.deferred();
         if deferred.stage != Stage::Idle || (deferred.queue.is_empty() && deferred.again.is_empty()) {
@@ -118,7 +111,6 @@ impl FrameScrub {
         Some(Wipe { scrub: self.clone(), runs, is_last, is_wiped: false })
     }
 
-    /// Starts a wipe of the queued runs, unless one is in progress.
     fn start(self: &Arc<Self>) {
         // In a loop: wipes may end before the call returns.
         while let Some(mut wipe) = self.next() {
@@ -135,7 +127,6 @@ impl FrameScrub {
                     let _ = caught(|| unsafe { storage.zero_then(&runs, Box::new(end)) });
                 }
                 None => {
-                    // The pool and its sequences are gone, so the frames have no readers.
                     wipe.is_wiped = true;
                     drop(wipe);
                 }
@@ -174,7 +165,6 @@ impl Drop for Wipe {
     }
 }
 
-/// Returns whether the old contents of the frames can no longer be read.
 fn is_wiped(outcome: &Result<(), StorageError>) -> bool {
     // Neither old nor later contents of a lost device can be read.
     outcome.as_ref().err().is_none_or(StorageError::is_lost)

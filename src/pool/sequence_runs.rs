@@ -1,14 +1,11 @@
-//! Counts of runs in block tables.
 
 use crate::ids::FrameId;
 use crate::sequence::SequenceView;
 
 use super::pool::Pool;
 
-/// Runs of adjacent frames in the block tables of the open sequences.
-///
-/// A run is maximal: the table's next block is not in the next frame. A transfer needs one
-/// descriptor per run. Open sequences without blocks do not count.
+/// Runs of adjacent frames in the block tables of the open sequences that have blocks. Each run is
+/// as long as possible. A transfer needs one descriptor per run.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -27,11 +24,9 @@ pub struct SequenceRuns {
 }
 
 impl Pool {
-    /// Returns the runs of adjacent frames in the block tables of the open sequences.
-    ///
-    /// Reads the word of every block: some milliseconds per million blocks, without delaying other
-    /// threads. Exact if no sequence changes and no block moves meanwhile.
-    /// same time.
+    /// Returns the runs of adjacent frames in the block tables of the open sequences. Reads the
+    /// word of every block: some milliseconds per million blocks, without delaying other threads.
+    /// Exact if no sequence changes and no block moves meanwhile.
     pub fn sequence_runs(&self) -> SequenceRuns {
         let views = self.0.sequences.views();
         SequenceRuns::of(views.iter().map(|view| self.runs_of(view)).filter(|&(blocks, _)| blocks > 0))
@@ -54,7 +49,6 @@ impl Pool {
 }
 
 impl SequenceRuns {
-    /// Computes the figures from each sequence's numbers of blocks and runs.
     fn of(sequences: impl Iterator<Item = (usize, usize)>) -> Self {
         let mut blocks = 0;
         let mut runs: Vec<usize> = sequences.inspect(|(of, _)| blocks += of).map(|(_, runs)| runs).collect();
@@ -81,7 +75,6 @@ mod tests {
         let hundred = SequenceRuns::of((1..=100).map(|runs| (3 * runs, runs)));
         let expected = SequenceRuns { sequences: 100, mean: 50.5, p50: 50, p99: 99, mean_run: 3.0 };
         assert_eq!(hundred, expected);
-        // A long sequence in one run, and two of four blocks in four runs each.
         let mixed = SequenceRuns::of([(10, 1), (4, 4), (4, 4)].into_iter());
         assert_eq!((mixed.mean, mixed.p50, mixed.p99, mixed.mean_run), (3.0, 4, 4, 2.0));
     }

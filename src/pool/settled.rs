@@ -15,10 +15,8 @@ use crate::sync::runtime::timeout_at;
 
 use super::Pool;
 
-/// Completes when the batches that it was created for have ended.
-///
-/// It borrows neither the sequence nor the pool, and may be dropped at any time. It keeps the
-/// pool's bookkeeping alive, but neither the bytes nor the [`Pool`].
+/// Completes when the batches that it was created for have ended. It borrows neither the sequence
+/// nor the pool, and keeps the pool's bookkeeping alive, but neither the bytes nor the [`Pool`].
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Settled(Result<BatchesEnd, SettleError>);
 

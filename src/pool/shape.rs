@@ -1,4 +1,3 @@
-//! The shape of a pool's blocks: what the builders of all pools set and check.
 
 use crate::block::BlocksConfig;
 use crate::config::{
@@ -8,7 +7,6 @@ use crate::error::Invalid;
 use crate::ids::{DeviceId, FRAMES_MAX, Order};
 use crate::sync::available_parallelism;
 
-/// Maximum number of expected threads.
 const THREADS_MAX: usize = 1 << 16;
 
 /// Numbers of blocks and frames, and sizes of their caches; `None` is a default.

@@ -1,4 +1,3 @@
-//! Statistics of a pool: [`Stats`] reads counters, [`Fragmentation`] scans the bitmaps.
 
 use crate::block::{Blocks, Latency};
 use crate::compact::OverdueCopy;
@@ -57,8 +56,8 @@ pub struct Stats {
     pub reserved: usize,
     /// Free blocks held by moves or a shrink.
     pub held: usize,
-    /// Part of [`free`](Self::free) that sequences reserve behind their last blocks. Other
-    /// allocations take it last.
+    /// Part of [`free`](Self::free) reserved behind the ends of sequences. Other allocations use it
+    /// last.
     pub reserved_for_growth: usize,
     /// Requests in the wait queue.
     pub waiting: usize,
@@ -75,8 +74,7 @@ pub struct Stats {
     pub latency: Latency,
     /// Batches in flight.
     pub batches_in_flight: u64,
-    /// Batches that were [abandoned](crate::Batch#abandoned-batches) after they wrote to a
-    /// sequence.
+    /// Batches that were [abandoned](crate::Batch#abandoned-batches) after writing to a sequence.
     #[cfg_attr(feature = "serde", serde(default))]
     pub batches_abandoned: u64,
     /// Closed sequences whose blocks count as used, and are cached once batches in flight finish.
@@ -98,8 +96,7 @@ pub struct Stats {
     pub in_transfer: usize,
     /// Owned blocks of cancelled transfers, whose bytes a transport may still read or write.
     pub quarantined: usize,
-    /// Blocks held permanently because [wiping](crate::pool::PoolBuilder::zero_on_free) them
-    /// failed.
+    /// Blocks held because [wiping](crate::pool::PoolBuilder::zero_on_free) them failed.
     pub unwiped: usize,
 }
 
@@ -188,8 +185,7 @@ pub struct Fragmentation {
     pub free_by_order: [usize; ORDERS],
     /// Length of the longest free run of any alignment, in frames.
     pub longest_run: usize,
-    /// Mean length of the maximal free runs in frames, or 0. For runs of sequences, see
-    /// [`Pool::sequence_runs`].
+    /// Mean length of the maximal free runs in frames, or 0. See also [`Pool::sequence_runs`].
     pub mean_run: f64,
     /// Number of free frames that sequences reserve behind their last blocks.
     pub reserved_for_growth: usize,

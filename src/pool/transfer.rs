@@ -36,11 +36,7 @@ impl Pool {
     }
 
     /// Begins to move up to `blocks_max` evictable blocks, in eviction order, to another pool's
-    /// cache.
-    ///
-    /// # Errors
-    /// [`TransferError::NoStorage`], [`TransferError::NoCache`]; [`TransferError::Alloc`] if
-    /// `blocks_max` is zero.
+    /// cache. Fails without storage or cache, and if `blocks_max` is zero.
     pub fn export_cached(&self, blocks_max: usize) -> Result<Export, TransferError> {
         if blocks_max == 0 {
             return Err(AllocError::Zero.into());
@@ -48,18 +44,15 @@ impl Pool {
         Export::coldest(&self.end()?, blocks_max)
     }
 
-    /// Begins to copy cached blocks to another pool's cache.
-    ///
-    /// The hashes are those of a chain from its block `first` on; exports blocks up to the first
-    /// one that is not cached here. Fails if the pool has no storage or no cache.
+    /// Begins to copy cached blocks to another pool's cache: those of a chain of hashes from its
+    /// block `first` on, up to the first one that is not cached here. Fails without storage or
+    /// cache.
     pub fn export_prefix(&self, first: u32, hashes: &[BlockHash]) -> Result<Export, TransferError> {
         Export::prefix(&self.end()?, first, hashes, &mut |_| false)
     }
 
-    /// Reserves the blocks of a manifest, and shares those that are cached here.
-    ///
-    /// Treats the manifest as untrusted input. [Accepts](Import::accepted) as many cached blocks as
-    /// there is room for.
+    /// Reserves the blocks of a manifest, an untrusted input, and shares those that are cached
+    /// here. [Accepts](Import::accepted) as many cached blocks as there is room for.
     ///
     /// # Errors
     /// [`TransferError::Invalid`], [`TransferError::NoStorage`], [`TransferError::Sequence`] if the
@@ -73,13 +66,10 @@ impl Pool {
     /// Reserves blocks for cached blocks from a store outside any pool, and shares those cached
     /// here.
     ///
-    /// The hashes are those of a chain from its block `first` on; as many are
-    /// [accepted](Import::accepted) as there is room for. The caller verifies the bytes of each
-    /// missing block, and [confirms](Import::arrived) them.
-    ///
-    /// # Errors
-    /// [`TransferError::NoStorage`], [`TransferError::NoCache`], [`TransferError::Invalid`] if a
-    /// hash is repeated, [`TransferError::Alloc`] if there is no room; nothing was reserved.
+    /// The hashes are those of a chain from its block `first` on, which must not repeat; as many
+    /// are [accepted](Import::accepted) as there is room for. The caller verifies the bytes of each
+    /// missing block, and [confirms](Import::arrived) them. Errors are those of
+    /// [`import`](Self::import), and [`TransferError::NoCache`].
     pub fn import_prefix(&self, first: u32, hashes: &[BlockHash]) -> Result<Import, TransferError> {
         Import::prefix(&self.end()?, first, hashes)
     }
@@ -172,8 +162,7 @@ impl Pool {
     }
 
     /// Moves up to `blocks_max` evictable blocks to a node's prefix cache, like
-    /// [`offload`](Self::offload). Errors are those of `offload`, and
-    /// [`TransferError::UnknownNode`], [`TransferError::Transport`], [`TransferError::Node`].
+    /// [`offload`](Self::offload), or fails like [`migrate_to_node`](Self::migrate_to_node).
     pub async fn offload_to_node(
         &self,
         node: &str,
@@ -188,8 +177,7 @@ impl Pool {
     }
 
     /// Copies cached blocks of these tokens from a node into this pool's prefix cache, like
-    /// [`bring_back`](Self::bring_back). Errors are those of
-    /// [`offload_to_node`](Self::offload_to_node), and [`TransferError::Invalid`] for invalid keys.
+    /// [`bring_back`](Self::bring_back), or fails like [`offload_to_node`](Self::offload_to_node).
     pub async fn bring_back_from_node(
         &self,
         node: &str,

@@ -1,4 +1,3 @@
-//! Candidates for preemption, and their order.
 
 use std::cmp::{Ordering, Reverse};
 
@@ -54,10 +53,8 @@ impl Victim {
     }
 }
 
-/// Order in which sequences are preempted; functions of two victims implement it too.
-///
-/// It must be total; otherwise the order of the list is unspecified, and [`Pool::victims`] may
-/// panic.
+/// Order in which sequences are preempted; functions of two victims implement it too. If it is not
+/// total, the order of the list is unspecified, and [`Pool::victims`] may panic.
 pub trait VictimOrder {
     /// Compares two candidates; the lesser is preempted first.
     fn compare(&self, one: &Victim, other: &Victim) -> Ordering;
@@ -85,12 +82,10 @@ impl VictimOrder for LowestPriorityFirst {
 }
 
 impl Pool {
-    /// Lists the open sequences with the blocks that closing each would release, in this order.
-    ///
-    /// Any thread may call it while the owners of the sequences continue. A sequence in the list
-    /// may have been closed meanwhile, so its owner may not find it when asked to
-    /// [preempt](Self::preempt) it. Visits every block of every open sequence;
-    /// [`victim`](Self::victim) visits one sequence.
+    /// Lists the open sequences with the blocks that closing each would release, in this order. Any
+    /// thread may call it while the owners continue; a sequence in the list may have been closed
+    /// meanwhile. Visits every block of every open sequence; [`victim`](Self::victim) visits one
+    /// sequence.
     ///
     /// ```
     /// # use kvpool::{LowestPriorityFirst, Pool, Priority, SequenceId, storage::KvLayout};

@@ -1,4 +1,3 @@
-//! Calls that wait, with an optional deadline.
 
 use std::time::Instant;
 
@@ -14,10 +13,8 @@ impl<C: CallUntil> Wait<C> {
     }
 
     /// Returns the future of the call with a deadline, which ends its waits but no copy; `None`
-    /// sets none.
-    ///
-    /// Unless other requests wait ahead of it, the call makes at least one attempt, even if the
-    /// deadline has passed. Its documentation names the error of a missed deadline.
+    /// sets none. Unless other requests wait ahead of it, the call makes at least one attempt, even
+    /// if the deadline has passed.
     ///
     /// On a thread of a tokio runtime, that runtime's timer keeps the deadline, and the future
     /// panics if it has to wait while the timer is disabled. Elsewhere a dedicated thread keeps it:
@@ -57,7 +54,7 @@ pub trait CallUntil: sealed::Sealed {
 mod sealed {
     use std::time::Instant;
 
-    /// Sealed trait of [`CallUntil`](super::CallUntil).
+    /// Seals [`CallUntil`](super::CallUntil).
     pub trait Sealed {}
 
     impl<C, F> Sealed for C

@@ -1,5 +1,4 @@
-//! The future of an allocation that waits. [`block`](crate::block) implements the queue, and the
-//! protocol by which no free goes unnoticed. Independent of the runtime.
+//! The future of an allocation that waits; [`block`](crate::block) implements the queue itself.
 
 use std::pin::Pin;
 use std::time::{Duration, Instant};
@@ -112,7 +111,7 @@ impl Pool {
         in_line((self.blocks(), Some(self)), request, class, deadline, attempt)
     }
 
-    /// Makes an attempt in each turn, until one succeeds or fails for a reason other than a lack of
+    /// Makes an attempt in each turn, until one succeeds or fails for another reason than a lack of
     /// blocks.
     async fn take_turns<T>(
         mover: Option<&Self>,
@@ -169,8 +168,8 @@ impl Pool {
 }
 
 /// Waits in the queue: makes an attempt in each turn until one succeeds, or fails for a reason
-/// other than a lack of blocks, or the deadline passes ([`AllocError::Deadline`]). A pool as mover
-/// moves blocks for a request that needs a run.
+/// other than a lack of blocks, or the deadline passes. `mover` moves blocks for a request that
+/// needs a run.
 pub(super) async fn in_line<T>(
     (blocks, mover): (&Blocks, Option<&Pool>),
     request: &AllocRequest,
@@ -242,14 +241,11 @@ impl RunMaker {
     }
 }
 
-/// Shortest and longest rest.
 const REST: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(100));
 
-/// Returns how long to rest after an unsuccessful attempt that took this long.
-///
-/// A request for a run scans the whole pool on every free. It scans for at most a ninth of the
-/// time, but at least ten times a second. A turn that comes during the rest is kept.
-/// that comes during the rest is kept.
+/// Returns how long to rest after an unsuccessful attempt that took this long. A request for a run
+/// scans the whole pool on every free: for at most a ninth of the time, but at least ten times a
+/// second. A turn that comes during the rest is kept.
 fn rest_after(took: Duration) -> Duration {
     // Not zero even if the clock stands still: an attempt announces the frames that it held to the
     // queue, which includes this request.

@@ -1,4 +1,3 @@
-//! Memory of an engine's KV tensors, given as base pointers and strides.
 
 use std::fmt;
 use std::ops::Range;
@@ -14,8 +13,7 @@ use super::plane::{Plane, PlaneKind};
 pub struct AdoptedPlane {
     /// Address of frame 0's tile.
     pub base: *mut u8,
-    /// Bytes from one frame's tile to the next, at least the tile's size; may differ between
-    /// planes.
+    /// Bytes from one frame's tile to the next, at least the tile's size; planes may differ.
     pub frame_stride: usize,
 }
 
@@ -57,7 +55,6 @@ pub fn check_planes(
     Ok(planes)
 }
 
-/// Checks a plane, and returns its address range.
 fn checked_span(
     layout: &KvLayout,
     index: usize,
@@ -90,7 +87,6 @@ fn checked_span(
 
 /// Returns whether the second plane's tiles, `gap` bytes behind the first's, lie between them, as
 /// in a block-first tensor or one of `[frames][2][...]`.
-/// `[frames][2][...]`.
 fn interleave(gap: usize, first: &Plane, second: &Plane) -> bool {
     let stride = first.frame_stride;
     let phase = gap % stride;

@@ -1,4 +1,3 @@
-//! Contiguous tensors of an engine, from which planes are computed.
 
 use crate::error::Invalid;
 
@@ -36,8 +35,7 @@ pub enum AdoptedTensors<'a> {
     },
     /// `[2, frames, block_tokens, heads, head_dim]`: K of all frames, followed by V of all frames.
     KvFirst(&'a [AdoptedTensor]),
-    /// `[frames, 2, block_tokens, heads, head_dim]`: K and V of each frame, in separate or joined
-    /// planes.
+    /// `[frames, 2, block_tokens, heads, head_dim]`, for separate or joined planes.
     FramesFirst(&'a [AdoptedTensor]),
     /// `[frames, block_tokens, latent]`: the latent vectors.
     Latent(&'a [AdoptedTensor]),
@@ -48,12 +46,8 @@ pub enum AdoptedTensors<'a> {
 
 impl AdoptedTensors<'_> {
     /// Checks these tensors for `frames` frames of a layout, and returns the planes with the tile
-    /// sizes of the layout.
-    ///
-    /// # Errors
-    /// The form cannot hold the layout, a number or size of tensors is wrong, the frames exceed the
-    /// address space, or a plane is invalid.
-    /// size, no address space has room, or a plane is impossible.
+    /// sizes of the layout. Fails if the form, number or sizes of tensors do not fit, the frames
+    /// exceed the address space, or a plane is invalid.
     pub fn checked(&self, layout: &KvLayout, frames: usize) -> Result<Vec<(*mut u8, Plane)>, Invalid> {
         adopted::check_planes(layout, &self.planes(layout, frames)?, frames)
     }
@@ -113,7 +107,6 @@ impl AdoptedTensors<'_> {
     }
 }
 
-/// Checks that there is one tensor of `want` bytes per layer.
 fn check_sizes(
     which: &'static str,
     tensors: &[AdoptedTensor],

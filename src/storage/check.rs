@@ -43,7 +43,7 @@ pub fn rows(
     Ok(())
 }
 
-/// Checks that the layout has this layer.
+/// Checks that a layer exists.
 pub fn layer(layout: &KvLayout, layer: usize) -> Result<(), Invalid> {
     below("layer", layer, layout.layers())
 }
@@ -221,7 +221,6 @@ mod tests {
         assert_eq!(slots(&[i64::MIN], 2, 4), Ok(()));
     }
 
-    /// Compares with sorting all slots, for lists with and without runs.
     #[test]
     fn the_smallest_repeated_slot_is_found() {
         let mut rng = fastrand::Rng::with_seed(1);

@@ -22,10 +22,8 @@ unsafe impl Send for DeviceStream {}
 unsafe impl Sync for DeviceStream {}
 
 impl DeviceStream {
-    /// Wraps an engine's stream.
-    ///
-    /// `owner` is kept until the last clone is dropped: the stream itself, a reference to it, or
-    /// `()` if something else keeps the stream alive.
+    /// Wraps an engine's stream. `owner` is kept until the last clone is dropped: the stream
+    /// itself, a reference to it, or `()` if something else keeps the stream alive.
     ///
     /// # Safety
     /// Until `owner` is dropped, `raw` must be a stream of that device (on CUDA, a `CUstream` of

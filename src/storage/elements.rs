@@ -1,4 +1,3 @@
-//! Typed views of a caller's K or V rows.
 
 use half::{bf16, f16};
 
@@ -32,8 +31,7 @@ pub struct ElementsMut<'a> {
 }
 
 impl<'a> Elements<'a> {
-    /// Views bytes as elements of any type, such as 8-bit floats. Fails if they are not a whole
-    /// number of elements.
+    /// Views bytes as elements of any type. Fails if they are not a whole number of elements.
     pub fn new(dtype: Dtype, bytes: &'a [u8]) -> Result<Self, StorageError> {
         whole_elements(dtype, bytes.len())?;
         Ok(Self { dtype, bytes })
@@ -70,8 +68,7 @@ impl<'a> Elements<'a> {
 }
 
 impl<'a> ElementsMut<'a> {
-    /// Views a buffer of bytes as elements of any type. Fails if it is not a whole number of
-    /// elements.
+    /// Views a buffer of bytes as elements of any type, or fails like [`Elements::new`].
     pub fn new(dtype: Dtype, bytes: &'a mut [u8]) -> Result<Self, StorageError> {
         whole_elements(dtype, bytes.len())?;
         Ok(Self { dtype, bytes })

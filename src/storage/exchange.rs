@@ -1,4 +1,3 @@
-//! Packed forms and runs, for copies between storages.
 
 use crate::error::StorageError;
 use crate::ids::{FrameId, Run};
@@ -21,7 +20,6 @@ pub(crate) fn check_form(from: &KvLayout, to: &KvLayout) -> Result<(), StorageEr
     Err(StorageError::OtherForm { from: name(from), to: name(to) })
 }
 
-/// Returns the number of frames in the runs.
 pub(super) fn count(runs: &[Run]) -> usize {
     runs.iter().map(|run| run.len as usize).sum()
 }

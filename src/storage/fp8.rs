@@ -11,13 +11,11 @@
 //! converted through f32, which is exact. Encoding is branch-free integer arithmetic, so loops over
 //! it can be vectorized. Decoding is a table look-up.
 
-/// Parameters of a format.
 pub(super) struct Format {
     mantissa_bits: u32,
     bias: i32,
     /// Code of the largest finite value.
     max: u8,
-    /// Code of NaN.
     nan: u8,
     /// Whether the codes above `max` begin with an infinity.
     infinity: bool,
@@ -100,8 +98,7 @@ mod tests {
 
     use super::*;
 
-    /// Finds the nearest finite value by search, ties to the even code; shares no code with
-    /// `encode`.
+    /// Finds the nearest finite value by search, ties to the even code; independent of `encode`.
     fn nearest(values: &[f32; 256], value: f32) -> f32 {
         if value.is_nan() {
             return f32::NAN;
@@ -170,8 +167,7 @@ mod tests {
         }
     }
 
-    /// Rounding errors appear first at midpoints between neighbouring values, and the floats next
-    /// to them.
+    /// Rounding errors appear first at midpoints between values, and the floats next to them.
     #[test]
     fn midpoints_go_to_even() {
         for (format, values) in [(&E4M3, &E4M3_VALUES), (&E5M2, &E5M2_VALUES)] {

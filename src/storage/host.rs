@@ -1,4 +1,3 @@
-//! The host backend.
 
 use std::any::Any;
 use std::fmt;
@@ -22,11 +21,9 @@ use super::tensors::StoragePlanes;
 use super::tiles::{Extent, Tiles};
 use super::{FrameMove, Storage, check};
 
-/// Frames in host memory.
-///
-/// [`new`](Self::new) reserves address space for the maximum number of frames; physical memory is
-/// taken when bytes are first written. [`adopt_tensors`](Self::adopt_tensors) uses an engine's
-/// memory.
+/// Frames in host memory. [`new`](Self::new) reserves address space for the maximum number of
+/// frames; physical memory is taken when bytes are first written.
+/// [`adopt_tensors`](Self::adopt_tensors) uses an engine's memory.
 pub struct HostStorage {
     layout: KvLayout,
     tiles: Tiles,
@@ -39,7 +36,6 @@ pub struct HostStorage {
     page_locks: PageLocks,
 }
 
-/// Owner of the memory, and what it is shared with or when it is dropped.
 enum Memory {
     Reserved(Arc<Reservation>),
     Adopted { _owner: Box<dyn Any + Send + Sync> },
@@ -47,17 +43,12 @@ enum Memory {
 
 impl HostStorage {
     /// Reserves memory for `frames_max` frames, of which `frames` are initially usable. All bytes
-    /// are zero.
-    ///
-    /// # Errors
-    /// [`StorageError::Invalid`] for zero frames or more than can be addressed;
-    /// [`StorageError::Memory`] if the address space has no room.
+    /// are zero. Fails for zero frames, more than can be addressed, or a lack of address space.
     pub fn new(layout: KvLayout, frames: usize, frames_max: usize) -> Result<Self, StorageError> {
         check::frames(frames, frames_max)?;
         let table = layout.planes(frames_max)?;
         let memory = Reservation::new(table.bytes)?;
         let base = memory.base();
-        // Within the reservation, whose size comes from this table.
         let tiles = Tiles::new(
             table.planes.into_iter().map(|plane| (base.wrapping_add(plane.base), plane)),
             frames_max,
@@ -133,7 +124,6 @@ impl HostStorage {
         self.tiles.extents()
     }
 
-    /// Checks that a caller's buffer does not overlap the frames.
     fn outside(&self, which: &'static str, buffer: &[u8]) -> Result<(), Invalid> {
         let bytes = buffer.as_ptr_range();
         let (start, end) = (bytes.start.addr(), bytes.end.addr());

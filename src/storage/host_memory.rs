@@ -29,7 +29,7 @@ fn available(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Returns the least that a control group of this process leaves; `None` if none has a limit.
+/// Returns the least memory that a control group of this process leaves; `None` without a limit.
 fn group_free_bytes(read: &dyn Fn(&Path) -> Option<String>) -> Option<u64> {
     let groups = read(Path::new("/proc/self/cgroup"))?;
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
@@ -61,7 +61,6 @@ mod tests {
         }
     }
 
-    /// Files by path, relative to the root of the control groups.
     fn free(files: &[(&str, &str)]) -> Option<u64> {
         free_bytes(&|path| {
             let is_it = |name: &str| Path::new("/sys/fs/cgroup").join(name) == path;

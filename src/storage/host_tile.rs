@@ -7,9 +7,7 @@ use crate::error::{Invalid, StorageError};
 use super::elements::Element;
 
 /// K and V of one frame in one layer, in this process's memory; see [`tile`](super::Storage::tile).
-///
-/// The layout is `[block_tokens][heads][head_dim]` for each, and `[block_tokens][heads]` for their
-/// dynamic scales.
+/// Each is `[block_tokens][heads][head_dim]`, and its dynamic scales `[block_tokens][heads]`.
 #[derive(Clone, Copy, Debug)]
 pub struct HostTile {
     dtype: Dtype,
@@ -74,7 +72,6 @@ impl HostTile {
     }
 }
 
-/// Returns the part of a tile for the first `tokens` of `of` tokens.
 fn first<T>(tile: NonNull<[T]>, tokens: usize, of: usize) -> NonNull<[T]> {
     assert!(tokens <= of, "a tile of {of} tokens has no {tokens}");
     // An empty tile's address need not be aligned.

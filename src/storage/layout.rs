@@ -28,8 +28,7 @@ pub enum KvPlanes {
     Separate,
     /// One plane; a frame's tile holds its K, followed by its V.
     Joined,
-    /// One plane of latent vectors (multi-head latent attention): one head, no V, all on every
-    /// rank.
+    /// One plane of latent vectors (multi-head latent attention): one head, no V, all on each rank.
     Latent,
 }
 
@@ -52,8 +51,7 @@ pub enum Scales {
     /// `value = code`. The only choice for dtypes that are not quantised.
     #[default]
     Unit,
-    /// Static: `value = code * scale[layer][head]`, as `[layers][heads]`, with the heads of this
-    /// rank.
+    /// Static: `value = code * scale[layer][head]`, as `[layers][heads]` of this rank.
     PerHead {
         /// For K, or for the latent vector (one per layer).
         k: Box<[f32]>,
@@ -163,10 +161,9 @@ impl KvLayoutBuilder {
         self
     }
 
-    /// Allows more ranks than KV heads.
-    ///
-    /// Each head is stored by `ranks / heads` consecutive ranks: rank `r` has head `r * heads /
-    /// ranks`. The number of heads must divide the number of ranks. Has no effect with fewer ranks.
+    /// Allows more ranks than KV heads: each head is stored by `ranks / heads` consecutive ranks,
+    /// so rank `r` has head `r * heads / ranks`. The number of heads must divide the number of
+    /// ranks.
     pub fn replicate_kv_heads(mut self) -> Self {
         self.replicates_heads = true;
         self
@@ -190,11 +187,9 @@ impl KvLayoutBuilder {
         self
     }
 
-    /// Builds the layout.
-    ///
-    /// # Errors
-    /// [`Invalid`], which names the field: zero or missing, heads and ranks that do not divide,
-    /// scales that do not fit, a block larger than the address space, more than 65,536 planes.
+    /// Builds the layout. The error names the field: zero or missing, heads and ranks that do not
+    /// divide, scales that do not fit, a block larger than the address space, more than 65,536
+    /// planes.
     pub fn build(self) -> Result<KvLayout, Invalid> {
         for (field, value) in [
             ("layers", self.layers),
@@ -321,8 +316,7 @@ impl KvLayout {
         self.tensor_parallel
     }
 
-    /// Returns the number of ranks that store the same heads: 1 unless there are more ranks than
-    /// heads.
+    /// Returns the number of ranks that store the same heads: 1 unless ranks outnumber heads.
     pub fn kv_head_replicas(&self) -> usize {
         self.tensor_parallel * self.heads / self.heads_total
     }
@@ -407,7 +401,6 @@ impl KvLayout {
         }
     }
 
-    /// Returns kind, part and tile size of each plane of a layer, in canonical order.
     pub(super) fn tiles_of_layer(&self) -> impl Iterator<Item = (PlaneKind, PlanePart, usize)> {
         let parts: &[PlanePart] = match self.parts {
             KvPlanes::Separate => &[PlanePart::K, PlanePart::V],

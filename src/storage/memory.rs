@@ -1,9 +1,7 @@
-//! A reservation of address space for the maximum number of frames.
-//!
-//! Its base never moves, so pointers and descriptors stay valid while the pool grows. Physical
-//! memory is taken page by page when bytes are first written (in huge pages where available), reads
-//! as zeros at first, and is returned by [`discard`](Reservation::discard). Under Miri, it is a
-//! zeroed allocation.
+//! A reservation of address space for the maximum number of frames. Its base never moves, so
+//! pointers and descriptors stay valid while the pool grows. Physical memory is taken page by page
+//! when bytes are first written (in huge pages where available), reads as zeros at first, and is
+//! returned by [`discard`](Reservation::discard). Under Miri, it is a zeroed allocation.
 
 use crate::error::StorageError;
 
@@ -18,12 +16,10 @@ mod imp {
     use super::super::planes::HUGE_PAGE;
     use super::StorageError;
 
-    /// Zeroed memory that is committed on first touch.
     #[derive(Debug)]
     pub(in crate::storage) struct Reservation {
         map: MmapRaw,
-        /// Offset of the used part in the mapping, to a huge-page boundary if it is at least that
-        /// large.
+        /// Offset of the used part in the mapping, to a huge-page boundary if it is that large.
         offset: usize,
     }
 
@@ -56,7 +52,6 @@ mod imp {
             self.map.len() - self.offset
         }
 
-        /// Returns the addresses of the pages that contain an address range.
         pub(in crate::storage) fn pages_of(&self, range: Range<usize>) -> Range<usize> {
             // The mapping consists of whole pages.
             #[cfg(target_os = "linux")]

@@ -1,8 +1,7 @@
 //! Storage of blocks' bytes: the layout of K and V in memory, and the operations on it.
 //!
 //! This layer handles frames and slots, and does not know block ids. A *slot* is one token's place,
-//! `frame * block_tokens + offset`, as i64. Negative slots are skipped, which allows padded
-//! batches.
+//! `frame * block_tokens + offset`. Negative slots are skipped, which allows padded batches.
 //!
 //! | file | contents |
 //! |---|---|

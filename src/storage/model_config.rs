@@ -1,4 +1,3 @@
-//! Layouts from a model's Hugging Face `config.json`.
 
 #[cfg(test)]
 mod tests;
@@ -20,8 +19,7 @@ const DIFFERENT: &str = "mamba ssm_ state_size linear_attn linear_num linear_con
     attn_every attn_layer attn_type attention_chunk window_pattern use_sliding no_rope index_topk index_head \
     compress_ratio kv_shared cross_attention_layers";
 
-/// Prefixes of the types of models with windows in some layers, whose configurations may not say
-/// it.
+/// Prefixes of model types with windows in some layers, which the configuration may not show.
 const WINDOWED: [&str; 6] = ["cohere2", "gemma2", "gemma3", "gemma4", "gpt_oss", "llama4"];
 
 /// Types of layers that all keep K and V.

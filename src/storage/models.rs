@@ -1,4 +1,3 @@
-//! Layouts of well-known models, from their published configurations.
 
 use crate::error::Invalid;
 
@@ -91,11 +90,8 @@ impl KvLayout {
 
     /// Returns a builder with the values that a text describes: the name of a well-known model, or
     /// numbers such as `layers=32,kv-heads=8,head-dim=128,dtype=bf16`, or with the feature
-    /// `model-config` the path of a Hugging Face `config.json` or its folder.
-    ///
-    /// # Errors
-    /// [`Invalid`] for an unknown name, wrong numbers, or a configuration that cannot be read,
-    /// lacks a number, or has layers that differ.
+    /// `model-config` the path of a Hugging Face `config.json` or its folder, in which all layers
+    /// must be alike.
     pub fn described(text: &str) -> Result<KvLayoutBuilder, Invalid> {
         #[cfg(feature = "model-config")]
         if let Some(path) = super::model_config::path(text) {
@@ -152,7 +148,6 @@ fn short(name: &str) -> String {
     name.strip_prefix("meta-").map(str::to_owned).unwrap_or(name)
 }
 
-/// Returns the known names, by edit distance from a name.
 fn closest_first(name: &str) -> String {
     let name = short(name);
     let mut names: Vec<_> = KvLayout::names().collect();

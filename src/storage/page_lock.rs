@@ -73,7 +73,6 @@ pub struct Pages {
     pub memory: Arc<dyn Any + Send + Sync>,
 }
 
-/// The lock of a storage's pages; see the [module](self).
 #[derive(Default)]
 pub(super) struct PageLocks(Mutex<State>);
 
@@ -119,7 +118,7 @@ impl PageLocks {
     ) -> Option<PageLock> {
         let mut state = match self.0.try_lock() {
             Ok(state) => state,
-            // A panic while locking has changed nothing.
+            // A panic while locking changes nothing.
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
@@ -155,7 +154,6 @@ impl PageLocks {
     /// Retires the lock, so that pages can be returned. Waits for a thread that is locking the
     /// pages.
     pub(super) fn retire(&self) {
-        // A panicking driver call has locked nothing.
         self.0.lock().unwrap_or_else(PoisonError::into_inner).retire();
     }
 }

@@ -1,4 +1,3 @@
-//! One plane of a layout.
 
 /// Alignment of every tile in bytes.
 pub const TILE_ALIGN: usize = 16;

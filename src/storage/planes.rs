@@ -1,8 +1,8 @@
 //! The plane table: the position of every layer's K and V in memory.
 //!
 //! A *plane* holds one kind of data of one layer (K, V, both, the latent vector, or their scales)
-//! for all frames. In each plane, frame `f` has one contiguous *tile* of `tile_bytes` bytes at
-//! `base + f * frame_stride`:
+//! for all frames. In it, frame `f` has one contiguous *tile* of `tile_bytes` bytes at `base + f *
+//! frame_stride`:
 //!
 //! ```text
 //! LayerFirst   | plane 0: tile of frame 0, 1, 2 ... | plane 1: tile of frame 0, 1, 2 ... | ...
@@ -21,7 +21,6 @@ use super::plane::{Plane, TILE_ALIGN};
 /// Size of a huge page, to which planes of at least this size are aligned.
 pub(super) const HUGE_PAGE: usize = 2 << 20;
 
-/// Alignment of smaller planes: a cache line.
 const PLANE_ALIGN: usize = 64;
 
 /// All planes of a layout in one reservation of memory.
@@ -34,8 +33,8 @@ pub struct PlaneTable {
 }
 
 impl KvLayout {
-    /// Returns the position of each plane in one reservation for `frames_max` frames. Fails if it
-    /// exceeds the address space.
+    /// Returns the planes' positions in one reservation for `frames_max` frames, if it is
+    /// addressable.
     pub fn planes(&self, frames_max: usize) -> Result<PlaneTable, Invalid> {
         PlaneTable::new(self, frames_max)
     }

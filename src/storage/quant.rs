@@ -19,7 +19,6 @@ use super::elements::{Elements, ElementsMut};
 use super::fp8;
 
 pub(super) enum RowScales<'a> {
-    /// No scale: 1.
     Unit,
     /// Static: one per head.
     PerHead(&'a [f32]),
@@ -35,8 +34,8 @@ const fn code_max(dtype: Dtype) -> f32 {
     }
 }
 
-/// Returns the scale that maps the largest finite magnitude to the largest code. Its inverse is
-/// finite.
+/// Returns the scale that maps the largest finite magnitude to the largest code, with finite
+/// inverse.
 fn dynamic_scale(dtype: Dtype, values: &[f32]) -> f32 {
     let magnitude = |value: f32| if value.is_finite() { value.abs() } else { 0.0 };
     let largest = values.iter().fold(0.0f32, |largest, &value| largest.max(magnitude(value)));

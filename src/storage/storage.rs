@@ -1,4 +1,3 @@
-//! The trait of all storage backends.
 
 use std::any::Any;
 use std::fmt;
@@ -14,18 +13,15 @@ use super::{
 /// Default of [`Storage::wave_bytes`]: about a millisecond in host memory.
 pub const WAVE_BYTES: usize = 8 << 20;
 
-/// Reported as unsupported if the processor cannot reach the memory.
 const ON_HOST: &str = "memory within the processor's reach";
 
 /// Bytes per transfer, but at least one frame.
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// The bytes of a pool's frames on one device.
-///
-/// Each operation either succeeds in full, or returns an error and moves no byte.
+/// The bytes of a pool's frames on one device. Each operation either succeeds in full, or returns
+/// an error and moves no byte.
 ///
 /// # The frame rule
-///
 /// While an operation runs, no one else writes a frame that it reads or writes, and no one else
 /// reads a frame that it writes. For [`store`](Self::store) and [`load`](Self::load) the rule
 /// applies to slots instead of frames. The caller must ensure this by owning the frames; a
@@ -44,18 +40,15 @@ pub trait Storage: Send + Sync + fmt::Debug {
     fn frames_max(&self) -> usize;
 
     /// Returns the planes of each layer's K and V as tensors, with an owner of their memory;
-    /// unsupported by default.
-    ///
-    /// Addresses never change. [`StoragePlanes`] says which frames are accessible, and for how
+    /// unsupported by default. [`StoragePlanes`] says which frames are accessible, and for how
     /// long. Access is unsafe, and subject to [the frame rule](#the-frame-rule): no other access to
     /// the same slots, from the pool or through a tile, may conflict.
-    /// default.
     fn planes(&self) -> Result<StoragePlanes, StorageError> {
         Err(StorageError::Unsupported { device: self.device(), what: "planes" })
     }
 
-    /// Returns the memory of one frame in one layer, if the processor can reach it; unsupported by
-    /// default.
+    /// Returns the memory of one frame in one layer, if the processor can reach it (not by
+    /// default).
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule), for every access through the result.
@@ -69,21 +62,18 @@ pub trait Storage: Send + Sync + fmt::Debug {
     fn grow(&self, total: usize) -> Result<(), GrowError>;
 
     /// Makes frames from `total` on unusable, and returns whole pages of their memory to the
-    /// system.
-    ///
-    /// Other frames keep their bytes. A `total` of [`frames`](Self::frames) or more has no effect.
-    /// [`grow`](Self::grow) makes the frames usable again, with unspecified contents. No other
-    /// thread may grow or shrink this storage meanwhile.
+    /// system. A `total` of [`frames`](Self::frames) or more has no effect. [`grow`](Self::grow)
+    /// makes the frames usable again, with unspecified contents. No other thread may grow or shrink
+    /// this storage meanwhile.
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule), for the frames from `total` on.
     unsafe fn shrink(&self, total: usize);
 
-    /// Stores one token's K and V in one layer for each slot.
-    ///
-    /// `k` and `v` are `[slots.len()][kv_heads][head_dim]`; rows of negative slots are skipped,
-    /// other slots must not repeat. Elements have the dtype of the layout; if that is quantised,
-    /// f32, f16 and bf16 are quantised here. `v` is [`Elements::none`] in a latent layout.
+    /// Stores one token's K and V in one layer for each slot: `k` and `v` are
+    /// `[slots.len()][kv_heads][head_dim]`. Skips rows of negative slots; others must not repeat.
+    /// Elements have the dtype of the layout; if that is quantised, f32, f16 and bf16 are quantised
+    /// here. `v` is [`Elements::none`] in a latent layout.
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule), for these slots.
@@ -115,12 +105,10 @@ pub trait Storage: Send + Sync + fmt::Debug {
     /// [The frame rule](#the-frame-rule).
     unsafe fn copy(&self, moves: &[FrameMove]) -> Result<(), StorageError>;
 
-    /// Copies like [`copy`](Self::copy), possibly asynchronously, and calls `done` once at the end.
-    /// The default copies synchronously.
-    ///
-    /// `done` runs on any thread, possibly on this one before the call returns, when no access to
-    /// these frames is in progress; its argument says whether the copy succeeded. A failing backend
-    /// may drop `done`, which counts as a failure, but only when no access is in progress.
+    /// Copies like [`copy`](Self::copy), possibly asynchronously (not by default), and calls `done`
+    /// once at the end: on any thread, possibly on this one before the call returns, when no access
+    /// to these frames is in progress. Its argument says whether the copy succeeded. A failing
+    /// backend may drop `done`, which counts as a failure, but only when no access is in progress.
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule), until `done` is called or dropped.
@@ -129,24 +117,20 @@ pub trait Storage: Send + Sync + fmt::Debug {
         done(unsafe { self.copy(moves) });
     }
 
-    /// Returns the number of bytes that compaction copies per [`copy_then`](Self::copy_then):
-    /// [`WAVE_BYTES`] by default. Meanwhile as many bytes of free blocks are held, and the copied
-    /// blocks are not written; between two copies, the storage may be idle.
+    /// Returns the number of bytes that compaction copies per [`copy_then`](Self::copy_then).
+    /// Meanwhile as many bytes of free blocks are held, and the copied blocks are not written;
+    /// between two copies, the storage may be idle.
     fn wave_bytes(&self) -> usize {
         WAVE_BYTES
     }
 
-    /// Returns the maximum number of [`copy_then`](Self::copy_then)s that compaction keeps in
-    /// flight: 1 by default.
+    /// Returns the maximum number of [`copy_then`](Self::copy_then) calls of compaction in flight.
     fn waves_in_flight(&self) -> usize {
         1
     }
 
-    /// Checks that work can be enqueued on this stream now.
-    ///
-    /// # Errors
-    /// [`StorageError::ForeignStream`] also if the storage has no device;
-    /// [`StorageError::Capturing`], [`StorageError::DeviceLost`].
+    /// Checks that work can be enqueued on this stream now. A storage without a device fails with
+    /// [`StorageError::ForeignStream`].
     fn check_stream(&self, stream: &DeviceStream) -> Result<(), StorageError> {
         Err(StorageError::ForeignStream { stream: stream.device(), storage: self.device() })
     }
@@ -162,7 +146,6 @@ pub trait Storage: Send + Sync + fmt::Debug {
     }
 
     /// Calls `done` once, on any thread, when the work enqueued on the stream so far is complete.
-    ///
     /// An error means that the device has failed, or that the stream is not of this device; then,
     /// too, no work that the storage knows of is in progress. At process exit `done` may be
     /// dropped.
@@ -176,14 +159,12 @@ pub trait Storage: Send + Sync + fmt::Debug {
     }
 
     /// Copies frames from another storage, on any device, whose blocks have the same packed form,
-    /// and waits for the end of the copy. The default copies through a host buffer, in pieces.
+    /// and waits for the end of the copy; by default in pieces, through a host buffer.
     ///
     /// The first frame of `from` is copied to the first of `to`, and so on; both must have the same
-    /// number of frames, and the runs of `to` must not overlap.
-    ///
-    /// # Errors
-    /// Those of the arguments and the device. After [`StorageError::LostWhileCopying`], the frames
-    /// of both storages must never be used again, and the rule for them holds permanently.
+    /// number of frames, and the runs of `to` must not overlap. After
+    /// [`StorageError::LostWhileCopying`], the frames of both storages must never be used again,
+    /// and the rule for them holds permanently.
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule), for the frames of both storages.
@@ -211,24 +192,21 @@ pub trait Storage: Send + Sync + fmt::Debug {
     fn as_any(&self) -> &dyn Any;
 
     /// Packs frames into `out`, [`packed_bytes`](KvLayout::packed_bytes) per frame, without
-    /// padding.
-    ///
-    /// The order is by run, by frame, then by plane in canonical order. The packed form of a block
-    /// is the same for every arrangement, and for joined and separate K and V.
+    /// padding: by run, by frame, then by plane in canonical order. The packed form of a block is
+    /// the same for every arrangement, and for joined and separate K and V.
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule).
     unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError>;
 
-    /// Unpacks frames into runs that do not overlap: the inverse of [`pack`](Self::pack). Accepts
-    /// any bytes.
+    /// Unpacks any bytes into disjoint runs of frames: the inverse of [`pack`](Self::pack).
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule).
     unsafe fn unpack(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError>;
 
-    /// Fills the frames of runs that do not overlap with zeros. The memory is not returned to the
-    /// system: faulting pages in again costs several times as much.
+    /// Fills disjoint runs of frames with zeros. Does not return the memory to the system: faulting
+    /// pages in again costs several times as much.
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule).
@@ -244,7 +222,7 @@ pub trait Storage: Send + Sync + fmt::Debug {
         done(unsafe { self.zero(runs) });
     }
 
-    /// Returns whether the calling thread reports the ends of device work, and so must not wait for
+    /// Returns whether the calling thread reports the ends of device work, and must not wait for
     /// them.
     fn must_not_wait(&self) -> bool {
         false

@@ -158,7 +158,6 @@ impl StoragePlanes {
     }
 }
 
-/// Splits the planes of one layer into K and V.
 fn of_layer(layout: &KvLayout, planes: &[AdoptedPlane], frames: usize) -> LayerPlanes {
     let tensors = |kind: PlaneKind, planes: &[AdoptedPlane]| {
         let (dtype, inner) = match kind {

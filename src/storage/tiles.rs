@@ -42,8 +42,6 @@ pub struct Extent {
 }
 
 impl Tile {
-    /// Returns the address of a frame's tile.
-    ///
     /// # Safety
     /// The frame exists.
     #[inline]
@@ -146,7 +144,6 @@ impl Tiles {
         unsafe { HostTile::new(layout.dtype(), layout.block_tokens(), values, scales) }
     }
 
-    /// Returns the address ranges of the first `frames` frames, by extent.
     pub(super) fn spans(&self, frames: usize) -> impl Iterator<Item = Range<usize>> {
         self.extents.iter().map(move |extent| {
             let start = extent.base.addr();

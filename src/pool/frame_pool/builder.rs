@@ -1,4 +1,3 @@
-//! The builder of a frame pool.
 
 use crate::block::{Blocks, BlocksConfig, Evictor};
 use crate::error::PrefixError;
@@ -65,8 +64,7 @@ impl FramePoolBuilder {
         self
     }
 
-    /// Sets the key that derives [keys](FramePool::key) from foreign hashes. By default it is
-    /// random.
+    /// Sets the key that derives [keys](FramePool::key) from foreign hashes; random by default.
     pub fn hash_key(mut self, key: HashKey) -> Self {
         self.config = self.config.key(key);
         self

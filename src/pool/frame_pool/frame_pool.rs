@@ -1,4 +1,3 @@
-//! The frame pool: allocation and references by frame, batches, counts.
 
 use std::sync::PoisonError;
 
@@ -20,11 +19,9 @@ use crate::sync::{Arc, Mutex, call};
 /// error while the frame is free or cached; frame numbers have no generation, so the error goes
 /// unnoticed once the frame has another owner.
 ///
-/// # Ids
-///
-/// A frame with references keeps its contents in place: only cached frames without references
-/// [move](Self::propose_moves). The number of such a frame, as [`cached`](Self::cached) returns it,
-/// is valid until the next call of any thread that allocates, uncaches or commits moves.
+/// Only cached frames without references [move](Self::propose_moves). The number of such a frame,
+/// as [`cached`](Self::cached) returns it, is valid until the next call of any thread that
+/// allocates, uncaches or commits moves.
 ///
 /// # Eviction order
 ///
@@ -63,12 +60,10 @@ use crate::sync::{Arc, Mutex, call};
 #[derive(Clone)]
 pub struct FramePool(pub(super) Arc<Shared>);
 
-/// State shared by all clones of a frame pool.
 pub(super) struct Shared {
     pub(super) blocks: Blocks,
     pub(super) cache: Arc<PrefixCache>,
     pub(super) order: Order,
-    /// Counts of proposed moves.
     pub(super) moves: Mutex<MoveCounts>,
 }
 
@@ -99,8 +94,7 @@ pub struct FrameInfo {
     pub references: u32,
     /// Number of its hashes.
     pub hashes: usize,
-    /// Whether its bytes are being copied to another frame. If it has references, the move is
-    /// cancelled.
+    /// Whether its bytes are being copied to another frame; a reference cancels the move.
     pub moving: bool,
     /// Newest batch when it was allocated.
     pub last_access: Ticket,
@@ -137,7 +131,7 @@ impl FramePool {
         Self(Arc::new(Shared { blocks, cache, order, moves: Mutex::default() }))
     }
 
-    /// Returns the block floor.
+    /// Returns the block metadata.
     #[cfg(feature = "internals")]
     pub fn blocks(&self) -> &Blocks {
         &self.0.blocks
@@ -151,8 +145,8 @@ impl FramePool {
         self.0.blocks.allocate_frames(&request.pinned(), false, &mut |run| out.extend(run.start.0..run.end()))
     }
 
-    /// Allocates frames with one reference each in few runs, and appends the runs to `out`: one run
-    /// if a free run is long enough. Evicts only for missing frames.
+    /// Allocates frames with one reference each, as few runs, which it appends to `out`: one run if
+    /// a free run is long enough. Evicts only for missing frames.
     pub fn allocate_runs(&self, request: AllocRequest, out: &mut Vec<Run>) -> Result<(), AllocError> {
         let _call = call();
         let before = out.len();
@@ -163,12 +157,12 @@ impl FramePool {
         })
     }
 
-    /// Allocates the named frames, with one reference each.
+    /// Allocates the named frames, with one reference each. They must have no references.
     ///
-    /// The frames must have no references. Cached ones are evicted; [`share`](Self::share) a frame
-    /// to keep its contents. A free frame in the magazine of a thread that is inside a call is not
-    /// found. If another thread concurrently takes one of the cached frames, others may have been
-    /// evicted although the call fails.
+    /// Cached frames are evicted; [`share`](Self::share) a frame to keep its contents. A free frame
+    /// in the magazine of a thread that is inside a call is not found. If another thread
+    /// concurrently takes one of the cached frames, others may have been evicted although the call
+    /// fails.
     pub fn claim(&self, frames: &[u32]) -> Result<(), FrameError> {
         let _call = call();
         self.0.blocks.claim_frames(frames, &AllocRequest::new(frames.len()).pinned())
@@ -197,10 +191,9 @@ impl FramePool {
         blocks.free_frames(frames, |kept, tag| cache.keep(blocks, kept, tag, policy_info))
     }
 
-    /// Adds one reference to each frame, which must be referenced or cached.
-    ///
-    /// If several threads use the pool, a frame number from [`cached`](Self::cached) may already
-    /// name other contents: use [`hit`](Self::hit).
+    /// Adds one reference to each frame, which must be referenced or cached. If several threads use
+    /// the pool, a frame number from [`cached`](Self::cached) may be outdated: use
+    /// [`hit`](Self::hit).
     pub fn share(&self, frames: &[u32]) -> Result<(), FrameError> {
         let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
@@ -238,8 +231,8 @@ impl FramePool {
         Ok(())
     }
 
-    /// Returns whether the engine may write to a frame: it has one reference and no hash. A free
-    /// frame is an error.
+    /// Returns whether the engine may write to a frame, which must not be free: it has one
+    /// reference and no hash.
     pub fn is_writable(&self, frame: u32) -> Result<bool, FrameError> {
         let (_, word) = self.0.blocks.used_in_place(0, frame)?;
         Ok(word.refs() == 1 && !word.is_cached())
@@ -251,7 +244,8 @@ impl FramePool {
     }
 
     /// Begins a batch: frames that are freed while it is in flight are not reused before it ends.
-    /// Panics if 65,536 batches are in flight.
+    /// An engine that orders all work on one stream needs none. Panics if 65,536 batches are in
+    /// flight.
     pub fn begin_batch(&self) -> FrameBatch {
         let _call = call();
         let blocks = self.0.blocks.clone();
@@ -293,8 +287,7 @@ impl FramePool {
         self.0.blocks.total_frames()
     }
 
-    /// Returns the number of frames that can be allocated: free, or cached without references.
-    /// O(threads).
+    /// Returns the number of frames that are free, or cached without references. O(threads).
     pub fn available(&self) -> usize {
         let _call = call();
         self.0.blocks.counts().available()
@@ -311,8 +304,7 @@ impl FramePool {
         self.0.cache.stats()
     }
 
-    /// Returns the [fragmentation rate](crate::Pool::fragmentation) of the free frames. Walks the
-    /// bitmaps.
+    /// Returns the [fragmentation rate](crate::Pool::fragmentation), from the bitmaps.
     pub fn fragmentation(&self) -> f64 {
         self.0.blocks.fragmentation(self.0.order)
     }

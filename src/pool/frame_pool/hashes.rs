@@ -26,11 +26,9 @@ impl FrameKey {
 }
 
 impl FramePool {
-    /// Returns the key of a foreign hash, of any length but zero, in a group of layers.
-    ///
-    /// Two different hashes have the same key with probability 2^-192. Collisions of the engine's
-    /// own hash remain: among `n` contents, two share a hash of `b` bits with probability about
-    /// `n^2 / 2^(b + 1)`.
+    /// Returns the key of a foreign hash, of any length but zero, in a group of layers. Two hashes
+    /// have the same key with probability 2^-192, but contents with the same hash collide: among
+    /// `n` contents, two share a hash of `b` bits with probability about `n^2 / 2^(b + 1)`.
     pub fn key(&self, group: FrameGroup, hash: &[u8]) -> Result<FrameKey, FrameError> {
         self.key_at(0, group, hash)
     }
@@ -68,10 +66,10 @@ impl FramePool {
 
     /// Registers frames under keys, so that lookups find them. Their contents must be final.
     ///
-    /// The caller has a reference on each frame. A frame may have several keys. A key may have
-    /// several frames; a lookup returns any one of at most 16, and further ones are
-    /// [counted](crate::prefix::PrefixStats::forgotten_blocks). Calls that add and remove keys are
-    /// serialized by a lock. A frame whose last reference another thread drops concurrently is not
+    /// The caller has a reference on each frame. A frame may have several keys, and a key several
+    /// frames: lookups return any one of at most 16, and further ones are
+    /// [counted](crate::prefix::PrefixStats::forgotten_blocks). A lock serializes calls that add or
+    /// remove keys. A frame whose last reference another thread drops concurrently is not
     /// registered.
     pub fn register(&self, frames: &[(u32, FrameKey)]) -> Result<(), FrameError> {
         let _call = call();
@@ -131,10 +129,9 @@ impl FramePool {
         Ok(hits)
     }
 
-    /// Removes all keys of these frames, and returns the number of frames that had any.
-    ///
-    /// Frames with references stay allocated. Cached frames without references become free. Free
-    /// frames are skipped, since a cached frame may be evicted at any time.
+    /// Removes all keys of these frames, and returns the number of frames that had any. Cached
+    /// frames without references become free. Free frames are skipped, since a cached frame may be
+    /// evicted at any time.
     pub fn uncache(&self, frames: &[u32]) -> Result<usize, FrameError> {
         let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
@@ -152,10 +149,8 @@ impl FramePool {
     }
 
     /// Moves all keys of a frame to another one, for an engine that copied its contents, and
-    /// returns their number. The caller has a reference on both.
-    ///
-    /// An error has index 0 for `from` and 1 for `to`; it is also an error if `to` has keys or is
-    /// `from`.
+    /// returns their number. The caller has a reference on both. An error has index 0 for `from`
+    /// and 1 for `to`, which must be another frame without keys.
     pub fn move_keys(&self, from: u32, to: u32) -> Result<usize, FrameError> {
         let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
@@ -176,8 +171,7 @@ impl FramePool {
     }
 
     /// Clears the cache if no frame has references, and returns the number of frames evicted.
-    ///
-    /// Visits every frame. A frame on which another thread takes a reference meanwhile keeps it and
+    /// Visits every frame. If another thread takes a reference meanwhile, its frame keeps it and
     /// loses its keys.
     pub fn clear_idle(&self) -> Result<usize, FrameError> {
         let _call = call();

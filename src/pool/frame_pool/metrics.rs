@@ -1,4 +1,3 @@
-//! Metrics of a frame pool.
 
 use crate::block::{Latency, Sampler};
 use crate::migrate::MigrationCounts;
@@ -13,7 +12,7 @@ impl FramePool {
     ///
     /// `query_tokens` and `hit_tokens` count keys. Moves are those that
     /// [`FrameMoves`](crate::FrameMoves) proposed, without bytes. Only waits are timed. A
-    /// [claim](Self::claim) counts as an allocation; a failed one is not counted.
+    /// successful [claim](Self::claim) counts as an allocation.
     pub fn metrics(&self) -> Metrics {
         let Shared { blocks, cache, .. } = &*self.0;
         let prefix: PrefixStats = cache.stats();

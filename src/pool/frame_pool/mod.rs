@@ -1,10 +1,7 @@
 //! Pools for engines with ids, hashes and schedulers of their own: ids are frames, hashes are
 //! foreign, and calls take lists.
 //!
-//! # Ids
-//!
-//! An engine's id is a frame number. Allocations and hits pin blocks, so a block stays in its
-//! frame, and the number is valid, for as long as the engine has a reference.
+//! A frame number is valid as long as the engine has a reference: allocations and hits pin blocks.
 //!
 //! # States of a frame
 //!
@@ -18,12 +15,8 @@
 //!
 //! The pool knows a frame only by the engine's [hash and group](FramePool::key). The hash must
 //! cover all tokens up to the frame's end, including salt, adapter and images, as vLLM's block
-//! hashes do. It may have any length, so an engine can append these to its own.
-//!
-//! # Implementation
-//!
-//! Words, magazines, ladder, retire lists, eviction queues, index and moves are those of
-//! [`Pool`](crate::Pool). See `block/release/in_place.rs`, and `prefix/names.rs` for further
+//! hashes do. It may have any length, so an engine can append these to its own. All else is shared
+//! with [`Pool`](crate::Pool); see `block/release/in_place.rs`, and `prefix/names.rs` for further
 //! hashes.
 //!
 //! | file | contents |

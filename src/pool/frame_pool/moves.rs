@@ -16,10 +16,8 @@ use crate::ids::FrameId;
 
 use super::frame_pool::{FramePool, Shared};
 
-/// Moves that a pool proposes: the engine copies each pair, and [commits](Self::commit).
-///
-/// Until then the destinations are held, and the sources are not evicted. Dropping it cancels all
-/// moves.
+/// Moves that a pool proposes: the engine copies each pair, and [commits](Self::commit). Until then
+/// the destinations are held, and the sources are not evicted. Dropping it cancels all moves.
 #[must_use = "moves that are dropped are cancelled"]
 pub struct FrameMoves {
     pool: FramePool,
@@ -68,11 +66,9 @@ impl FramePool {
     }
 
     /// Proposes moves like [`propose_moves`](Self::propose_moves), with another penalty per break,
-    /// in free aligned runs of the order.
-    ///
-    /// That neighbouring cached frames belong together is a guess: the default rejects nearly every
-    /// plan where free frames lie between long stretches of cached ones. A penalty of 0 creates all
-    /// runs that the free frames can form, until traffic fragments them again.
+    /// in free aligned runs of the order. The default rejects nearly every plan where free frames
+    /// lie between long stretches of cached ones, which may belong together. A penalty of 0 creates
+    /// all runs that the free frames can form, until traffic fragments them again.
     pub fn propose_moves_with_penalty(
         &self,
         goal: Goal,
@@ -86,7 +82,6 @@ impl FramePool {
     }
 
     internal! {
-        /// Begins those of these moves that are currently possible.
         fn moves_of(&self, pairs: impl IntoIterator<Item = (FrameId, FrameId)>) -> FrameMoves {
             let mut given_up = GivenUp::default();
             let wave = self.0.blocks.begin_wave(pairs, &mut |_, why| given_up.count(why));
@@ -115,9 +110,8 @@ impl FrameMoves {
         self.wave.is_empty()
     }
 
-    /// Commits the copied moves, except those of frames that got references or were uncached
-    /// meanwhile. The engine must have copied the bytes of all pairs: lookups now return the new
-    /// frames.
+    /// Commits the moves, except those of frames that got references or were uncached meanwhile.
+    /// The engine must have copied the bytes of all pairs: lookups now return the new frames.
     pub fn commit(self) -> MovedFrames {
         let mut outcome = MovedFrames { moved: self.pairs().collect(), stayed: Vec::new() };
         let mut cancelled = |from: FrameId, why| outcome.stayed.push((from.0, why));

@@ -66,8 +66,8 @@ impl FramePool {
     }
 
     /// Shrinks the pool to `frames` frames, without the null block's, immediately, and evicts
-    /// cached frames beyond the new end; [`begin_shrink`](Self::begin_shrink) lets the engine move
-    /// them.
+    /// cached frames beyond the new end, which [`begin_shrink`](Self::begin_shrink) lets the engine
+    /// move.
     pub fn shrink(&self, frames: usize) -> Result<(), FrameShrinkError> {
         self.begin_shrink(frames)?.finish()
     }
@@ -104,10 +104,9 @@ impl FrameShrink {
     /// Removes the frames, and evicts cached ones among them.
     ///
     /// # Errors
-    ///
-    /// [`FrameShrinkError::InUse`] names the frames that have references;
-    /// [`FrameShrinkError::NotFree`] counts those that a batch in flight may see, or that are in
-    /// uncommitted moves. The pool keeps its size, and its cache unless another thread interferes.
+    /// [`FrameShrinkError::NotFree`] counts the frames that a batch in flight may see, or that are
+    /// in uncommitted moves. The pool keeps its size, and its cache unless another thread
+    /// interferes.
     pub fn finish(mut self) -> Result<(), FrameShrinkError> {
         let (region, blocks) = (self.region(), &self.pool.0.blocks);
         // Before anything is evicted.
@@ -119,7 +118,6 @@ impl FrameShrink {
         blocks.evict_region(region);
         let missing = self.shrinking.collect();
         if missing > 0 {
-            // Allocated or retired by another thread since.
             self.check_unused()?;
             return Err(FrameShrinkError::NotFree { frames: missing });
         }

@@ -1,5 +1,4 @@
-//! Allocation that waits in the queue. The pool has no bytes and moves no blocks itself: a request
-//! for a run waits until frees or [committed moves](super::FrameMoves::commit) make one.
+//! Allocation that waits in the queue. The pool moves no blocks itself.
 
 use crate::block::{AllocRequest, Class};
 use crate::error::AllocError;
@@ -47,11 +46,9 @@ impl std::fmt::Debug for FrameLease {
 
 impl FramePool {
     /// Allocates frames, and waits for them if necessary, in a queue like that of
-    /// [`Pool::allocate_async`](crate::Pool::allocate_async): urgent requests first, and those of
-    /// equal priority in order of arrival. The future may be dropped at any time.
-    ///
-    /// A contiguous request waits until frees or [committed moves](crate::FrameMoves::commit) make
-    /// a run.
+    /// [`Pool::allocate_async`](crate::Pool::allocate_async). The future may be dropped at any
+    /// time. A contiguous request waits until frees or [committed moves](crate::FrameMoves::commit)
+    /// make a run.
     ///
     /// ```
     /// # use kvpool::{AllocRequest, FramePool};
@@ -70,14 +67,12 @@ impl FramePool {
     /// ```
     ///
     /// # Errors
-    ///
-    /// [`AllocError::Deadline`] at the deadline of [`Wait::until`]. Immediately, for errors that
+    /// [`AllocError::Deadline`] at the deadline of [`Wait::until`], and immediately those that
     /// waiting cannot resolve: [`AllocError::Zero`], [`AllocError::WrongDevice`],
     /// [`AllocError::TooLarge`] (also if the pool shrinks meanwhile), and
     /// [`AllocError::FenceRefused`] on a thread that cannot wait.
     ///
     /// # Panics
-    ///
     /// If a contiguous request has to wait in a tokio runtime whose timer is disabled.
     pub fn allocate_async(
         &self,

@@ -39,7 +39,6 @@ fn grows_up_to_the_reservation() {
     assert_eq!(storage.frames(), 5);
 }
 
-/// A shrink returns the pages of removed frames, and keeps all other bytes.
 #[test]
 #[cfg_attr(miri, ignore = "Miri does not support mappings")]
 fn a_shrink_spares_the_remaining_frames() {

@@ -42,8 +42,6 @@ impl Tiles {
     }
 }
 
-/// Copies `len` consecutive frames of an extent.
-///
 /// # Safety
 /// The frames exist on both sides; the extents have the same size and are different memory; the
 /// frame rule.
