@@ -1,5 +1,4 @@
-//! Error types, one enum per boundary. Exhaustion is a value that states the request and what was
-//! available; misuse by the caller is an error that names the argument; a broken invariant panics.
+//! Error types, one enum per boundary.
 
 use std::fmt;
 use std::time::Duration;
@@ -60,11 +59,10 @@ pub enum AllocError {
         retired: usize,
         /// Number of cached blocks without an owner; batches in flight may still read them.
         evictable: usize,
-        /// Number of free blocks held by moves or a shrink, until these end or are [passed
-        /// over](crate::pool::PoolBuilder::turn_patience).
+        /// Number of free blocks held by moves or a shrink.
         held: usize,
-        /// Number of blocks held by transfers to or from other pools, including those whose future
-        /// was dropped. Most become free when the transfers end: wait rather than preempt.
+        /// Number of blocks in transfers, including those whose future was dropped. Those without
+        /// other owners become free when the transfers end: wait rather than preempt.
         in_transfer: usize,
         /// Oldest batch in flight. Blocks retired after it began become free when it ends.
         oldest_batch: Option<Ticket>,
@@ -81,8 +79,7 @@ pub enum AllocError {
         /// Number of free blocks.
         free: usize,
     },
-    /// The request exceeds the blocks available to its kind. Only urgent requests that need no run
-    /// may use the reserve.
+    /// The request needs the reserve, which is only for urgent requests that need no run.
     #[error(
         "requested {asked} blocks from a pool of {total}; {reserve} of them are reserved for urgent requests"
     )]

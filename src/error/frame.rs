@@ -1,5 +1,3 @@
-//! Errors of calls that name frames.
-
 use std::fmt;
 
 use thiserror::Error;

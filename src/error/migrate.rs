@@ -1,12 +1,9 @@
-//! Errors of transfers and migrations.
-
 use thiserror::Error;
 
 use super::{AllocError, HandleError, Invalid, SequenceError, StorageError, TransportError};
 use crate::ids::{PoolTag, SequenceId, Ticket};
 
-/// Reason why a transfer failed. Both pools are unchanged, except that cached blocks may have been
-/// evicted to make room.
+/// Reason why a transfer failed. Both pools are unchanged, apart from evictions to make room.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[non_exhaustive]
 pub enum TransferError {

@@ -1,5 +1,3 @@
-//! Errors of the prefix cache.
-
 use thiserror::Error;
 
 use super::Invalid;
@@ -26,8 +24,7 @@ pub enum PrefixError {
         /// Number of tokens of the prefix.
         tokens: usize,
     },
-    /// The kernel denied a `membarrier` fence that it granted before; without it, events could be
-    /// lost.
+    /// The kernel denied `membarrier`, which it granted before; without it, events could be lost.
     #[error("the system refuses membarrier(2), which it granted before")]
     NoFence,
 }

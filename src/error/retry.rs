@@ -9,8 +9,7 @@ use super::{AllocError, SequenceError, StepError, TransferError};
 pub enum Retry {
     /// Retrying cannot succeed: the call, or the size of the pool, must change.
     Never,
-    /// Batches in flight, including the caller's, must end: this frees as many blocks as are
-    /// missing.
+    /// Batches in flight, including the caller's, must end, which frees the missing blocks.
     AfterBatch,
     /// Transfers must end: this and the end of the batches free as many blocks as are missing.
     AfterTransfer,

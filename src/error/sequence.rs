@@ -1,5 +1,3 @@
-//! Errors of sequences and batches.
-
 use std::fmt::Display;
 
 use thiserror::Error;

@@ -1,5 +1,3 @@
-//! Errors of waits for batches to end.
-
 use thiserror::Error;
 
 use crate::ids::{PoolTag, SequenceId, Ticket};

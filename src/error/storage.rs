@@ -1,5 +1,3 @@
-//! Errors of storages.
-
 use thiserror::Error;
 
 use super::Invalid;
@@ -82,8 +80,8 @@ pub enum StorageError {
         /// Error of the driver.
         reason: Box<str>,
     },
-    /// The device was lost during a copy, and may still access the frames of both storages, which
-    /// must not be reused.
+    /// The device was lost and may still be copying; the frames of both storages must not be
+    /// reused.
     #[error("{device} is lost, and may still be copying: {reason}")]
     LostWhileCopying {
         /// The device.

@@ -1,5 +1,3 @@
-//! Errors of transports.
-
 use thiserror::Error;
 
 use super::StorageError;

@@ -13,9 +13,11 @@ use crate::sync::{Arc, AtomicU8, Ordering::*};
 pub(super) type Ids = SmallVec<[BlockId; INLINE_BLOCKS]>;
 
 pub(super) enum Leased<'p> {
+    /// One block of a borrowed pool.
     One { id: BlockId, seen: Seen, blocks: &'p Blocks },
     /// One block, and a reference that keeps the pool's blocks alive.
     OneOwned { id: BlockId, seen: Seen, keep_alive: Arc<KeepAlive> },
+    /// Any number of blocks.
     Several(Box<Several<'p>>),
 }
 

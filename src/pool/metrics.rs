@@ -1,4 +1,3 @@
-
 use crate::block::{AllocationCounts, LatencyHistogram, Operation, Refusals, Sampler, WaitCounts};
 use crate::compact::MoveCounts;
 use crate::migrate::MigrationCounts;

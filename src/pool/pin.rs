@@ -1,4 +1,3 @@
-
 use crate::block::KeepAlive;
 #[cfg(debug_assertions)]
 use crate::block::{Noted, Site};

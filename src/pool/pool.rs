@@ -1,4 +1,3 @@
-
 use crate::block::{AuditError, AuditReport, BlockInfo, Blocks, Sampler};
 use crate::compact::Compactor;
 use crate::error::{GrowError, HandleError, StorageError};

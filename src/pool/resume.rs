@@ -1,4 +1,3 @@
-
 use crate::block::Class;
 use crate::error::TransferError;
 use crate::migrate::{Kind, MigrationReport};

@@ -1,4 +1,3 @@
-
 use std::sync::{Arc, Weak};
 #[cfg(not(kvpool_loom))]
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};

@@ -1,4 +1,3 @@
-
 use crate::ids::FrameId;
 use crate::sequence::SequenceView;
 

@@ -1,4 +1,3 @@
-
 use crate::block::BlocksConfig;
 use crate::config::{
     FAN, FRAGMENTATION_ORDER, FRAME_BITS, MAGAZINE_BLOCKS_MAX, SEGMENT_FRAMES, magazine_blocks,

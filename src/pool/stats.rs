@@ -1,4 +1,3 @@
-
 use crate::block::{Blocks, Latency};
 use crate::compact::OverdueCopy;
 use crate::error::{HeadOfLine, OldestBatch, TurnHolder};

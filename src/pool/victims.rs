@@ -1,4 +1,3 @@
-
 use std::cmp::{Ordering, Reverse};
 
 use crate::block::Priority;

@@ -1,4 +1,3 @@
-
 use std::time::Instant;
 
 /// A call that waits when awaited, for any time unless [`until`](Self::until) sets a deadline

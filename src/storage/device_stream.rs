@@ -1,4 +1,3 @@
-
 use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;

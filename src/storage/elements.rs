@@ -1,4 +1,3 @@
-
 use half::{bf16, f16};
 
 use crate::dtype::Dtype;

@@ -1,4 +1,3 @@
-
 use crate::error::StorageError;
 use crate::ids::FrameId;
 

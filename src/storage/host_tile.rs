@@ -1,4 +1,3 @@
-
 use std::ptr::NonNull;
 
 use crate::dtype::Dtype;

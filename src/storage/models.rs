@@ -1,4 +1,3 @@
-
 use crate::error::Invalid;
 
 use super::layout::{KvLayout, KvLayoutBuilder};

@@ -1,4 +1,3 @@
-
 /// Alignment of every tile in bytes.
 pub const TILE_ALIGN: usize = 16;
 

@@ -1,4 +1,3 @@
-
 use crate::error::Invalid;
 use crate::ids::FRAMES_MAX;
 

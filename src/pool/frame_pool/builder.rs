@@ -1,4 +1,3 @@
-
 use crate::block::{Blocks, BlocksConfig, Evictor};
 use crate::error::PrefixError;
 use crate::ids::{DeviceId, Order};

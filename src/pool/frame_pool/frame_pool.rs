@@ -1,4 +1,3 @@
-
 use std::sync::PoisonError;
 
 use crate::block::{Accounts, AllocRequest, AuditError, AuditReport, Blocks, Counts};

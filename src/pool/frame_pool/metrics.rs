@@ -1,4 +1,3 @@
-
 use crate::block::{Latency, Sampler};
 use crate::migrate::MigrationCounts;
 use crate::pool::metrics::{Latencies, Metrics};
