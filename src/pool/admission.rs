@@ -1,4 +1,4 @@
-//! Admission of sequences and reservations of running ones, at once or after waiting in the queue.
+//! Admission of sequences, and reservations of running ones.
 
 use crate::block::{Class, Operation, Waiting};
 use crate::error::{AllocError, SequenceError};
@@ -19,10 +19,9 @@ impl Pool {
     /// nothing.
     ///
     /// # Errors
-    /// [`SequenceError::Alloc`], also with [`AllocError::Behind`] while a request of at least its
-    /// priority waits; [`SequenceError::AlreadyOpen`], [`SequenceError::Invalid`] for no or too
-    /// many tokens; [`SequenceError::Prefix`] for a key of zero bytes, or a retention time that has
-    /// passed.
+    /// [`SequenceError::Alloc`], also while a request of at least its priority waits;
+    /// [`SequenceError::AlreadyOpen`], [`SequenceError::Invalid`] for no or too many tokens;
+    /// [`SequenceError::Prefix`] for a key of zero bytes, or a retention time that has passed.
     pub fn admit(&self, request: &AdmitRequest<'_>) -> Result<Sequence, SequenceError> {
         let _call = call();
         let _timing = self.0.sampler.start(Operation::Admit);
@@ -33,16 +32,8 @@ impl Pool {
 
     /// Admits a sequence like [`admit`](Self::admit), and waits in the queue of
     /// [`allocate_async`](Self::allocate_async) if necessary. The id is open from the first poll.
-    /// Each attempt looks the prefix up again. Dropping the future cancels the admission.
-    ///
-    /// # Errors
-    /// As for [`admit`](Self::admit) if waiting cannot resolve them, and [`AllocError::Deadline`]
-    /// at the deadline of [`Wait::until`]; [`AllocError::TooLarge`] also if the pool shrinks
-    /// meanwhile, [`AllocError::FenceRefused`] on a thread that cannot wait.
-    ///
-    /// # Panics
-    /// In a tokio runtime whose timer is disabled, if a contiguous request has to wait, or any
-    /// request while moves or a resize hold blocks.
+    /// Each attempt looks the prefix up again. Dropping the future cancels the admission. Errors
+    /// are those of `admit` and `allocate_async`.
     pub fn admit_async<'a>(
         &'a self,
         request: &'a AdmitRequest<'a>,
@@ -98,11 +89,10 @@ impl Pool {
     /// assert_eq!((pinned.tokens(), pool.pinned_prefixes().len()), (40, 1));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    ///
     /// # Errors
     /// [`SequenceError::Prefix`] if not even the first block is cached, without a cache, or for
-    /// invalid keys; [`SequenceError::Handle`] if the first block has the maximum of 8,191
-    /// references.
+    /// invalid keys; [`SequenceError::Handle`] if the first block has 8,191 references, the
+    /// maximum.
     pub fn pin_prefix(&self, keys: &PrefixKeys<'_>, tokens: &[u32]) -> Result<PinnedPrefix, SequenceError> {
         let _call = call();
         self.0.sequences.pin_prefix(keys, tokens)
@@ -125,11 +115,8 @@ impl Pool {
     ///
     /// # Errors
     /// [`SequenceError::Invalid`] for too many tokens, [`SequenceError::ForeignSequence`], and
-    /// [`SequenceError::Alloc`] for errors that waiting cannot resolve, and at the deadline of
-    /// [`Wait::until`]. The sequence is unchanged.
-    ///
-    /// # Panics
-    /// If it has to wait while moves or a resize hold blocks, in a tokio runtime without a timer.
+    /// [`SequenceError::Alloc`] as for [`allocate_async`](Self::allocate_async). The sequence is
+    /// unchanged.
     pub fn reserve_async<'a>(
         &'a self,
         sequence: &'a mut Sequence,

@@ -60,10 +60,7 @@ impl Pool {
     /// Starts a background task that compacts the pool whenever it is fragmented, and evicts ahead
     /// of need while no batch begins. It runs on the current tokio runtime (feature `tokio`) until
     /// the result is [stopped](Defragmenter::stop) or dropped. If nothing drives that runtime,
-    /// others pass over its turn.
-    ///
-    /// # Errors
-    /// [`DefragError::NoRuntime`], [`DefragError::NoBytes`], [`DefragError::Option`].
+    /// others pass over its turn. Fails without runtime or bytes, and for invalid options.
     pub fn start_defragmenter(&self, config: DefragConfig) -> Result<Defragmenter, DefragError> {
         Defragmenter::start(self.0.compactor.clone(), config)
     }

@@ -99,10 +99,9 @@ impl<'p> Lease<'p> {
     }
 
     /// Returns a second lease of the same blocks, which stay allocated until both are dropped.
-    /// Fails if a block has the maximum of 8,191 references.
-    ///
-    /// Neither lease can [reopen](Self::reopen) a block while the other has it. Both may write to
-    /// an open block, in an order that the engine ensures.
+    /// Fails if a block has the maximum of 8,191 references. Neither lease can
+    /// [reopen](Self::reopen) a block while the other has it. Both may write to open blocks, in an
+    /// order that the engine ensures.
     pub fn share(&self) -> Result<Self, HandleError> {
         let _call = call();
         self.pool_blocks().share(self.blocks())?;

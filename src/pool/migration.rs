@@ -56,10 +56,9 @@ impl Pool {
     /// # Ok(())
     /// # }
     /// ```
-    ///
     /// # Errors
-    /// [`MigrateError`], which contains the unchanged sequence: [`TransferError::Invalid`] if both
-    /// pools are the same, [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
+    /// [`MigrateError`] returns the unchanged sequence: [`TransferError::Invalid`] if both pools
+    /// are the same, [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
     /// [`TransferError::NoStorage`], [`TransferError::Alloc`] if the sequence can never fit, or has
     /// no room at the deadline, [`TransferError::Sequence`], [`TransferError::Storage`].
     pub fn migrate<'a>(
@@ -164,8 +163,7 @@ impl Pool {
         Route::new(self.end()?, to.end()?)
     }
 
-    /// Waits only if the copy fails because of a batch in flight, so that other errors are
-    /// immediate.
+    /// Waits only if the copy fails because of a batch in flight; other errors are immediate.
     pub(super) async fn replicate_settled(
         &self,
         sequence: &Sequence,
@@ -220,8 +218,7 @@ impl Pool {
     /// # Errors
     /// [`TransferError::Invalid`] if both pools are the same, or their caches hash differently,
     /// [`TransferError::NoStorage`], [`TransferError::NoCache`], [`TransferError::Alloc`] if there
-    /// is no room at all or `blocks_max` is zero, [`TransferError::Storage`]. The blocks stay in
-    /// place.
+    /// is no room or `blocks_max` is zero, [`TransferError::Storage`]. The blocks stay in place.
     pub async fn offload(&self, to: &Self, blocks_max: usize) -> Result<OffloadReport, TransferError> {
         self.offloading(async { migrate::offload(self.route_to(to)?, blocks_max).await }).await
     }

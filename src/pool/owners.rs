@@ -19,8 +19,7 @@ pub struct Owners {
     /// Blocks of leases and [pinned prefixes](super::Pool::pinned_prefixes), and those that an
     /// append has yet to list.
     pub leases: Vec<BlockOwner>,
-    /// Transfers to and from other pools and nodes, oldest first. A sequence lists its copied
-    /// blocks too.
+    /// Transfers to and from other pools and nodes, oldest first. Sequences list their blocks too.
     pub transfers: Vec<TransferOwner>,
     /// Pinned blocks, ascending.
     pub pinned: Vec<PinnedBlock>,
@@ -30,8 +29,7 @@ pub struct Owners {
     pub oldest_batch: Option<OldestBatch>,
     /// Freed blocks that are not reused before batches in flight end.
     pub retired_blocks: usize,
-    /// Blocks of closed sequences, one entry per reference: released once batches that write them
-    /// finish.
+    /// Blocks of closed sequences, per reference: released once batches that write them finish.
     #[cfg_attr(feature = "serde", serde(default))]
     pub closing: Vec<BlockId>,
     /// References without an owner: a bug in the pool, which an [audit](Pool::audit) reports. Its

@@ -116,20 +116,17 @@ impl Pool {
     }
 
     /// Begins a batch on a device's stream; it ends when the stream reaches that point, however it
-    /// is ended on the host. Panics like [`begin_batch`](Self::begin_batch).
+    /// is ended on the host. Panics like [`begin_batch`](Self::begin_batch), and fails if the
+    /// stream is foreign or being captured, or the device is lost.
     ///
     /// Copies on write are enqueued on the stream, ahead of the batch's writes. The bytes that the
     /// batch reads and copies must be written by work that precedes it on the stream, or that the
     /// stream waits for.
-    ///
-    /// # Errors
-    /// [`StorageError::ForeignStream`], [`StorageError::Capturing`], [`StorageError::DeviceLost`].
     pub fn begin_batch_on(&self, stream: &DeviceStream) -> Result<Batch, StorageError> {
         Batch::begin_on(&self.0.sequences, stream)
     }
 
-    /// Returns whether the pool's device has failed: it then allocates no more, and contents are
-    /// lost.
+    /// Returns whether the pool's device has failed. It then allocates no more; contents are lost.
     pub fn is_lost(&self) -> bool {
         self.0.blocks.is_lost()
     }
@@ -162,17 +159,15 @@ impl Pool {
         self.0.blocks.trim();
     }
 
-    /// Returns the number of blocks that can be allocated without evicting
-    /// ([`Stats::free`](super::Stats::free)), without the [reserve](super::PoolBuilder::reserve).
-    /// O(threads); exact without concurrent calls.
+    /// Returns the number of blocks that can be allocated without evicting, like
+    /// [`Stats::free`](super::Stats::free). O(threads); exact without concurrent calls.
     pub fn free_blocks(&self) -> usize {
         let _call = call();
         self.0.blocks.counts().free()
     }
 
-    /// Returns the number of free and evictable blocks
-    /// ([`Stats::available`](super::Stats::available)), to compare with
-    /// [`blocks_needed`](Self::blocks_needed). Otherwise like [`free_blocks`](Self::free_blocks).
+    /// Returns the number of free and evictable blocks, to compare with
+    /// [`blocks_needed`](Self::blocks_needed). O(threads); exact without concurrent calls.
     pub fn available_blocks(&self) -> usize {
         let _call = call();
         self.0.blocks.counts().available()
@@ -196,9 +191,8 @@ impl Pool {
         self.0.sequences.cache().map(|cache| &**cache)
     }
 
-    /// Returns the cached blocks and their hashes; empty without a prefix cache. Visits every
-    /// block. Call it before following the [events](PrefixCache::events), and after events were
-    /// lost.
+    /// Returns the cached blocks and their hashes. Visits every block. Call it before following the
+    /// [events](PrefixCache::events), and after events were lost.
     pub fn cached_blocks(&self) -> Vec<(BlockId, BlockHash)> {
         self.prefix_cache().map_or_else(Vec::new, |cache| cache.cached_blocks(&self.0.blocks))
     }
@@ -231,14 +225,14 @@ impl Pool {
     /// in flight, by another sequence with the same tokens, or by an import. Blocks written after
     /// the call are found again.
     ///
-    /// Blocks computed from a wrong block are wrong too, and have other hashes. Those that a
-    /// sequence fills after the call are not cached. Also pass the hashes of those that are cached
+    /// Blocks computed from a wrong block are wrong too, and have other hashes. After the call, a
+    /// sequence with a wrong block caches nothing. Also pass the hashes of blocks that are cached
     /// already: [`Sequence::block_hashes`] returns those of a sequence, and
     /// [`KvEvent::Stored`](crate::prefix::KvEvent::Stored) names the block before each, also for an
     /// unfinished last block that was [registered](crate::AdmitRequest::reuse_tail).
     ///
-    /// Visits every block of the pool. Remembers the newest 65,536 hashes. Frames that a batch in
-    /// flight may see become free when it ends.
+    /// Visits every block. Remembers the newest 65,536 hashes. Frames that a batch in flight may
+    /// see become free when it ends.
     ///
     /// ```
     /// # use kvpool::{Pool, SequenceId, Tokens, prefix::PrefixConfig, storage::KvLayout};
@@ -277,11 +271,10 @@ impl Pool {
     }
 
     /// Recounts every frame and block, and the references of each kind of owner. The error is the
-    /// first contradiction found.
+    /// first contradiction found, or a reference that no owner will release.
     ///
     /// No thread may allocate or free meanwhile; leases, batches, transfers and waiting requests
-    /// may be open. A [forgotten](std::mem::forget) lease is an owner, which
-    /// [`owners`](Self::owners) lists. A reference that no owner will release is an error. While a
+    /// may be open. A [forgotten](std::mem::forget) lease is an [owner](Self::owners). While a
     /// thread is ending, returns [`AuditError::Busy`]: the end of a [scope](std::thread::scope),
     /// unlike a `join`, does not wait for thread-local destructors.
     pub fn audit(&self) -> Result<AuditReport, AuditError> {

@@ -88,10 +88,9 @@ impl Pool {
     /// # Ok(())
     /// # }
     /// ```
-    ///
     /// # Errors
-    /// [`MigrateError`], which returns the unchanged sequence: [`TransferError::ForeignSequence`],
-    /// and for a swap the errors of [`migrate`](Self::migrate).
+    /// Those of [`migrate`](Self::migrate) for a swap, else [`TransferError::ForeignSequence`]. The
+    /// sequence is returned unchanged.
     pub fn preempt<'a>(
         &'a self,
         sequence: Sequence,

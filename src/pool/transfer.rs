@@ -20,8 +20,8 @@ impl Pool {
     /// Begins to move a sequence to another pool over a [transport](crate::transport).
     ///
     /// # Errors
-    /// [`MigrateError`], which returns the unchanged sequence: [`TransferError::ForeignSequence`],
-    /// [`TransferError::BeingWritten`], [`TransferError::NoStorage`], [`TransferError::Handle`].
+    /// [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
+    /// [`TransferError::NoStorage`], [`TransferError::Handle`]. The sequence is returned unchanged.
     pub fn export(&self, sequence: Sequence) -> Result<Export, MigrateError> {
         match self.end() {
             Ok(end) => Export::of(&end, sequence),
@@ -29,8 +29,7 @@ impl Pool {
         }
     }
 
-    /// Begins to copy a sequence, which stays open, to another pool. Errors are those of
-    /// [`export`](Self::export).
+    /// Begins to copy a sequence, which stays open, or fails like [`export`](Self::export).
     pub fn export_copy(&self, sequence: &Sequence) -> Result<Export, TransferError> {
         Export::copy_of(&self.end()?, sequence)
     }
@@ -45,8 +44,7 @@ impl Pool {
     }
 
     /// Begins to copy cached blocks to another pool's cache: those of a chain of hashes from its
-    /// block `first` on, up to the first one that is not cached here. Fails without storage or
-    /// cache.
+    /// block `first` on, up to the first one that is not cached. Fails without storage or cache.
     pub fn export_prefix(&self, first: u32, hashes: &[BlockHash]) -> Result<Export, TransferError> {
         Export::prefix(&self.end()?, first, hashes, &mut |_| false)
     }
@@ -68,8 +66,8 @@ impl Pool {
     ///
     /// The hashes are those of a chain from its block `first` on, which must not repeat; as many
     /// are [accepted](Import::accepted) as there is room for. The caller verifies the bytes of each
-    /// missing block, and [confirms](Import::arrived) them. Errors are those of
-    /// [`import`](Self::import), and [`TransferError::NoCache`].
+    /// missing block, and [confirms](Import::arrived) them. Fails like [`import`](Self::import), or
+    /// without a cache.
     pub fn import_prefix(&self, first: u32, hashes: &[BlockHash]) -> Result<Import, TransferError> {
         Import::prefix(&self.end()?, first, hashes)
     }
@@ -77,9 +75,8 @@ impl Pool {
     /// Reserves the blocks of a manifest whose source holds other heads of the model.
     ///
     /// This pool holds the heads `own`. Further sources are [added](Import::add_source), and all
-    /// bytes [written](Import::write) one block at a time. Errors are those of
-    /// [`import`](Self::import), and [`TransferError::Invalid`] if the source shares no head with
-    /// this pool, or blocks differ in more than heads.
+    /// bytes [written](Import::write) one block at a time. Fails like [`import`](Self::import), or
+    /// if the source shares no head with this pool, or blocks differ in more than heads.
     pub fn import_heads(&self, manifest: &Manifest, own: HeadRange) -> Result<Import, TransferError> {
         Import::of_heads(&self.end()?, manifest, own)
     }
@@ -100,8 +97,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns a node that the pool can [reach](Self::migrate_to_node), for transfers of exports
-    /// and hashes, or [`TransferError::UnknownNode`].
+    /// Returns a node that the pool can [reach](Self::migrate_to_node), for exports and hashes.
     pub fn remote(&self, name: &str) -> Result<Arc<dyn Remote>, TransferError> {
         let remotes = self.0.remotes.read().unwrap_or_else(PoisonError::into_inner).clone();
         let remote = remotes.and_then(|remotes| remotes.upgrade()?.remote(name));
@@ -143,8 +139,7 @@ impl Pool {
         moved
     }
 
-    /// Copies a sequence to a node, and leaves the original open. Errors are those of
-    /// [`migrate_to_node`](Self::migrate_to_node).
+    /// Copies a sequence to a node, or fails like [`migrate_to_node`](Self::migrate_to_node).
     pub async fn replicate_to_node(
         &self,
         sequence: &Sequence,

@@ -82,9 +82,8 @@ impl VictimOrder for LowestPriorityFirst {
 
 impl Pool {
     /// Lists the open sequences with the blocks that closing each would release, in this order. Any
-    /// thread may call it while the owners continue; a sequence in the list may have been closed
-    /// meanwhile. Visits every block of every open sequence; [`victim`](Self::victim) visits one
-    /// sequence.
+    /// thread may call it while the owners continue; a sequence in the list may have been closed.
+    /// Visits every block of every open sequence; [`victim`](Self::victim) visits one sequence.
     ///
     /// ```
     /// # use kvpool::{LowestPriorityFirst, Pool, Priority, SequenceId, storage::KvLayout};

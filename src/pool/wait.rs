@@ -3,6 +3,9 @@ use std::time::Instant;
 /// A call that waits when awaited, for any time unless [`until`](Self::until) sets a deadline
 /// first. [`IntoFuture::into_future`] returns the [`Future`], which does nothing before it is
 /// polled.
+///
+/// In a tokio runtime whose timer is disabled, it panics when it has to wait for a deadline, for a
+/// run of blocks, or while moves or a resize hold blocks.
 #[must_use = "nothing happens before it is awaited"]
 pub struct Wait<C>(C);
 
@@ -13,11 +16,9 @@ impl<C: CallUntil> Wait<C> {
 
     /// Returns the future of the call with a deadline, which ends its waits but no copy; `None`
     /// sets none. Unless other requests wait ahead of it, the call makes at least one attempt, even
-    /// if the deadline has passed.
-    ///
-    /// On a thread of a tokio runtime, that runtime's timer keeps the deadline, and the future
-    /// panics if it has to wait while the timer is disabled. Elsewhere a dedicated thread keeps it:
-    /// any executor works, but not one nested in a tokio task.
+    /// if the deadline has passed. On a thread of a tokio runtime, that runtime's timer keeps the
+    /// deadline. Elsewhere a dedicated thread keeps it: any executor works, but not one nested in a
+    /// tokio task.
     pub fn until(self, deadline: impl Into<Option<Instant>>) -> C::Future {
         self.0.call(deadline.into())
     }

@@ -58,10 +58,6 @@ impl Pool {
     /// [`AllocError::TooLarge`] (even if the pool could grow to that size; also if the pool shrinks
     /// meanwhile), [`AllocError::Reserved`], and [`AllocError::FenceRefused`] on a thread that
     /// cannot wait.
-    ///
-    /// # Panics
-    /// In a tokio runtime whose timer is disabled, if a contiguous request has to wait, or any
-    /// request while moves or a resize hold blocks.
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate_async(
         &self,
@@ -111,7 +107,7 @@ impl Pool {
         in_line((self.blocks(), Some(self)), request, class, deadline, attempt)
     }
 
-    /// Makes an attempt in each turn, until one succeeds or fails for another reason than a lack of
+    /// Makes an attempt in each turn, until one succeeds or fails for other reasons than a lack of
     /// blocks.
     async fn take_turns<T>(
         mover: Option<&Self>,
@@ -168,8 +164,7 @@ impl Pool {
 }
 
 /// Waits in the queue: makes an attempt in each turn until one succeeds, or fails for a reason
-/// other than a lack of blocks, or the deadline passes. `mover` moves blocks for a request that
-/// needs a run.
+/// other than a lack of blocks, or the deadline passes. `mover` moves blocks to make runs.
 pub(super) async fn in_line<T>(
     (blocks, mover): (&Blocks, Option<&Pool>),
     request: &AllocRequest,
@@ -183,8 +178,7 @@ pub(super) async fn in_line<T>(
     let Some(deadline) = deadline else { return waiting.await };
     let every = blocks.turn_patience().max(Duration::from_millis(1));
     loop {
-        // Poll periodically without a wake-up, to detect a head of the queue that does not use its
-        // turn.
+        // Poll periodically without a wake-up, to detect a head of the queue that misses its turn.
         let look = now().checked_add(every).map_or(deadline, |look| look.min(deadline));
         match timeout_at(look, waiting.as_mut()).await {
             Some(outcome) => return outcome,

@@ -161,9 +161,8 @@ impl KvLayoutBuilder {
         self
     }
 
-    /// Allows more ranks than KV heads: each head is stored by `ranks / heads` consecutive ranks,
-    /// so rank `r` has head `r * heads / ranks`. The number of heads must divide the number of
-    /// ranks.
+    /// Allows more ranks than KV heads, as a multiple: each head is stored by `ranks / heads`
+    /// consecutive ranks, so rank `r` has head `r * heads / ranks`.
     pub fn replicate_kv_heads(mut self) -> Self {
         self.replicates_heads = true;
         self
@@ -188,8 +187,7 @@ impl KvLayoutBuilder {
     }
 
     /// Builds the layout. The error names the field: zero or missing, heads and ranks that do not
-    /// divide, scales that do not fit, a block larger than the address space, more than 65,536
-    /// planes.
+    /// divide, scales that do not fit, blocks that exceed the address space, over 65,536 planes.
     pub fn build(self) -> Result<KvLayout, Invalid> {
         for (field, value) in [
             ("layers", self.layers),

@@ -27,10 +27,10 @@
 //!
 //! [`store`](Storage::store), [`load`](Storage::load), [`copy`](Storage::copy),
 //! [`pack`](Storage::pack), [`unpack`](Storage::unpack) and [`zero`](Storage::zero) are synchronous
-//! on devices too, for tools, tests and transfers. An engine's own kernels run on its streams, and
-//! get slots and frames from batches; for these there are [`copy_then`](Storage::copy_then), a copy
-//! on the backend's own stream; [`copy_on`](Storage::copy_on), a copy on an engine's stream; and
-//! [`after`](Storage::after), a notification when a stream reaches a point.
+//! on devices too, for tools, tests and transfers. An engine's kernels run on its streams, and get
+//! slots and frames from batches; for these there are [`copy_then`](Storage::copy_then) on the
+//! backend's own stream, [`copy_on`](Storage::copy_on) on an engine's stream, and notifications
+//! [`after`](Storage::after) a point in a stream.
 //!
 //! The frame rule holds until the *work* is complete, not just the call. The batch clock ensures
 //! this: a frame is reused once every batch that could access it has ended, and a batch on a stream

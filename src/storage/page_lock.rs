@@ -108,8 +108,7 @@ impl State {
 
 impl PageLocks {
     /// Returns the lock of all usable frames, and creates it if necessary. `None` if the pages
-    /// cannot be locked, or another thread is locking them: a copy then uses another path instead
-    /// of waiting.
+    /// cannot be locked, or another thread is locking them: a copy then uses another path.
     pub(super) fn get<L: Any + Send + Sync>(
         &self,
         now: Instant,
@@ -122,8 +121,8 @@ impl PageLocks {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        // Counted here: a shrink lowers the number before it retires the lock, so no lock has pages
-        // that it returns.
+        // Counted here: a shrink lowers it before retiring the lock, so no lock has pages to
+        // return.
         let frames = frames();
         let mut pause = PAUSE;
         match &state.slot {
@@ -151,8 +150,7 @@ impl PageLocks {
         if let Slot::Locked { lock, .. } = &state.slot { Some(lock.clone()) } else { None }
     }
 
-    /// Retires the lock, so that pages can be returned. Waits for a thread that is locking the
-    /// pages.
+    /// Retires the lock, so that pages can be returned. Waits for a thread that is locking them.
     pub(super) fn retire(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).retire();
     }

@@ -1,17 +1,15 @@
 //! The plane table: the position of every layer's K and V in memory.
 //!
-//! A *plane* holds one kind of data of one layer (K, V, both, the latent vector, or their scales)
-//! for all frames. In it, frame `f` has one contiguous *tile* of `tile_bytes` bytes at `base + f *
-//! frame_stride`:
+//! A *plane* holds one kind of data of one layer (K, V, both, the latent vector, or their scales).
+//! In it, frame `f` has one contiguous *tile* of `tile_bytes` bytes at `base + f * frame_stride`:
 //!
 //! ```text
 //! LayerFirst   | plane 0: tile of frame 0, 1, 2 ... | plane 1: tile of frame 0, 1, 2 ... | ...
 //! BlockFirst   | frame 0: tile of plane 0, 1, 2 ... | frame 1: tile of plane 0, 1, 2 ... | ...
 //! ```
 //!
-//! The layout of a tile is `[K rows, V rows if joined][block_tokens][heads][head_dim]`, and for
-//! scales `[...][block_tokens][heads]` of f32. Tiles are aligned to [`TILE_ALIGN`], for 16-byte
-//! vectors.
+//! A tile is `[K rows, V rows if joined][block_tokens][heads][head_dim]`, and for scales
+//! `[...][block_tokens][heads]` of f32. Tiles are aligned to [`TILE_ALIGN`], for 16-byte vectors.
 
 use crate::error::Invalid;
 
@@ -33,8 +31,7 @@ pub struct PlaneTable {
 }
 
 impl KvLayout {
-    /// Returns the planes' positions in one reservation for `frames_max` frames, if it is
-    /// addressable.
+    /// Returns the planes' positions in a reservation for `frames_max` frames, if addressable.
     pub fn planes(&self, frames_max: usize) -> Result<PlaneTable, Invalid> {
         PlaneTable::new(self, frames_max)
     }

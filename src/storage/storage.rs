@@ -46,8 +46,8 @@ pub trait Storage: Send + Sync + fmt::Debug {
         Err(StorageError::Unsupported { device: self.device(), what: "planes" })
     }
 
-    /// Returns the memory of one frame in one layer, if the processor can reach it (not by
-    /// default).
+    /// Returns the memory of one frame in one layer, if the processor can reach it (by default
+    /// not).
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule), for every access through the result.
@@ -60,10 +60,9 @@ pub trait Storage: Send + Sync + fmt::Debug {
     /// [`frames`](Self::frames) has no effect. Several threads may call this at once.
     fn grow(&self, total: usize) -> Result<(), GrowError>;
 
-    /// Makes frames from `total` on unusable, and returns whole pages of their memory to the
-    /// system. A `total` of [`frames`](Self::frames) or more has no effect. [`grow`](Self::grow)
-    /// makes the frames usable again, with unspecified contents. No other thread may grow or shrink
-    /// this storage meanwhile.
+    /// Makes frames from `total` on unusable, if there are any, and returns whole pages of their
+    /// memory to the system. [`grow`](Self::grow) makes them usable again, with unspecified
+    /// contents. No other thread may grow or shrink this storage meanwhile.
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule), for the frames from `total` on.

@@ -78,11 +78,9 @@ unsafe impl Send for Tiles {}
 unsafe impl Sync for Tiles {}
 
 impl Tiles {
-    /// Builds the tiles from the planes' addresses, in the layout's order.
-    ///
-    /// Planes are joined only if their tiles interleave: the memory between the first plane's tiles
-    /// then contains the second's, so both belong to one allocation. A single frame gives no such
-    /// evidence.
+    /// Builds the tiles from the planes' addresses, in the layout's order. Planes are joined only
+    /// if their tiles interleave, which proves that both belong to one allocation. A single frame
+    /// gives no such evidence.
     pub(super) fn new(planes: impl Iterator<Item = (*mut u8, Plane)>, frames_max: usize) -> Self {
         let planes: Box<[Tile]> = planes
             .map(|(base, plane)| Tile { base, frame_stride: plane.frame_stride, bytes: plane.tile_bytes })

@@ -16,11 +16,9 @@ use crate::sync::{Arc, Mutex, call};
 /// A call that names frames is checked as a whole. An error names the position of the first wrong
 /// entry, and changes neither the pool nor the caller's output list. Freeing a frame twice is an
 /// error while the frame is free or cached; frame numbers have no generation, so the error goes
-/// unnoticed once the frame has another owner.
-///
-/// Only cached frames without references [move](Self::propose_moves). The number of such a frame,
-/// as [`cached`](Self::cached) returns it, is valid until the next call of any thread that
-/// allocates, uncaches or commits moves.
+/// unnoticed once the frame has another owner. The number of a cached frame without references is
+/// valid until the next call of any thread that allocates, uncaches or commits
+/// [moves](Self::propose_moves).
 ///
 /// # Eviction order
 ///
@@ -156,12 +154,10 @@ impl FramePool {
         })
     }
 
-    /// Allocates the named frames, with one reference each. They must have no references.
-    ///
-    /// Cached frames are evicted; [`share`](Self::share) a frame to keep its contents. A free frame
-    /// in the magazine of a thread that is inside a call is not found. If another thread
-    /// concurrently takes one of the cached frames, others may have been evicted although the call
-    /// fails.
+    /// Allocates the named frames, with one reference each. They must have no references. Cached
+    /// frames are evicted; [`share`](Self::share) a frame to keep its contents. A free frame in the
+    /// magazine of a thread that is inside a call is not found. If another thread concurrently
+    /// takes a cached frame, others may have been evicted although the call fails.
     pub fn claim(&self, frames: &[u32]) -> Result<(), FrameError> {
         let _call = call();
         self.0.blocks.claim_frames(frames, &AllocRequest::new(frames.len()).pinned())
@@ -169,9 +165,9 @@ impl FramePool {
 
     /// Drops one reference on each frame, in this order. A frame that is listed twice loses two.
     ///
-    /// A frame that loses its last reference becomes free or, if it has hashes, cached, and is
-    /// evicted after those that were freed before it. If another thread concurrently frees the last
-    /// reference of a listed frame, that frame is reported, and the others are freed.
+    /// A frame that loses its last reference becomes free or, if it has hashes, cached: it is
+    /// evicted after those freed before it. If another thread concurrently frees the last reference
+    /// of a listed frame, that frame is reported, and the others are freed.
     pub fn free(&self, frames: &[u32]) -> Result<(), FrameError> {
         let _call = call();
         self.free_with(frames, PolicyInfo::default())

@@ -28,8 +28,7 @@ impl FrameLease {
 
 impl Drop for FrameLease {
     fn drop(&mut self) {
-        // `free` would refuse the whole list if the engine has freed one of the frames by its
-        // number.
+        // `free` would refuse the whole list if the engine has freed one of the frames by number.
         let blocks = &self.pool.0.blocks;
         let is_owned = |&frame: &u32| blocks.used_in_place(0, frame).is_ok_and(|(_, word)| word.is_owned());
         self.frames.retain(is_owned);
@@ -46,9 +45,9 @@ impl std::fmt::Debug for FrameLease {
 
 impl FramePool {
     /// Allocates frames, and waits for them if necessary, in a queue like that of
-    /// [`Pool::allocate_async`](crate::Pool::allocate_async). The future may be dropped at any
-    /// time. A contiguous request waits until frees or [committed moves](crate::FrameMoves::commit)
-    /// make a run.
+    /// [`Pool::allocate_async`](crate::Pool::allocate_async), with the same errors. The future may
+    /// be dropped at any time. A contiguous request waits until frees or [committed
+    /// moves](crate::FrameMoves::commit) make a run.
     ///
     /// ```
     /// # use kvpool::{AllocRequest, FramePool};
@@ -65,15 +64,6 @@ impl FramePool {
     /// # Ok(())
     /// # }
     /// ```
-    ///
-    /// # Errors
-    /// [`AllocError::Deadline`] at the deadline of [`Wait::until`], and immediately those that
-    /// waiting cannot resolve: [`AllocError::Zero`], [`AllocError::WrongDevice`],
-    /// [`AllocError::TooLarge`] (also if the pool shrinks meanwhile), and
-    /// [`AllocError::FenceRefused`] on a thread that cannot wait.
-    ///
-    /// # Panics
-    /// If a contiguous request has to wait in a tokio runtime whose timer is disabled.
     pub fn allocate_async(
         &self,
         request: AllocRequest,
