@@ -82,6 +82,7 @@ impl FramePool {
     }
 
     internal! {
+        /// Begins those of these moves that are currently possible.
         fn moves_of(&self, pairs: impl IntoIterator<Item = (FrameId, FrameId)>) -> FrameMoves {
             let mut given_up = GivenUp::default();
             let wave = self.0.blocks.begin_wave(pairs, &mut |_, why| given_up.count(why));
@@ -115,7 +116,7 @@ impl FrameMoves {
     pub fn commit(self) -> MovedFrames {
         let mut outcome = MovedFrames { moved: self.pairs().collect(), stayed: Vec::new() };
         let mut cancelled = |from: FrameId, why| outcome.stayed.push((from.0, why));
-        // SAFETY: the pool has no storage; the engine owns the bytes, and has copied them.
+        // SAFETY: the pool has no storage; the engine owns the bytes, and states that it copied.
         unsafe { self.wave.publish_in_place(&mut cancelled) };
         let stayed = &outcome.stayed;
         outcome.moved.retain(|(from, _)| stayed.iter().all(|(stayed, _)| stayed != from));
