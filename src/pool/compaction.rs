@@ -66,7 +66,7 @@ impl Pool {
     }
 
     /// Returns what the background task does, or why it is idle; `None` without one. If there are
-    /// several tasks, the one that looked at the pool last.
+    /// several, describes the one that looked at the pool last.
     pub fn compaction_state(&self) -> Option<CompactionState> {
         self.0.compactor.state()
     }

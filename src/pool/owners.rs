@@ -133,9 +133,9 @@ impl Pool {
         accounts
     }
 
-    /// Returns the owners of all blocks, since when they have them, and which blocks are pinned.
-    /// Walks all open sequences and blocks: for diagnosis, not for every step. Takes no lock that
-    /// an allocation takes.
+    /// Returns the owners of all blocks, how long they have held them, and the pinned blocks. Walks
+    /// all open sequences and blocks: for diagnosis, not for every step. Takes no lock of an
+    /// allocation.
     pub fn owners(&self) -> Owners {
         let blocks = &self.0.blocks;
         let mut listed = BTreeMap::<BlockId, SequenceId>::new();

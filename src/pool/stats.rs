@@ -79,8 +79,8 @@ pub struct Stats {
     /// Closed sequences whose blocks count as used, and are cached once batches in flight finish.
     #[cfg_attr(feature = "serde", serde(default))]
     pub closing: usize,
-    /// Oldest batch in flight, for which blocks [retired](Self::retired) since it began wait. Its
-    /// age is a lower bound, from the first call that found it to be the oldest.
+    /// Oldest batch in flight; blocks [retired](Self::retired) after it began become free when it
+    /// ends. Its age is a lower bound, measured from the first call that found it to be the oldest.
     pub oldest_batch: Option<OldestBatch>,
     /// First request in the queue, and since when it has been ready without being polled.
     pub head_of_line: Option<HeadOfLine>,

@@ -1,8 +1,7 @@
 use std::time::Instant;
 
-/// A call that waits when awaited, for any time unless [`until`](Self::until) sets a deadline
-/// first. [`IntoFuture::into_future`] returns the [`Future`], which does nothing before it is
-/// polled.
+/// A call that waits when awaited, without limit unless [`until`](Self::until) sets a deadline.
+/// [`IntoFuture::into_future`] returns the [`Future`], which does nothing before it is polled.
 ///
 /// In a tokio runtime whose timer is disabled, it panics when it has to wait for a deadline, for a
 /// run of blocks, or while moves or a resize hold blocks.

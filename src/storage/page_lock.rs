@@ -56,7 +56,7 @@ impl fmt::Debug for PageLock {
 /// Reason why pages were not locked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// Fails until the number of frames changes.
+    /// Retrying fails until the number of frames changes.
     Final,
     /// May succeed later.
     ForNow,
@@ -121,8 +121,7 @@ impl PageLocks {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        // Counted here: a shrink lowers it before retiring the lock, so no lock has pages to
-        // return.
+        // Counted here: a shrink lowers it before retiring the lock, so no lock has returned pages.
         let frames = frames();
         let mut pause = PAUSE;
         match &state.slot {
