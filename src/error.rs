@@ -1,6 +1,4 @@
-//! Error types, one enum per boundary. Exhaustion is a value that states the request and what was
-//! available; misuse by the caller is an error that says what and where; a broken internal
-//! invariant is a panic.
+//! Error types, one enum per boundary.
 
 use std::fmt;
 use std::time::Duration;
@@ -46,7 +44,7 @@ pub enum AllocError {
         /// Number of blocks in the pool.
         total: usize,
     },
-    /// The pool has too few free blocks, in all of its caches and lists together.
+    /// The pool has too few free blocks, counting all caches and lists.
     #[error(
         "requested {asked} blocks; {free} free, {evictable} cached, {in_transfer} in transfer, {held} held, \
          {retired} retired until a batch in flight ends{}",
@@ -59,14 +57,12 @@ pub enum AllocError {
         free: usize,
         /// Number of retired blocks, which become free when a batch ends.
         retired: usize,
-        /// Number of cached blocks without an owner that batches in flight may still read.
+        /// Number of cached blocks without an owner; batches in flight may still read them.
         evictable: usize,
-        /// Number of free blocks held by moves or by a shrink in progress, until these end or are
-        /// [passed over](crate::pool::PoolBuilder::turn_patience).
+        /// Number of free blocks held by moves or a shrink.
         held: usize,
-        /// Number of blocks that transfers to or from other pools hold, also those whose future was
-        /// dropped. Those without other owners become free when the transfers end: wait for them,
-        /// rather than preempt.
+        /// Number of blocks in transfers, including those whose future was dropped. Those without
+        /// other owners become free when the transfers end: wait rather than preempt.
         in_transfer: usize,
         /// Oldest batch in flight. Blocks retired after it began become free when it ends.
         oldest_batch: Option<Ticket>,
@@ -83,8 +79,7 @@ pub enum AllocError {
         /// Number of free blocks.
         free: usize,
     },
-    /// The request exceeds the blocks available to its kind. Only urgent requests that need no run
-    /// may use the reserve.
+    /// The request needs the reserve, which is only for urgent requests that need no run.
     #[error(
         "requested {asked} blocks from a pool of {total}; {reserve} of them are reserved for urgent requests"
     )]
@@ -96,8 +91,7 @@ pub enum AllocError {
         /// Number of blocks in the reserve.
         reserve: usize,
     },
-    /// The deadline passed before the request reached the head of the line and enough blocks were
-    /// free.
+    /// The deadline passed before the request was first in the queue and enough blocks were free.
     #[error(
         "the deadline of a request for {asked} blocks passed; {free} free, {retired} retired until a batch in flight ends{}{}{}",
         TheOldestIs(oldest_batch),
@@ -113,7 +107,7 @@ pub enum AllocError {
         retired: usize,
         /// Oldest batch in flight at the deadline.
         oldest_batch: Option<OldestBatch>,
-        /// Request at the head of the line at the deadline, if it was another request.
+        /// Request at the head of the queue at the deadline, if it was another request.
         head: Option<HeadOfLine>,
         /// Task whose turn it was to move blocks at the deadline. It may hold free blocks, and a
         /// request for a run waits for its own turn.
@@ -122,9 +116,9 @@ pub enum AllocError {
     /// A request of higher priority waits for blocks; for an admission that does not wait, also one
     /// of the same priority.
     ///
-    /// While the waiting request lacks blocks, only their owners can serve it. If all of them wait
-    /// for blocks themselves, as sequences that grow do, nothing ends: close or
-    /// [preempt](crate::Pool::victims) a sequence, or drop the waiting request.
+    /// While that request lacks blocks, only owners can release them. If all owners are waiting
+    /// themselves, such as growing sequences, none will: close or [preempt](crate::Pool::victims) a
+    /// sequence, or drop the waiting request.
     #[error(
         "requested {asked} blocks at {priority} priority; a request of {waiting} priority waits ahead, and lacks {lacking} blocks"
     )]
@@ -135,14 +129,13 @@ pub enum AllocError {
         priority: Priority,
         /// Highest priority of the waiting requests.
         waiting: Priority,
-        /// Number of blocks that the first of them lacks: what it asks for beyond all free, retired
-        /// and cached blocks. If it is not 0, owners have to release as many.
+        /// Number of blocks that owners have to release for the first of them: its request minus
+        /// all free, retired and cached blocks, or 0.
         lacking: usize,
     },
-    /// Some of the free blocks may be in other threads' caches, which this thread cannot search:
-    /// the system refuses it `membarrier`, for example by a seccomp filter installed on this thread
-    /// alone. A request that would have to wait is refused too, because without the fence this
-    /// thread may miss a free.
+    /// Some of the free blocks may be in other threads' magazines, which this thread cannot search:
+    /// the kernel denies it `membarrier`, for example by a seccomp filter on this thread alone. A
+    /// request that would have to wait fails too: without the fence this thread may miss a free.
     #[error(
         "requested {asked} blocks; {free} free, possibly in other threads' caches: the system refuses this thread \
          membarrier(2), which searching them requires (check for a seccomp filter)"
@@ -153,14 +146,13 @@ pub enum AllocError {
         /// Number of free blocks when the search gave up.
         free: usize,
     },
-    /// The pool's device failed. The contents of its blocks are lost, and it allocates no more
-    /// blocks.
+    /// The pool's device failed. The contents of its blocks are lost, and it allocates no more.
     #[error("the pool's device {device} is lost")]
     DeviceLost {
         /// The failed device.
         device: DeviceId,
     },
-    /// The request names another device than that of the pool's memory.
+    /// The request names a device other than that of the pool's memory.
     #[error("requested blocks on {asked}, but the pool is on {device}")]
     WrongDevice {
         /// Device requested.
@@ -200,9 +192,8 @@ impl OldestBatch {
         Self { ticket, age: Millis::of(age) }
     }
 
-    /// Returns a lower bound of the time for which the batch has been the oldest, in milliseconds.
-    /// It counts from when a reader of the statistics first found it so. See
-    /// [`Stats::oldest_batch`](crate::pool::Stats::oldest_batch).
+    /// Returns a lower bound of the time for which the batch has been the oldest, in milliseconds,
+    /// from when a reader of the [statistics](crate::pool::Stats::oldest_batch) first observed it.
     pub const fn age(&self) -> Duration {
         self.age.get()
     }
@@ -214,7 +205,7 @@ impl fmt::Display for OldestBatch {
     }
 }
 
-/// The request at the head of the line.
+/// The request at the head of the queue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -224,7 +215,7 @@ pub struct HeadOfLine {
     /// Number of blocks requested.
     pub asked: usize,
     waited: Millis,
-    /// `u32::MAX`: the request has not been woken since its last poll.
+    /// `u32::MAX` if the request has not been woken since its last poll.
     unpolled: Millis,
 }
 
@@ -245,8 +236,7 @@ impl HeadOfLine {
     }
 
     /// Returns the time since the request was woken, if its future has not been polled since. The
-    /// pool [passes over](crate::pool::PoolBuilder::turn_patience) such a request until it is
-    /// polled.
+    /// pool [passes over](crate::pool::PoolBuilder::turn_patience) it until it is polled.
     pub fn unpolled(&self) -> Option<Duration> {
         (self.unpolled.0 != u32::MAX).then(|| self.unpolled.get())
     }
@@ -278,7 +268,7 @@ impl fmt::Display for TheOldestIs<'_, OldestBatch> {
     }
 }
 
-/// Displays what there is, after these words.
+/// Displays the value, if any, after a prefix.
 pub(crate) struct Also<'a, T>(pub(crate) &'a Option<T>, pub(crate) &'static str);
 
 impl<T: fmt::Display> fmt::Display for Also<'_, T> {
@@ -287,7 +277,7 @@ impl<T: fmt::Display> fmt::Display for Also<'_, T> {
     }
 }
 
-/// Reason why a handle, or one more reference on a block, was refused. Nothing was changed.
+/// Reason why a handle, or one more reference to a block, was refused. Nothing was changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum HandleError {
@@ -337,7 +327,7 @@ pub enum HandleError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum ShrinkError {
-    /// Another shrink is open, until its owner commits or abandons it.
+    /// Another shrink is open: its owner has neither committed nor abandoned it.
     #[error("the pool is already being resized")]
     Busy,
     /// The requested size is not below the current one.
@@ -362,7 +352,7 @@ pub enum ShrinkError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum GrowError {
-    /// A shrink is open, until its owner commits or abandons it.
+    /// A shrink is open: its owner has neither committed nor abandoned it.
     #[error("the pool is being resized")]
     Busy,
     /// The request was to grow by zero blocks.

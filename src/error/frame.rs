@@ -1,5 +1,3 @@
-//! Errors of calls that name frames.
-
 use std::fmt;
 
 use thiserror::Error;
@@ -7,8 +5,8 @@ use thiserror::Error;
 use super::ShrinkError;
 use crate::ids::{FrameId, PoolTag};
 
-/// Reason why a frame pool refused a call, and the position in the caller's list that caused it.
-/// Nothing was changed, unless the call's documentation names an exception.
+/// Reason why a frame pool refused a call, with the position in the caller's list. Nothing was
+/// changed, unless the call documents an exception.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum FrameError {
@@ -30,8 +28,7 @@ pub enum FrameError {
         /// The frame.
         frame: FrameId,
     },
-    /// The frame has no references and no cached contents: it was never allocated, or was freed or
-    /// evicted since.
+    /// The frame has no references and no cached contents: never allocated, freed, or evicted.
     #[error("entry {index}: frame {frame} is free")]
     Free {
         /// Position in the list.
@@ -39,7 +36,7 @@ pub enum FrameError {
         /// The frame.
         frame: FrameId,
     },
-    /// The frame has cached contents, and no references: it was freed already.
+    /// The frame has cached contents but no references: it was already freed.
     #[error("entry {index}: frame {frame} is cached and has no references")]
     Unreferenced {
         /// Position in the list.
@@ -47,11 +44,10 @@ pub enum FrameError {
         /// The frame.
         frame: FrameId,
     },
-    /// The list contains the frame more often than it has references or, in a list to claim, more
-    /// than once.
+    /// The list contains the frame more often than it has references or, when claiming, twice.
     #[error("entry {index}: frame {frame} is listed {listed} times and has {references} references")]
     Repeated {
-        /// Position in the list of the first occurrence in excess.
+        /// Position in the list of the first excess occurrence.
         index: usize,
         /// The frame.
         frame: FrameId,
@@ -60,7 +56,7 @@ pub enum FrameError {
         /// Number of references.
         references: u32,
     },
-    /// The frame has as many references as fit.
+    /// The frame has the maximum number of references.
     #[error("entry {index}: frame {frame} has {max} references, the maximum")]
     TooManyReferences {
         /// Position in the list.
@@ -80,8 +76,8 @@ pub enum FrameError {
         /// Number of references.
         references: u32,
     },
-    /// The frame to claim has no references and cannot be taken now: it is retired until a batch
-    /// ends, held by a move, in reserve, or in the cache of a thread that is using it.
+    /// The frame to claim has no references but cannot be taken now: it is retired until a batch
+    /// ends, held by a move, in the reserve, or in the magazine of a running thread.
     #[error("entry {index}: frame {frame} has no references and cannot be claimed now")]
     Unavailable {
         /// Position in the list.
@@ -89,7 +85,7 @@ pub enum FrameError {
         /// The frame.
         frame: FrameId,
     },
-    /// The frame to which hashes are moved has hashes of its own, or is the one they come from.
+    /// The frame that should receive hashes has hashes already, or is the source.
     #[error("entry {index}: frame {frame} has hashes already")]
     Cached {
         /// Position in the list.
@@ -97,7 +93,7 @@ pub enum FrameError {
         /// The frame.
         frame: FrameId,
     },
-    /// A hash of zero bytes distinguishes nothing.
+    /// The hash has zero bytes, which distinguishes nothing.
     #[error("entry {index}: the hash is empty")]
     EmptyHash {
         /// Position in the list.
@@ -113,7 +109,7 @@ pub enum FrameError {
         /// This pool.
         pool: PoolTag,
     },
-    /// Frames have references, so that the cache is not cleared.
+    /// The cache was not cleared because frames have references.
     #[error("{frames} frames are in use")]
     NotIdle {
         /// Number of frames with references.
@@ -128,14 +124,14 @@ pub enum FrameShrinkError {
     /// The pool cannot shrink to this size.
     #[error(transparent)]
     Shrink(#[from] ShrinkError),
-    /// Frames that would be removed have references, so that they stay where they are.
+    /// Frames that would be removed have references, so they cannot move.
     #[error("{} frames to be removed are in use, first {}", frames.len(), FirstOf(frames))]
     InUse {
         /// These frames, in ascending order.
         frames: Vec<FrameId>,
     },
-    /// Frames that would be removed are not free yet: retired until a batch ends, held by moves that
-    /// are not committed, or in the cache of a thread that is using it.
+    /// Frames that would be removed are not free yet: retired until a batch ends, held by
+    /// uncommitted moves, or in the magazine of a running thread.
     #[error("{frames} frames to be removed are not free yet")]
     NotFree {
         /// Number of these frames.

@@ -1,17 +1,15 @@
-//! Refused arguments that no caller tells apart.
+//! An invalid argument, for errors that callers need not distinguish.
 
 use std::fmt;
 
-/// An argument that was refused: what it is, what was given and what is accepted.
-///
-/// Errors that a caller can act on are variants of the enum of their call; all other refusals are
-/// one of these, for a person to read.
+/// An argument that was refused: what it is, what was given and what is accepted. For people to
+/// read: errors that a caller can act on are variants of the call's own enum.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Invalid {
     /// Name of the argument.
     pub what: &'static str,
-    /// Position in the list that has it, for example of slots, runs, planes or extra keys.
+    /// Position in the list that contains it, for example of slots, runs, planes or extra keys.
     pub index: Option<usize>,
     /// What was given, with its unit.
     pub got: Box<str>,
@@ -20,7 +18,7 @@ pub struct Invalid {
 }
 
 impl Invalid {
-    /// Makes the error of an argument that is not in a list.
+    /// Returns the error for an argument that is not in a list.
     #[cold]
     pub fn new(what: &'static str, got: impl fmt::Display, limit: impl fmt::Display) -> Self {
         Self { what, index: None, got: got.to_string().into(), limit: limit.to_string().into() }

@@ -1,12 +1,9 @@
-//! Errors of the migrate floor.
-
 use thiserror::Error;
 
 use super::{AllocError, HandleError, Invalid, SequenceError, StorageError, TransportError};
 use crate::ids::{PoolTag, SequenceId, Ticket};
 
-/// Reason why a transfer failed. Both pools are unchanged, except that cached blocks may have been
-/// evicted to make room.
+/// Reason why a transfer failed. Both pools are unchanged, apart from evictions to make room.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[non_exhaustive]
 pub enum TransferError {
@@ -18,7 +15,7 @@ pub enum TransferError {
         /// Pool asked to send it.
         pool: PoolTag,
     },
-    /// A batch that writes to the sequence is in flight: the bytes may be incomplete.
+    /// A batch in flight writes to the sequence: the bytes may be incomplete.
     #[error("sequence {id} is written by batch {batch}, which is still in flight")]
     BeingWritten {
         /// Id of the sequence.
@@ -50,8 +47,7 @@ pub enum TransferError {
     /// The block formats of the two pools differ, or a copy failed.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// An argument or a manifest is invalid: it contradicts itself, or its blocks do not fit into the
-    /// destination.
+    /// An argument or a manifest is invalid: it contradicts itself, or its blocks do not fit.
     #[error(transparent)]
     Invalid(#[from] Invalid),
     /// The transport failed.
@@ -63,7 +59,7 @@ pub enum TransferError {
         /// Number of these blocks.
         missing: usize,
     },
-    /// The bytes of a block are not those that its checksum was computed of.
+    /// The bytes of a block do not match its checksum.
     #[error("the bytes of block {place} do not have the manifest's checksum")]
     Checksum {
         /// Place of the block in the manifest.
@@ -75,19 +71,19 @@ pub enum TransferError {
         /// Number of holds.
         holds: usize,
     },
-    /// The block was computed in this pool before its cache was cleared, and comes back.
+    /// The block was computed in this pool before its cache was cleared, and was sent back.
     #[error("block {place} was computed here, before the cache was cleared")]
     Stale {
         /// Place of the block in the manifest.
         place: u32,
     },
-    /// No node of this name is known to the pool.
+    /// The pool knows no node of this name.
     #[error("no node is known as {name}")]
     UnknownNode {
         /// The name.
         name: String,
     },
-    /// The other node refused, or was lost.
+    /// The other node refused the transfer, or was lost.
     #[error("node {node}: {reason}")]
     Node {
         /// Name of the node.
@@ -95,24 +91,24 @@ pub enum TransferError {
         /// What it reported.
         reason: String,
     },
-    /// The blocks of the other node have another layout, so that none can move between the two.
+    /// The other node's blocks have another layout, so none can move between the two.
     #[error("node {node}: its blocks have another layout")]
     OtherLayout {
         /// Name of the node.
         node: String,
     },
-    /// The other node was told to take the sequence, and its answer is missing: it may have it.
+    /// The other node was told to commit and has not answered: it may have the sequence.
     ///
-    /// The sequence that comes back with this error must not go on before it is certain that the
-    /// other node has not committed, for example because its process has ended.
+    /// The sequence returned with this error must not continue until it is certain that the other
+    /// node has not committed, for example because its process has ended.
     #[error("node {node} may have the sequence: {reason}")]
     InDoubt {
-        /// Name of the node.
+        /// Why its answer is no longer awaited.
         node: String,
         /// Why its answer is not awaited any longer.
         reason: String,
     },
-    /// The pool has nodes already.
+    /// The pool already belongs to a node.
     #[error("pool {pool} belongs to a node already")]
     HasNodes {
         /// Tag of the pool.
@@ -138,7 +134,7 @@ impl TransferError {
 }
 
 impl From<TransportError> for TransferError {
-    /// A failure of a storage of this process stays what it is.
+    /// Keeps a failure of a local storage as a storage error.
     fn from(error: TransportError) -> Self {
         match error {
             TransportError::LocalStorage(error) => Self::Storage(error),

@@ -1,5 +1,3 @@
-//! Errors of the prefix floor.
-
 use thiserror::Error;
 
 use super::Invalid;
@@ -20,14 +18,13 @@ pub enum PrefixError {
     /// The pool was built without a prefix cache.
     #[error("the pool was built without a prefix cache")]
     NoCache,
-    /// No full block of a prefix is cached, so there is nothing to pin.
+    /// No full block of the prefix is cached, so there is nothing to pin.
     #[error("no full block of the {tokens} tokens is cached")]
     NotCached {
         /// Number of tokens of the prefix.
         tokens: usize,
     },
-    /// The system refused a `membarrier` fence that it granted before; without it, events could be
-    /// lost.
+    /// The kernel denied `membarrier`, which it granted before; without it, events could be lost.
     #[error("the system refuses membarrier(2), which it granted before")]
     NoFence,
 }

@@ -1,19 +1,17 @@
-//! Whether an operation that failed is worth another try.
+//! Whether retrying a failed operation can succeed, and after what.
 
 use super::{AllocError, SequenceError, StepError, TransferError};
 
-/// What must happen before an operation that failed can succeed: an estimate from the numbers in
-/// the error. Another request may take the blocks first, and a reserve is filled up before others.
+/// What must happen before a failed operation can succeed: an estimate from the numbers in the
+/// error. Other requests may take the blocks first, and the reserve is refilled first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[non_exhaustive]
 pub enum Retry {
-    /// Nothing that the pool does by itself: the call, or the size of the pool, must change.
+    /// Retrying cannot succeed: the call, or the size of the pool, must change.
     Never,
-    /// Batches in flight must end, the caller's own among them: their end frees as many blocks as
-    /// are missing.
+    /// Batches in flight, including the caller's, must end, which frees the missing blocks.
     AfterBatch,
-    /// Transfers must end: their end, with that of the batches, frees as many blocks as are
-    /// missing.
+    /// Transfers must end: this and the end of the batches free as many blocks as are missing.
     AfterTransfer,
     /// Owners must release blocks, moves must end, or waiting requests of higher priority must be
     /// served: [preempt](crate::Pool::victims) a sequence, or wait.
@@ -61,8 +59,8 @@ impl SequenceError {
 }
 
 impl StepError {
-    /// Returns what must happen before the first sequence that failed gets its tokens. Others of
-    /// the step may lack blocks too.
+    /// Returns what must happen before the first sequence that failed gets its tokens. Other
+    /// sequences of the step may lack blocks too.
     pub const fn retry(&self) -> Retry {
         match self {
             Self::Lacking { error, .. } => error.retry(),

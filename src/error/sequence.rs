@@ -1,5 +1,3 @@
-//! Errors of the sequence floor.
-
 use std::fmt::Display;
 
 use thiserror::Error;
@@ -7,16 +5,16 @@ use thiserror::Error;
 use super::{AllocError, HandleError, Invalid, PrefixError, StorageError};
 use crate::ids::{BlockId, SequenceId};
 
-/// Reason why a [step](crate::Batch::step) failed. No sequence has changed.
+/// Reason why a [step](crate::Batch::step) failed. No sequence was changed.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[non_exhaustive]
 pub enum StepError {
     /// The pool has too few blocks for the step.
     #[error("{} of the step's sequences lack blocks, the first is {}: {error}", sequences.len(), sequences[0])]
     Lacking {
-        /// The sequences for which blocks were missing, in the order of the step.
+        /// Sequences that lack blocks, in the order of the step.
         sequences: Vec<SequenceId>,
-        /// The refusal of the first block that was missing.
+        /// Error of the first allocation that failed.
         error: AllocError,
     },
     /// The tokens of one sequence were refused for another reason.
@@ -53,7 +51,7 @@ pub enum SequenceError {
         /// The argument.
         error: Invalid,
     },
-    /// Tokens were announced after final tokens with unknown ids.
+    /// Tokens were announced after final tokens whose ids are unknown.
     #[error("the ids of sequence {id}'s final tokens are unknown from token {known} on")]
     TokensUnknown {
         /// Id of the sequence.
@@ -61,8 +59,7 @@ pub enum SequenceError {
         /// Number of known tokens.
         known: usize,
     },
-    /// Tokens with ids were appended before all announced tokens were; append the announced ones
-    /// first.
+    /// Tokens with ids were appended before all announced tokens; append the announced ones first.
     #[error("sequence {id} has {length} of {announced} announced tokens; append the others first")]
     TokensAhead {
         /// Id of the sequence.
@@ -84,8 +81,7 @@ pub enum SequenceError {
         /// Id of the sequence.
         id: SequenceId,
     },
-    /// The token's block is not writable: it is shared or sealed, or another batch is about to seal
-    /// it.
+    /// The token's block is not writable: shared, sealed, or about to be sealed by another batch.
     #[error("token {position} of sequence {id} cannot be stored: block {block} is shared or sealed")]
     NotWritable {
         /// Id of the sequence.
@@ -95,7 +91,7 @@ pub enum SequenceError {
         /// Block of that token.
         block: BlockId,
     },
-    /// The block's bytes are not final, and the sequence does not own it alone.
+    /// The block's bytes are not final, and the sequence is not its only owner.
     #[error("block {block} at index {index} of sequence {id} cannot be read in place: it is open and shared")]
     NotReadable {
         /// Id of the sequence.
@@ -117,7 +113,7 @@ pub enum SequenceError {
 }
 
 impl SequenceError {
-    /// Refuses an argument of a call of this sequence.
+    /// Returns the error for an invalid argument of a call on this sequence.
     #[cold]
     pub(crate) fn invalid(
         id: SequenceId,

@@ -1,5 +1,3 @@
-//! Errors of waiting for batches to end.
-
 use thiserror::Error;
 
 use crate::ids::{PoolTag, SequenceId, Ticket};
@@ -27,7 +25,7 @@ pub enum SettleError {
     /// The deadline passed first.
     #[error("batch {batch} was still in flight at the deadline")]
     Deadline {
-        /// A batch that was waited for and is in flight, the newest one found.
+        /// The newest of the batches that the call waited for and that is in flight.
         batch: Ticket,
     },
 }

@@ -1,11 +1,9 @@
-//! Errors of operations on bytes.
-
 use thiserror::Error;
 
 use super::Invalid;
 use crate::ids::DeviceId;
 
-/// Reason why a storage operation failed. No byte was moved.
+/// Reason why a storage operation failed. No bytes were moved.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum StorageError {
@@ -32,12 +30,12 @@ pub enum StorageError {
         /// Number of bytes in total.
         total: u64,
     },
-    /// The storage has no such operation.
+    /// The storage does not support the operation.
     #[error("the storage on {device} has no {what}")]
     Unsupported {
         /// Device of the storage.
         device: DeviceId,
-        /// What was asked for.
+        /// The operation.
         what: &'static str,
     },
     /// The packed blocks of two storages differ: layers, heads, sizes, dtype or scales.
@@ -82,13 +80,13 @@ pub enum StorageError {
         /// Error of the driver.
         reason: Box<str>,
     },
-    /// The device is lost during a copy, and may still access the frames of both storages, which
-    /// must not be used again.
+    /// The device was lost and may still be copying; the frames of both storages must not be
+    /// reused.
     #[error("{device} is lost, and may still be copying: {reason}")]
     LostWhileCopying {
         /// The device.
         device: DeviceId,
-        /// Why the end is not known.
+        /// Why it is unknown whether the copy has ended.
         reason: Box<str>,
     },
 }

@@ -1,10 +1,8 @@
-//! Errors of transports.
-
 use thiserror::Error;
 
 use super::StorageError;
 
-/// Reason for which a transport refused or failed.
+/// Reason why a transport refused a request, or failed.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[non_exhaustive]
 pub enum TransportError {
@@ -40,7 +38,7 @@ pub enum TransportError {
         /// The number.
         number: u64,
     },
-    /// The lists of a submission have different numbers of frames, or are empty.
+    /// The two lists of a submission differ in their numbers of frames, or are empty.
     #[error("{local} local and {remote} remote frames cannot be transferred into each other")]
     FramesDiffer {
         /// Frames of the local runs.
@@ -48,37 +46,37 @@ pub enum TransportError {
         /// Frames of the remote runs.
         remote: usize,
     },
-    /// A run is outside of the registered storage, or of the grant.
+    /// A run is outside the registered storage or the grant.
     #[error("frames {start}..{end} are outside of {of}")]
     OutOfRange {
         /// First frame of the run.
         start: u64,
-        /// Frame behind its last one.
+        /// End of the run, exclusive.
         end: u64,
-        /// What it is outside of.
+        /// The storage or grant.
         of: &'static str,
     },
-    /// The transport, or the storage, cannot do this.
+    /// The transport or the storage does not support the operation.
     #[error("transport {name} cannot {what}")]
     Unsupported {
         /// Name of the transport.
         name: &'static str,
-        /// What was asked for.
+        /// The operation.
         what: String,
     },
-    /// A storage failed to read or write its frames, as a peer or the system reported it.
+    /// A storage failed to read or write its frames, as reported by a peer or the system.
     #[error("the storage failed: {0}")]
     Storage(String),
     /// A storage of this process failed to read or write its frames.
     #[error(transparent)]
     LocalStorage(#[from] StorageError),
-    /// A storage panicked while it read or wrote its frames.
+    /// A storage panicked while reading or writing its frames.
     #[error("a storage panicked during a transfer")]
     Panicked,
-    /// The peer's metadata cannot be read, or are those of an incompatible version.
+    /// The peer's metadata cannot be read, or have an incompatible version.
     #[error("the peer's metadata are invalid: {0}")]
     Metadata(String),
-    /// A limit that holds for each peer is reached.
+    /// The limit per peer is reached.
     #[error("{asked} more {what} are refused: {used} of {max} are in use")]
     Quota {
         /// What is limited.
@@ -90,7 +88,7 @@ pub enum TransportError {
         /// The limit.
         max: u64,
     },
-    /// The transfer, or the grant, was given up.
+    /// The transfer or the grant was cancelled.
     #[error("it was given up")]
     Cancelled,
     /// The transport is being stopped.

@@ -1,11 +1,11 @@
-//! Whose turn it is to move blocks, as errors and statistics name it.
+//! The task whose turn it is to move blocks, in errors and statistics.
 
 use std::fmt;
 use std::time::Duration;
 
 use super::Millis;
 
-/// What moves blocks.
+/// Kind of task that moves blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -25,7 +25,7 @@ pub enum TurnTask {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TurnHolder {
-    /// What it is.
+    /// Kind of task.
     pub task: TurnTask,
     age: Millis,
     unpolled: Option<Millis>,
@@ -36,13 +36,13 @@ impl TurnHolder {
         Self { task, age: Millis::of(age), unpolled: unpolled.map(Millis::of) }
     }
 
-    /// Returns how long it has had its turn, in milliseconds.
+    /// Returns how long the task has had its turn, in milliseconds.
     pub const fn age(&self) -> Duration {
         self.age.get()
     }
 
     /// Returns the time since its future was last polled and its last copy ended, in milliseconds;
-    /// `None` while it is being polled or its blocks are being copied. The pool [passes
+    /// `None` while it is being polled or copied. The pool [passes
     /// over](crate::pool::PoolBuilder::turn_patience) a task that is not polled.
     pub fn unpolled(&self) -> Option<Duration> {
         self.unpolled.map(Millis::get)

@@ -1,5 +1,4 @@
-//! Admission of sequences, and reservations of running ones: at once, or in the line of waiting
-//! requests.
+//! Admission of sequences, and reservations of running ones.
 
 use crate::block::{Class, Operation, Waiting};
 use crate::error::{AllocError, SequenceError};
@@ -14,20 +13,15 @@ impl Pool {
     /// Opens a sequence with its cached prefix, and reserves the blocks for the rest of its prompt
     /// and its headroom. Never waits.
     ///
-    /// [`Sequence::len`] then returns the number of cached tokens. Appends take the reserved blocks
-    /// first, and cannot fail for lack of blocks while these last: see
-    /// [`Sequence::reserved_blocks`]. Opening the sequence with
-    /// [`tokens`](crate::SequenceBuilder::tokens) instead shares the same prefix, and reserves
+    /// [`Sequence::len`] then returns the number of cached tokens. Appends use the [reserved
+    /// blocks](Sequence::reserved_blocks) first, and cannot fail for lack of blocks while these
+    /// last. Opening the sequence with [`tokens`](crate::SequenceBuilder::tokens) instead reserves
     /// nothing.
     ///
     /// # Errors
-    ///
-    /// [`SequenceError::Alloc`] with [`AllocError::Behind`] while a request of at least its
-    /// priority waits, [`AllocError::Exhausted`], [`AllocError::NoRun`] for a contiguous request,
-    /// [`AllocError::TooLarge`]; [`SequenceError::AlreadyOpen`], [`SequenceError::Invalid`] for no
-    /// or too many tokens; [`SequenceError::Prefix`] for a key of zero bytes, or a retention time
-    /// that has passed. Nothing has changed: neither the id nor a block is taken, and no cached
-    /// block was touched.
+    /// [`SequenceError::Alloc`], also while a request of at least its priority waits;
+    /// [`SequenceError::AlreadyOpen`], [`SequenceError::Invalid`] for no or too many tokens;
+    /// [`SequenceError::Prefix`] for a key of zero bytes, or a retention time that has passed.
     pub fn admit(&self, request: &AdmitRequest<'_>) -> Result<Sequence, SequenceError> {
         let _call = call();
         let _timing = self.0.sampler.start(Operation::Admit);
@@ -36,24 +30,10 @@ impl Pool {
         Ok(admission.admitted())
     }
 
-    /// Admits a sequence like [`admit`](Self::admit), and waits for blocks if necessary.
-    ///
-    /// Admissions wait in the line of [`allocate_async`](Self::allocate_async). The id is open from
-    /// the first poll on. The prefix is looked up in each turn, so it is the one that is cached
-    /// when the sequence is admitted. Dropping the future passes its turn on, and leaves nothing
-    /// behind.
-    ///
-    /// # Errors
-    ///
-    /// As for [`admit`](Self::admit), except that it waits instead of [`AllocError::Behind`],
-    /// [`AllocError::Exhausted`] and [`AllocError::NoRun`]: until the deadline of [`Wait::until`]
-    /// at most ([`AllocError::Deadline`]). [`AllocError::TooLarge`] also if the pool shrinks
-    /// meanwhile, [`AllocError::FenceRefused`] on a thread that cannot wait.
-    ///
-    /// # Panics
-    ///
-    /// If a contiguous request has to wait in a tokio runtime whose timer is disabled, or any
-    /// request beside blocks that moves or a resize hold.
+    /// Admits a sequence like [`admit`](Self::admit), and waits in the queue of
+    /// [`allocate_async`](Self::allocate_async) if necessary. The id is open from the first poll.
+    /// Each attempt looks the prefix up again. Dropping the future cancels the admission. Errors
+    /// are those of `admit` and `allocate_async`.
     pub fn admit_async<'a>(
         &'a self,
         request: &'a AdmitRequest<'a>,
@@ -72,35 +52,29 @@ impl Pool {
         })
     }
 
-    /// Returns the number of [available](Self::available_blocks) blocks that an admission of this
-    /// request would take now: those of its prompt and headroom, except for the part of its cached
-    /// prefix that has other owners. The evictable part counts, because it cannot be evicted for
-    /// the rest.
+    /// Returns the number of [available](Self::available_blocks) blocks that admitting this request
+    /// would take now: those of its prompt and headroom, minus the part of its cached prefix that
+    /// has other owners. The evictable part counts, because the request cannot evict it.
     ///
     /// While no other thread uses the pool, no batch is in flight and no request waits, a request
-    /// that is not contiguous, of a priority without access to the reserve, is admitted if and only
-    /// if this is at most `available_blocks()`, which it then reduces by as many, except for the
-    /// blocks that it [leaves](AdmitRequest::leave). (A block that is cached
-    /// [in part](AdmitRequest::reuse_tail) is held in addition if there is room.)
+    /// that is not contiguous and has no access to the reserve is admitted if and only if this is
+    /// at most `available_blocks()`, which decreases by this number except for the blocks to
+    /// [leave](AdmitRequest::leave). (A block that is cached [in part](AdmitRequest::reuse_tail) is
+    /// also held if there is room.)
     ///
-    /// Takes nothing, and does not count as a use of the cached blocks.
-    ///
-    /// # Errors
-    ///
-    /// As for [`admit`](Self::admit), except for a lack of blocks and an open id.
+    /// Does not count as a use of cached blocks. Errors are those of [`admit`](Self::admit), except
+    /// for a lack of blocks and an open id.
     pub fn blocks_needed(&self, request: &AdmitRequest<'_>) -> Result<usize, SequenceError> {
         let _call = call();
         self.0.sequences.blocks_needed(request).map(|(missing, evictable)| missing.saturating_add(evictable))
     }
 
-    /// Keeps the cached prefix of these tokens from eviction, until the result is dropped; for
-    /// example that of a system prompt.
+    /// Keeps the cached prefix of these tokens, for example a system prompt, from eviction until
+    /// the result is dropped.
     ///
-    /// Pins all full blocks of the tokens up to the first that is not cached:
-    /// [`PinnedPrefix::tokens`] returns how many tokens these hold. The blocks need no open
-    /// sequence, and stay pinned when a sequence that uses them is closed. They count as
-    /// [used](super::Stats::used). [Clearing](Self::clear_prefix_cache) the cache makes them
-    /// unfindable, but keeps their memory until they are unpinned.
+    /// Pins all full blocks up to the first that is not cached, which hold [`PinnedPrefix::tokens`]
+    /// tokens, and count as [used](super::Stats::used). [Clearing](Self::clear_prefix_cache) the
+    /// cache makes them unfindable, but keeps their memory until they are unpinned.
     ///
     /// ```
     /// # use kvpool::{SequenceId, Pool, Tokens, prefix::{PrefixConfig, PrefixKeys}, storage::KvLayout};
@@ -115,14 +89,10 @@ impl Pool {
     /// assert_eq!((pinned.tokens(), pool.pinned_prefixes().len()), (40, 1));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    ///
     /// # Errors
-    ///
-    /// [`SequenceError::Prefix`] with [`NotCached`](crate::PrefixError::NotCached) if not even the
-    /// first block is cached, [`NoCache`](crate::PrefixError::NoCache), or for keys that are
-    /// refused when a sequence is opened. [`SequenceError::Handle`] with
-    /// [`TooManyReferences`](crate::HandleError::TooManyReferences) if the first block is
-    /// cached, but has the maximum of 8,191 references.
+    /// [`SequenceError::Prefix`] if not even the first block is cached, without a cache, or for
+    /// invalid keys; [`SequenceError::Handle`] if the first block has 8,191 references, the
+    /// maximum.
     pub fn pin_prefix(&self, keys: &PrefixKeys<'_>, tokens: &[u32]) -> Result<PinnedPrefix, SequenceError> {
         let _call = call();
         self.0.sequences.pin_prefix(keys, tokens)
@@ -133,28 +103,20 @@ impl Pool {
         self.0.sequences.pinned_prefixes()
     }
 
-    /// Reserves blocks for the next `tokens` tokens of a running sequence, and waits for them if
-    /// necessary. See [`Sequence::reserve`](crate::Sequence::reserve).
-    ///
-    /// Waits in the line of [`allocate_async`](Self::allocate_async), at the sequence's priority,
-    /// before leases and admissions of that priority. Dropping the future passes its turn on; the
-    /// sequence is then unchanged.
+    /// [Reserves](crate::Sequence::reserve) blocks for the next `tokens` tokens of a running
+    /// sequence, and waits for them if necessary in the queue of
+    /// [`allocate_async`](Self::allocate_async), before leases and admissions of the sequence's
+    /// priority. Dropping the future changes nothing.
     ///
     /// A request of higher priority comes first even if it lacks more blocks than all owners but
     /// this sequence could release. Both then wait until a sequence is closed or
-    /// [preempted](Self::victims), or one of the futures is dropped:
-    /// [`Stats::head_of_line`](super::Stats::head_of_line) shows such a request.
+    /// [preempted](Self::victims), or one of the futures is dropped: see
+    /// [`Stats::head_of_line`](super::Stats::head_of_line).
     ///
     /// # Errors
-    ///
-    /// [`SequenceError::Invalid`] for too many tokens, [`SequenceError::ForeignSequence`];
-    /// [`AllocError::TooLarge`], [`AllocError::Reserved`] and others that waiting cannot resolve;
-    /// [`AllocError::Deadline`] at the deadline of [`Wait::until`]. The sequence is unchanged.
-    ///
-    /// # Panics
-    ///
-    /// If it has to wait beside blocks that moves or a resize hold, in a tokio runtime whose timer
-    /// is disabled.
+    /// [`SequenceError::Invalid`] for too many tokens, [`SequenceError::ForeignSequence`], and
+    /// [`SequenceError::Alloc`] as for [`allocate_async`](Self::allocate_async). The sequence is
+    /// unchanged.
     pub fn reserve_async<'a>(
         &'a self,
         sequence: &'a mut Sequence,

@@ -1,5 +1,5 @@
 //! Allocation: a short path for one block, which keeps its id in registers, and a long path for all
-//! other requests. The short path is skipped when it is the allocation's turn to be timed.
+//! other requests and for allocations to be timed.
 
 #[cfg(debug_assertions)]
 use crate::block::Site;
@@ -13,7 +13,6 @@ use super::leased::{Leased, Root, Seen, Several};
 use super::pool::Pool;
 
 impl Pool {
-    /// Allocates one block on the short path.
     #[inline(always)]
     fn one(&self, request: &AllocRequest) -> Option<BlockId> {
         if self.0.sampler.is_due(Operation::Allocate) || request.blocks != 1 {
@@ -23,7 +22,6 @@ impl Pool {
         }
     }
 
-    /// Allocates one block for a lease on the long path.
     #[inline(never)]
     fn one_on_the_long_path(&self, request: &AllocRequest) -> Result<BlockId, AllocError> {
         let mut one = BlockId(0);
@@ -33,12 +31,12 @@ impl Pool {
         Ok(one)
     }
 
-    /// Allocates one block and times it. The release is timed too, which a lease of one block has
-    /// no room to note.
+    /// Allocates one block and times it. Returns a list, since a lease of one block cannot record
+    /// that its release is timed too.
     #[cold]
     #[inline(never)]
     fn one_timed<'p>(&self, request: &AllocRequest, root: Root<'p>) -> Result<Box<Several<'p>>, AllocError> {
-        // Made for the sake of the timing, and not timed.
+        // Outside the timing.
         let mut several = Several::new(root);
         several.time();
         let _timing = self.0.sampler.time(Operation::Allocate);
@@ -47,11 +45,10 @@ impl Pool {
         Ok(several)
     }
 
-    /// Allocates any number of blocks for a lease on the long path.
     #[inline(never)]
     fn several<'p>(&self, request: &AllocRequest, root: Root<'p>) -> Result<Box<Several<'p>>, AllocError> {
         let timing = self.0.sampler.time(Operation::Allocate);
-        // The list comes first: the ids are written where they stay.
+        // First, so that the ids are written in place.
         let mut several = Several::new(root);
         if timing.is_on() {
             several.time();
@@ -66,9 +63,8 @@ impl Pool {
         Ok(several)
     }
 
-    /// Allocates blocks for a lease, which reaches them through `root`.
-    // The long paths return the parts of a lease: a whole one would be returned in memory, and then
-    // that of the short path would be moved through the same memory.
+    // The long paths return the parts of a lease: a whole lease would be returned in memory, and
+    // the short path's result would then be moved through the same memory.
     #[inline(always)]
     fn lease<'p>(
         &self,
@@ -88,10 +84,6 @@ impl Pool {
     }
 
     /// Allocates blocks for a lease that borrows the pool. Never waits, and takes no lock.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`]; the pool is unchanged.
     #[cfg_attr(debug_assertions, track_caller)]
     #[inline]
     pub fn allocate(&self, request: AllocRequest) -> Result<Lease<'_>, AllocError> {
@@ -102,12 +94,7 @@ impl Pool {
         lease
     }
 
-    /// Allocates blocks for a lease that does not borrow the pool, at the cost of a reference
-    /// count.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError`]; the pool is unchanged.
+    /// Allocates blocks for a lease that owns a reference-counted pointer to the pool.
     #[cfg_attr(debug_assertions, track_caller)]
     #[inline]
     pub fn allocate_owned(&self, request: AllocRequest) -> Result<Lease<'static>, AllocError> {

@@ -1,18 +1,15 @@
-//! Why a pool could not be built.
-
 use thiserror::Error;
 
 use crate::error::{Invalid, PrefixError, StorageError};
 
-/// Why a pool could not be built.
+/// Reason why a pool could not be built.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BuildError {
     /// A number, the sizing, or the given storage is invalid.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// The given storage has other references, perhaps from another pool. Two pools would hand out
-    /// the same bytes.
+    /// The given storage has other references, perhaps from another pool that allocates its bytes.
     #[error("the storage has other references; a pool needs exclusive storage")]
     StorageShared,
     /// The configuration of the prefix cache is invalid.

@@ -1,5 +1,3 @@
-//! The builder of a pool. Every number is checked before anything is allocated.
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +17,6 @@ use super::pool::Shared;
 use super::scrub::{FrameScrub, SharedScrub};
 use super::shape::{Shape, at_most};
 
-/// By default, one allocation in this many is timed.
 const LATENCY_SAMPLE: u32 = 256;
 
 enum Size {
@@ -80,19 +77,17 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets the size up to which the pool may [grow](Pool::grow). Without it, the pool cannot grow.
-    ///
-    /// Address space is reserved for this many blocks; memory is taken only as it is used.
+    /// Sets the size up to which the pool may [grow](Pool::grow); by default it cannot grow.
+    /// Reserves address space for this many blocks; memory is taken as it is used.
     pub fn blocks_max(mut self, blocks: usize) -> Self {
         self.shape.blocks_max = Some(blocks);
         self
     }
 
-    /// Sets the number of blocks kept in reserve for urgent requests; none by default.
-    ///
-    /// Requests of [`Priority::Urgent`](super::Priority), and of sequences opened at that priority,
-    /// take from the reserve when no other block is left; contiguous requests do not. Freed blocks
-    /// refill the reserve first.
+    /// Sets the number of blocks kept in reserve for requests of
+    /// [`Priority::Urgent`](super::Priority), and of sequences opened at that priority; none by
+    /// default. They use it when no other block is left, unless they are contiguous. Freed blocks
+    /// refill it first.
     pub fn reserve(mut self, blocks: usize) -> Self {
         self.shape.reserve = blocks;
         self
@@ -104,35 +99,30 @@ impl PoolBuilder {
         self
     }
 
-    /// Sets the number of blocks per magazine: at most 64; 0 disables magazines.
-    ///
-    /// The default depends on the pool's size: all magazines together hold at most an eighth of it.
+    /// Sets the number of blocks per magazine: at most 64; 0 disables magazines. By default all
+    /// magazines together hold at most an eighth of the pool.
     pub fn magazine_blocks(mut self, blocks: usize) -> Self {
         self.shape.magazine_blocks = Some(blocks);
         self
     }
 
-    /// Sets the expected number of allocating threads, at most 65,536.
-    ///
-    /// The default is the number of CPUs. More threads may use the pool; they then share regions.
+    /// Sets the expected number of allocating threads, at most 65,536; by default the number of
+    /// CPUs. Further threads share regions.
     pub fn threads(mut self, threads: usize) -> Self {
         self.shape.threads = Some(threads);
         self
     }
 
-    /// Builds the pool without a null block.
-    ///
-    /// Frame 0 is then allocated like any other, and tables are padded with -1.
+    /// Builds the pool without a null block: frame 0 is allocated like any other, and tables are
+    /// padded with -1.
     pub fn without_null_block(mut self) -> Self {
         self.shape.has_null_block = false;
         self
     }
 
-    /// Uses the caller's storage: on another device, or in memory that an engine has allocated.
-    ///
-    /// It must have the pool's layout, and room for one frame more than there are blocks (for the
-    /// null block). The pool takes it over: no other reference to it may exist yet.
-    /// [`Pool::storage`] returns references to it.
+    /// Uses the caller's storage, on another device or in an engine's memory. It must have the
+    /// pool's layout, one frame more than there are blocks (for the null block), and no other
+    /// reference.
     pub fn storage(mut self, storage: Arc<dyn Storage>) -> Self {
         self.backing = Backing::Given(storage);
         self
@@ -144,17 +134,15 @@ impl PoolBuilder {
         self
     }
 
-    /// Builds the pool without storage, and copies frames through the engine when blocks move.
-    ///
-    /// A copier that does not copy as told loses the blocks' contents.
+    /// Builds the pool without storage, and copies frames through the engine when blocks move. A
+    /// copier that does not make the requested copies loses the blocks' contents.
     pub fn engine_copies(mut self, copier: FrameCopier) -> Self {
         self.backing = Backing::Engine(copier);
         self
     }
 
-    /// Fills every block with zeros once it is unowned and no batch can read it.
-    ///
-    /// A block that the storage fails to wipe is held for good, and is counted in
+    /// Fills every block with zeros once it is unowned and no batch can read it. A block that the
+    /// storage fails to wipe is held permanently, and counted in
     /// [`Stats::unwiped`](crate::pool::Stats::unwiped).
     pub fn zero_on_free(mut self) -> Self {
         self.zero_on_free = true;
@@ -163,15 +151,11 @@ impl PoolBuilder {
 
     /// Sets how long the first request in the queue may leave its turn unused; 100 ms by default.
     ///
-    /// If a future is woken and not polled within this time, the next request in the queue gets the
-    /// turn. The first request keeps its place, and is served before all others once it is polled.
-    /// Threads that free, allocate, wait with a deadline or compact in the background detect this;
-    /// [`Stats::head_of_line`](crate::pool::Stats::head_of_line) shows the request.
-    ///
-    /// The same holds for the turn to move blocks of a [run](crate::Pool::defragment) or a
-    /// [resize](crate::Pool::resize), while none of its copies is under way.
-    ///
-    /// `Duration::MAX` never lets another request overtake.
+    /// If a future is woken and not polled within this time, the next request gets the turn. The
+    /// first request keeps its place, and is served first once it is polled. Threads that free,
+    /// allocate, wait with a deadline or compact in the background detect this. The same holds for
+    /// the turn of a [compactor run](crate::Pool::defragment) or a [resize](crate::Pool::resize)
+    /// while it is not copying. `Duration::MAX` never lets another request overtake.
     pub fn turn_patience(mut self, patience: Duration) -> Self {
         self.turn_patience = Some(patience);
         self
@@ -183,28 +167,21 @@ impl PoolBuilder {
         self
     }
 
-    /// Times one allocation in `every` per thread, including appends that need blocks.
-    ///
-    /// Rounded up to a power of two, at most 2^32; 0 disables the timing; 256 by default.
+    /// Times one allocation in `every` per thread, including appends that need blocks: rounded up
+    /// to a power of two, at most 2^32; 0 disables the timing; 256 by default.
     pub fn latency_sample(mut self, every: u32) -> Self {
         self.latency_sample = every;
         self
     }
 
-    /// Adds a prefix cache: blocks of sequences with known tokens outlive them and can be hit
-    /// again.
-    ///
-    /// By default a pool has no prefix cache, and hashes nothing.
+    /// Adds a prefix cache: blocks of known tokens outlive their sequences and can be hit again. By
+    /// default a pool has no prefix cache, and hashes nothing.
     pub fn prefix_cache(mut self, config: PrefixConfig) -> Self {
         self.prefix = Some(config);
         self
     }
 
     /// Builds the pool.
-    ///
-    /// # Errors
-    ///
-    /// [`BuildError`]; no resource is kept.
     pub fn build(self) -> Result<Pool, BuildError> {
         let config = self.check()?;
         let mut bytes = Bytes::Unknown;
@@ -218,7 +195,7 @@ impl PoolBuilder {
                 Some(Arc::new(HostStorage::new(self.layout.clone(), config.frames, config.frames_max)?))
             }
             Backing::Given(mut storage) => {
-                // A sequence's stores are safe because no one else can reach its blocks' frames.
+                // Stores through sequences are safe because no one else can access their frames.
                 if Arc::get_mut(&mut storage).is_none() {
                     return Err(BuildError::StorageShared);
                 }
@@ -258,7 +235,7 @@ impl PoolBuilder {
             blocks.set_turn_patience(patience);
         }
         let sampler = Sampler::new(self.latency_sample, blocks.latencies().clone());
-        // SAFETY: the storage was made here, or had no other reference; it serves one pool.
+        // SAFETY: the storage was created here, or had no other reference; it serves one pool.
         let sequences = unsafe {
             Sequences::sampled(blocks.clone(), storage.clone(), block_tokens, cache, sampler.clone())
         };
@@ -274,7 +251,6 @@ impl PoolBuilder {
         let blocks = match &self.size {
             None => 0,
             Some(Size::Blocks(blocks)) => *blocks,
-            // The null block comes out of the same memory.
             Some(Size::By(sizing)) => {
                 let null = self.shape.has_null_block as usize;
                 sizing.frames(&self.layout, 1 + null)? - null
@@ -292,7 +268,7 @@ impl PoolBuilder {
     }
 }
 
-/// Creates the prefix cache. Out of line, as below: a model has a small stack.
+/// Creates the prefix cache. Out of line, like `assemble`: loom models have small stacks.
 #[inline(never)]
 fn shared_cache(
     config: &BlocksConfig,
@@ -304,7 +280,6 @@ fn shared_cache(
 }
 
 /// # Safety
-///
 /// As for [`Compactor::new`].
 #[inline(never)]
 unsafe fn assemble(

@@ -17,17 +17,15 @@ impl Pool {
     ///
     /// No thread waits for a move. Only sealed, unpinned blocks move: those that a finished batch
     /// filled, and those that their [lease](crate::Lease::seal) sealed. Evictable blocks stay,
-    /// since allocations get their frames by eviction; one at the destination of a move is evicted.
+    /// since allocations evict them; one at the destination of a move is evicted.
     ///
     /// Compactor runs take turns: explicit ones, the [background task](Self::start_defragmenter),
     /// runs for a [waiting contiguous request](Self::allocate_async), and [resizes](Self::resize).
-    /// The future may be dropped at any time; moves that are being copied then finish by
-    /// themselves. One that is kept without being polled loses its turn after the
-    /// [patience](crate::pool::PoolBuilder::turn_patience), but not while it copies; polled again,
-    /// it takes another turn and continues.
-    ///
-    /// On a tokio runtime a blocking-pool thread copies the bytes, except for less than 256 KiB in
-    /// host memory at a time: these the polling thread copies, as it does elsewhere.
+    /// If the future is dropped, copies in progress still complete. If it is not polled for longer
+    /// than the [patience](crate::pool::PoolBuilder::turn_patience) while it is not copying, it
+    /// loses its turn; polled again, it takes another turn and continues. Copies of less than 256
+    /// KiB in host memory, and all without a tokio runtime, run on the polling thread, others on a
+    /// blocking-pool thread.
     ///
     /// ```
     /// # use kvpool::{AllocRequest, Pool, storage::KvLayout};
@@ -45,42 +43,30 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    ///
-    /// [`DefragError`]; moves completed before it stay in effect. A copy that takes longer than its
-    /// [deadline](DefragOptions::copy_deadline) is one.
+    /// [`DefragError`], including a copy that exceeds its [deadline](DefragOptions::copy_deadline).
+    /// Moves completed before it stay in effect.
     ///
     /// # Panics
-    ///
     /// If it has to wait in a tokio runtime whose timer is disabled.
     pub async fn defragment(&self) -> Result<DefragReport, DefragError> {
         self.defragment_with(DefragOptions::default()).await
     }
 
     /// Compacts like [`defragment`](Self::defragment), with another order or within a budget.
-    ///
-    /// # Errors
-    ///
-    /// As for [`defragment`](Self::defragment), which also names its panics.
     pub async fn defragment_with(&self, options: DefragOptions) -> Result<DefragReport, DefragError> {
         traced!("kvpool.defragment", self.0.compactor.defragment(options)).await
     }
 
-    /// Starts a background task that compacts the pool whenever it is fragmented, and while no
-    /// batch begins evicts ahead of need.
-    ///
-    /// The task runs on the current tokio runtime (feature `tokio`), until the result is
-    /// [stopped](Defragmenter::stop) or dropped. While nothing drives that runtime it makes no
-    /// progress, and others pass over its turn.
-    ///
-    /// # Errors
-    ///
-    /// [`DefragError::NoRuntime`], [`DefragError::NoBytes`], [`DefragError::Option`].
+    /// Starts a background task that compacts the pool whenever it is fragmented, and evicts ahead
+    /// of need while no batch begins. It runs on the current tokio runtime (feature `tokio`) until
+    /// the result is [stopped](Defragmenter::stop) or dropped. If nothing drives that runtime,
+    /// others pass over its turn. Fails without runtime or bytes, and for invalid options.
     pub fn start_defragmenter(&self, config: DefragConfig) -> Result<Defragmenter, DefragError> {
         Defragmenter::start(self.0.compactor.clone(), config)
     }
 
-    /// Returns what the background task does, or why it rests; `None` without one. Of several
-    /// tasks, the one that looked at the pool last.
+    /// Returns what the background task does, or why it is idle; `None` without one. If there are
+    /// several, describes the one that looked at the pool last.
     pub fn compaction_state(&self) -> Option<CompactionState> {
         self.0.compactor.state()
     }
@@ -88,34 +74,27 @@ impl Pool {
     /// Changes the pool's size to `blocks`, without the null block, while it serves.
     ///
     /// Growth is immediate. A shrink moves the blocks beyond the new end below it, and returns the
-    /// memory to the system. It waits for its turn to move blocks, and then for batches in flight
-    /// and for unsealed blocks, each up to [`ResizeOptions::patience`]. Allocations continue in the
-    /// part that remains: the free blocks beyond the new end are [held](super::Stats::held).
+    /// memory to the system. It waits for its turn to move blocks, then for batches in flight and
+    /// unsealed blocks, each up to [`ResizeOptions::patience`]. Allocations continue in the
+    /// remaining part: the free blocks beyond the new end are [held](super::Stats::held).
     ///
-    /// The future may be dropped at any time; the pool then keeps its size. If it is kept without
-    /// being polled for longer than the [patience](crate::pool::PoolBuilder::turn_patience),
-    /// requests and runs that wait for what it holds undo the shrink; polled again, it begins anew.
-    /// So it may stand in a `select!` beside a branch that waits for blocks. [`Pool::allocate`]
-    /// does not undo it.
+    /// If the future is dropped, the pool keeps its size. If it is not polled for longer than the
+    /// [patience](crate::pool::PoolBuilder::turn_patience), requests and runs that wait for blocks
+    /// that it holds undo the shrink; polled again, it starts over. So a `select!` may combine it
+    /// with a branch that waits for blocks. [`Pool::allocate`] does not undo it.
     ///
     /// # Errors
-    ///
-    /// [`ResizeError`]; the pool keeps its size. It names the blocks that cannot move, or the task
-    /// that had the turn for as long as the patience ([`ResizeError::NoTurn`]).
+    /// [`ResizeError`], which names the blocks that cannot move, or the task that had the turn for
+    /// as long as the patience. The pool keeps its size.
     ///
     /// # Panics
-    ///
-    /// If a shrink has to wait in a tokio runtime whose timer is disabled; if the storage panics
+    /// If a shrink has to wait in a tokio runtime whose timer is disabled. If the storage panics
     /// while it shrinks; the pool then has its new size, because the memory may be gone.
     pub async fn resize(&self, blocks: usize) -> Result<ResizeReport, ResizeError> {
         self.resize_with(blocks, ResizeOptions::default()).await
     }
 
     /// Resizes like [`resize`](Self::resize), with another patience.
-    ///
-    /// # Errors
-    ///
-    /// As for [`resize`](Self::resize), which also names its panics.
     pub async fn resize_with(
         &self,
         blocks: usize,
@@ -132,12 +111,12 @@ impl Pool {
             let from = self.total_blocks();
             if blocks < from {
                 match self.0.compactor.shrink(blocks, options).await {
-                    // Another thread has shrunk the pool to this size or below.
+                    // Another thread shrank the pool to this size or below.
                     Err(ResizeError::Shrink(ShrinkError::NotSmaller { .. })) => continue,
                     outcome => return outcome,
                 }
             }
-            // The pool does not grow while a shrink is open.
+            // The pool cannot grow while a shrink is open.
             self.0.compactor.look_after_turns();
             if blocks == from || self.grow_from(from, blocks - from)? {
                 let moved = DefragReport::default();
@@ -146,14 +125,13 @@ impl Pool {
         }
     }
 
-    /// Adds blocks to a pool of `from` blocks. Returns false, without effect, if the pool has
-    /// another size.
+    /// Adds blocks to a pool of `from` blocks. Returns false if the pool has another size.
     fn grow_from(&self, from: usize, blocks: usize) -> Result<bool, GrowError> {
         let first = from + self.blocks().config().has_null_block as usize;
         let mut is_other = false;
         let grown = self.grow_as(blocks, &mut |run| {
             is_other = run.start.index() != first;
-            // Any error serves: it is not passed on.
+            // Any error will do: it is not passed on.
             if is_other { Err(GrowError::Busy) } else { Ok(()) }
         });
         if is_other { Ok(false) } else { grown.map(|()| true) }
@@ -164,7 +142,6 @@ impl Pool {
         self.0.compactor.snapshot()
     }
 
-    /// Returns the compactor, which moves this pool's blocks.
     pub(super) fn compactor(&self) -> &Compactor {
         &self.0.compactor
     }

@@ -1,5 +1,3 @@
-//! Leases: ownership of blocks that ends when the lease is dropped.
-
 use std::mem::ManuallyDrop;
 use std::ops::RangeBounds;
 
@@ -16,16 +14,12 @@ use super::leased::{Leased, Root};
 
 /// Owns its blocks: holds a reference on each, and releases it when dropped, on any thread.
 ///
-/// [`Pool::allocate`](super::Pool::allocate) returns a lease that borrows the pool, which costs no
-/// reference count; [`Pool::allocate_owned`](super::Pool::allocate_owned) a `Lease<'static>`, which
-/// keeps the needed part of the pool alive. The [handles](Self::handles) of its blocks can be
-/// inspected and [pinned](super::Pool::pin_scoped); all other changes go through the lease.
-///
-/// The owner may write to the blocks until it [seals](Self::seal) them. Compaction moves sealed
-/// blocks only: leases that are never sealed stay where they are, also in the way of a contiguous
-/// request.
-///
-/// A lease takes two words. It holds one block itself, and more on the heap.
+/// A lease borrows the pool or, as a `Lease<'static>`, keeps the needed part of it alive. The
+/// [handles](Self::handles) of its blocks can be inspected and [pinned](super::Pool::pin_scoped);
+/// all other changes go through the lease. The owner may write to the blocks until it
+/// [seals](Self::seal) them. Compaction moves only sealed blocks: unsealed ones stay, even in the
+/// way of a contiguous request. A lease takes two words: it holds one block inline, and more on the
+/// heap.
 #[must_use = "dropping a lease frees its blocks"]
 pub struct Lease<'p>(ManuallyDrop<Leased<'p>>);
 
@@ -35,8 +29,7 @@ impl<'p> Lease<'p> {
         Self(ManuallyDrop::new(leased))
     }
 
-    /// Notes which place in the program made the lease.
-    // A function of the outcome that returns it would make release builds move it through memory.
+    // Takes a reference to the result, which release builds would otherwise move through memory.
     #[cfg(debug_assertions)]
     pub(super) fn note_made(made: &Result<Self, AllocError>, site: Site) {
         made.iter().for_each(|lease| lease.note_site(site));
@@ -73,13 +66,12 @@ impl<'p> Lease<'p> {
         self.blocks().iter().map(|&id| self.pool_blocks().handle(id))
     }
 
-    /// Returns the current frame of each block. A frame number stays valid while the caller's batch
-    /// is in flight.
+    /// Returns the current frame of each block, valid while the caller's batch is in flight.
     pub fn frames(&self) -> impl ExactSizeIterator<Item = FrameId> + '_ {
         self.blocks().iter().map(|&id| self.pool_blocks().frame(id))
     }
 
-    /// Returns the frames as runs. A transfer needs one descriptor per run.
+    /// Returns the frames as runs; a transfer needs one descriptor per run.
     pub fn runs(&self) -> impl Iterator<Item = Run> + '_ {
         let mut frames = self.frames().peekable();
         std::iter::from_fn(move || {
@@ -95,71 +87,51 @@ impl<'p> Lease<'p> {
     pub fn truncate(&mut self, keep: usize) {
         let _call = call();
         if keep < self.blocks().len() {
-            // Remove the blocks first: a release may run a storage's or a waker's code, which may
-            // panic.
+            // First: a release may run code of a storage or waker, which may panic.
             let tail = self.0.split_off(keep);
             self.pool_blocks().release_exposed(tail.ids(), tail.exposure());
         }
     }
 
-    /// Splits the blocks from index `at` on into another lease.
-    ///
-    /// # Panics
-    ///
-    /// If `at` is past the end of the lease.
+    /// Splits the blocks from index `at` on into another lease. Panics if `at` is past the end.
     pub fn split_off(&mut self, at: usize) -> Self {
         Self::new(self.0.split_off(at))
     }
 
     /// Returns a second lease of the same blocks, which stay allocated until both are dropped.
-    ///
-    /// As [`Arc::clone`](std::sync::Arc::clone): one more reference on each block. Neither lease
-    /// can [reopen](Self::reopen) a block while the other has it. Bytes of an open block may be
-    /// written through either, as the engine orders it.
-    ///
-    /// # Errors
-    ///
-    /// [`HandleError::TooManyReferences`] if a block has 8,191 references; nothing changes.
+    /// Fails if a block has the maximum of 8,191 references. Neither lease can
+    /// [reopen](Self::reopen) a block while the other has it. Both may write to open blocks, in an
+    /// order that the engine ensures.
     pub fn share(&self) -> Result<Self, HandleError> {
         let _call = call();
         self.pool_blocks().share(self.blocks())?;
         Ok(Self::new(self.0.shared()))
     }
 
-    /// Marks the bytes of the blocks in this index range as final.
-    ///
-    /// They are not written again, and compaction may move the blocks. All writes to them, also
-    /// those of leases that [share](Self::share) the blocks, must precede this call.
-    ///
-    /// # Panics
-    ///
-    /// If the range is not within the lease.
+    /// Marks the bytes of the blocks in this index range as final, so that compaction may move
+    /// them. All writes to them, also through leases that [share](Self::share) the blocks, must
+    /// precede this call. Panics if the range is not within the lease.
     pub fn seal(&mut self, places: impl RangeBounds<usize>) {
         let _call = call();
         let blocks = self.pool_blocks();
         let sealed = &self.blocks()[(places.start_bound().cloned(), places.end_bound().cloned())];
         sealed.iter().for_each(|&id| blocks.seal(blocks.handle(id)));
-        // Wakes a request that waits for a run: these blocks can be moved out of its way now.
+        // A waiting request for a run may now be able to move these blocks.
         blocks.announce();
     }
 
-    /// Makes the sealed block at index `place` writable again, and returns true if it is open now.
-    ///
-    /// Returns false if another lease [shares](Self::share) it, or if a move is reading its bytes;
-    /// in that case, write to another block.
-    ///
-    /// # Panics
-    ///
-    /// If `place` is past the end of the lease.
+    /// Makes the sealed block at index `place` writable again. Returns false if another lease
+    /// [shares](Self::share) it, or a move is reading its bytes; write to another block then.
+    /// Panics if `place` is past the end.
     pub fn reopen(&mut self, place: usize) -> bool {
         let _call = call();
         self.pool_blocks().reopen(self.blocks()[place])
     }
 
-    /// Takes the blocks out of the lease; the caller owns their references.
+    /// Takes the blocks and their references out of the lease.
     pub(super) fn take(self) -> Leased<'p> {
         let mut lease = ManuallyDrop::new(self);
-        // SAFETY: the lease is not dropped, so that its field is moved out once.
+        // SAFETY: the lease is not dropped, so its field is moved out once.
         unsafe { ManuallyDrop::take(&mut lease.0) }
     }
 }
@@ -169,7 +141,7 @@ impl Drop for Lease<'_> {
     fn drop(&mut self) {
         let _call = call();
         match &*self.0 {
-            // On its own: the id stays in a register, and nothing else is left to drop.
+            // A case of its own: the id stays in a register, and nothing else is left to drop.
             Leased::One { id, seen, blocks } if seen.exposure() == Exposure::Private => {
                 blocks.release_unseen(*id)
             }

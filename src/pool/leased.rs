@@ -1,11 +1,8 @@
-//! What a lease holds: its blocks, and the path to their pool, in two words.
+//! Contents of a lease, in two words. A lease of one block, the most frequent kind, is an id and a
+//! pointer: it is created, moved and dropped in registers. Several blocks are behind a pointer.
 //!
-//! A lease of one block, the most frequent one, is an id and a pointer: it is created, moved and
-//! dropped in registers. Several blocks lie behind a pointer.
-//!
-//! A lease remembers whether it gave out handles or a second lease of its blocks. Otherwise no
-//! other thread changes their words, and the lease releases them with plain stores
-//! ([`Exposure::Private`]).
+//! A lease records whether it gave out handles or a second lease of its blocks. If not, no other
+//! thread changes their words, and it releases them with plain stores ([`Exposure::Private`]).
 
 use smallvec::SmallVec;
 
@@ -13,10 +10,8 @@ use crate::block::{Blocks, Exposure, INLINE_BLOCKS, KeepAlive};
 use crate::ids::BlockId;
 use crate::sync::{Arc, AtomicU8, Ordering::*};
 
-/// Ids of the blocks of a lease.
 pub(super) type Ids = SmallVec<[BlockId; INLINE_BLOCKS]>;
 
-/// Blocks of a lease, and the path to their pool.
 pub(super) enum Leased<'p> {
     /// One block of a borrowed pool.
     One { id: BlockId, seen: Seen, blocks: &'p Blocks },
@@ -29,22 +24,19 @@ pub(super) enum Leased<'p> {
 #[cfg(not(kvpool_loom))]
 const _: () = assert!(size_of::<Leased<'_>>() <= 16, "a lease fits into two registers");
 
-/// Any number of blocks of one pool.
 pub(super) struct Several<'p> {
     root: Root<'p>,
     seen: Seen,
     ids: Ids,
 }
 
-/// Path from a lease to its pool's blocks.
 #[derive(Clone)]
 pub(super) enum Root<'p> {
     Borrowed(&'p Blocks),
     Owned(Arc<KeepAlive>),
 }
 
-/// Whether a handle or a second lease of a lease's blocks was given out, and whether the lease's
-/// release is timed.
+/// Whether handles or a second lease were given out, and whether the release is timed.
 pub(super) struct Seen(AtomicU8);
 
 /// A handle or a second lease was given out.
@@ -58,7 +50,6 @@ impl Seen {
         Self(AtomicU8::new(if is_seen { SEEN } else { 0 }))
     }
 
-    /// Notes that a handle or a second lease is given out.
     #[inline]
     fn note(&self) {
         // Relaxed: the lease is borrowed here, and released when no borrow is left.
@@ -72,22 +63,20 @@ impl Seen {
 }
 
 impl<'p> Several<'p> {
-    /// Creates a list of [`INLINE_BLOCKS`] ids, to be overwritten.
+    /// Creates a list of [`INLINE_BLOCKS`] placeholder ids.
     #[inline]
     pub(super) fn new(root: Root<'p>) -> Box<Self> {
-        // In this order, so that it is written where it stays.
+        // In this order, so that it is constructed in place.
         let place = Box::new_uninit();
         let ids = Ids::from_buf([BlockId(0); INLINE_BLOCKS]);
         Box::write(place, Self { root, seen: Seen::new(false), ids })
     }
 
-    /// Returns the ids of a new list.
     #[inline]
     pub(super) fn inline_places(&mut self) -> &mut [BlockId] {
         &mut self.ids
     }
 
-    /// Notes that the release is timed, as long as no handle or second lease is given out.
     pub(super) fn time(&mut self) {
         self.seen = Seen(AtomicU8::new(TIMED));
     }
@@ -129,7 +118,6 @@ impl<'p> Leased<'p> {
         }
     }
 
-    /// Returns the blocks of the pool.
     #[inline]
     pub(super) fn pool_blocks(&self) -> &Blocks {
         match self {
@@ -139,7 +127,6 @@ impl<'p> Leased<'p> {
         }
     }
 
-    /// Returns the ids, in the order of their allocation.
     #[inline]
     pub(super) fn ids(&self) -> &[BlockId] {
         match self {
@@ -155,35 +142,31 @@ impl<'p> Leased<'p> {
         }
     }
 
-    /// Returns whether other threads may change the words of the blocks.
+    /// Returns whether other threads may change the blocks' words.
     #[inline]
     pub(super) fn exposure(&self) -> Exposure {
         self.seen().exposure()
     }
 
-    /// Returns whether the release is timed.
     #[inline]
     pub(super) fn is_timed(&self) -> bool {
         matches!(self, Self::Several(several) if several.seen.0.load(Relaxed) == TIMED)
     }
 
-    /// Notes that handles or a second lease of the blocks are given out.
     pub(super) fn note_seen(&self) {
         self.seen().note();
     }
 
-    /// Returns the same knowledge about handles, for other leases of these blocks.
+    /// Returns a copy of the exposure, for other leases of these blocks.
     fn same_seen(&self) -> Seen {
         Seen::new(self.exposure() == Exposure::Shared)
     }
 
-    /// Returns the same blocks for a second lease.
     pub(super) fn shared(&self) -> Self {
         self.note_seen();
         Self::new(self.root(), Ids::from_slice(self.ids()), Seen::new(true))
     }
 
-    /// Returns a path to the same pool.
     pub(super) fn root(&self) -> Root<'p> {
         match self {
             Self::One { blocks, .. } => Root::Borrowed(blocks),
@@ -192,17 +175,12 @@ impl<'p> Leased<'p> {
         }
     }
 
-    /// Returns the same blocks, reached through another path to their pool.
     pub(super) fn rooted<'q>(self, root: Root<'q>) -> Leased<'q> {
         let (ids, seen) = (Ids::from_slice(self.ids()), self.same_seen());
         Leased::new(root, ids, seen)
     }
 
-    /// Splits off the blocks from index `at` on.
-    ///
-    /// # Panics
-    ///
-    /// If `at` is past the end.
+    /// Splits off the blocks from index `at` on. Panics if `at` is past the end.
     pub(super) fn split_off(&mut self, at: usize) -> Self {
         let (root, tail) = (self.root(), Ids::from_slice(&self.ids()[at..]));
         match self {

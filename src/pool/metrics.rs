@@ -1,5 +1,3 @@
-//! Metrics of a pool: monotonic counters, gauges and histograms, for an exporter.
-
 use crate::block::{AllocationCounts, LatencyHistogram, Operation, Refusals, Sampler, WaitCounts};
 use crate::compact::MoveCounts;
 use crate::migrate::MigrationCounts;
@@ -9,20 +7,18 @@ use super::{Pool, Stats};
 
 /// Counters since the pool was built, current gauges, and histograms of latencies.
 ///
-/// Counters only grow. They are read one after another: while other threads use the pool, each is
-/// as of some moment during the call, and sums over several of them need not match. A thread counts
-/// its allocations and frees by plain stores, so that their counts may lag until the thread is
-/// synchronized with the reader, for example joined.
-///
+/// While other threads use the pool, each counter is read at a different moment, so sums need not
+/// match. A thread counts its allocations and frees by plain stores, which may lag until the thread
+/// synchronizes with the reader, for example by a join. While no thread is inside a call,
 /// `allocations.blocks == allocations.freed_blocks + evictions.total() + stats.used +
-/// stats.evictable`, while no thread is inside a call.
+/// stats.evictable`.
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Metrics {
-    /// Gauges: the current occupancy and state.
+    /// Gauges of the current state.
     pub stats: Stats,
-    /// Requests that got blocks, and blocks that were handed out and freed.
+    /// Requests that got blocks, and numbers of blocks allocated and freed.
     pub allocations: AllocationCounts,
     /// Refused requests, by reason.
     pub refusals: Refusals,
@@ -30,10 +26,10 @@ pub struct Metrics {
     pub waits: WaitCounts,
     /// Lookups, hits and registrations of the prefix cache; zero without one.
     pub prefix: PrefixStats,
-    /// Tokens of the full blocks of all prompts that were looked up. A partly filled last block
-    /// does not count, because no lookup of full blocks can hit it.
+    /// Tokens in the full blocks of all prompts that were looked up, without partly filled last
+    /// blocks.
     pub query_tokens: u64,
-    /// Tokens of the full blocks that were hit.
+    /// Tokens in the full blocks that were hit.
     pub hit_tokens: u64,
     /// Evicted blocks, by the policy's reason.
     pub evictions: EvictionCounts,
@@ -41,36 +37,34 @@ pub struct Metrics {
     pub moves: MoveCounts,
     /// Transfers between pools that this pool began.
     pub migrations: MigrationCounts,
-    /// Subscribers of the events of the prefix cache.
+    /// Subscribers to the events of the prefix cache.
     pub event_subscribers: usize,
-    /// Events that subscribers lost because they received too slowly; each counts once per
-    /// subscriber, when that one would have received it.
+    /// Events that subscribers lost by receiving too slowly, counted when they would have been
+    /// received.
     pub lost_events: u64,
     /// Latencies.
     pub latencies: Latencies,
 }
 
-/// Histograms of the latencies of operations.
-///
-/// All but waits and resizes are sampled: one in [`sampled_every`](Self::sampled_every) per thread and kind.
+/// Histograms of operation latencies. All but waits and resizes are sampled: one in
+/// [`sampled_every`](Self::sampled_every) per thread and kind.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Latencies {
-    /// Number of operations per timed one; 0: none is timed. See
-    /// [`PoolBuilder::latency_sample`](super::PoolBuilder::latency_sample).
+    /// Number of operations per [timed](super::PoolBuilder::latency_sample) one; 0 if none is
+    /// timed.
     pub sampled_every: u64,
     /// Requests for leases that did not wait, including refused ones.
     pub allocate: LatencyHistogram,
-    /// The allocations of appends and drafts that needed blocks, including refused ones.
+    /// Allocations of appends and drafts that needed blocks, including refused ones.
     pub append: LatencyHistogram,
     /// Openings of sequences with a prompt, including the lookup of its prefix.
     pub admit: LatencyHistogram,
-    /// Waits in the queue that ended with blocks, from joining the queue. Not sampled: every wait
-    /// counts.
+    /// Waits in the queue that ended with blocks, from joining the queue. Not sampled.
     pub wait: LatencyHistogram,
-    /// Releases of leases, if their allocation was timed and they gave out no handle and no second
-    /// lease, and closings of sequences.
+    /// Closings of sequences, and releases of leases whose allocation was timed and that gave out
+    /// no handle and no second lease.
     pub free: LatencyHistogram,
     /// Resizes, including refused ones and their waits for batches. Not sampled.
     pub resize: LatencyHistogram,
@@ -91,9 +85,7 @@ impl Latencies {
 }
 
 impl Pool {
-    /// Returns counters since the pool was built, current gauges, and histograms of latencies.
-    ///
-    /// O(threads), as [`stats`](Self::stats): reads no block.
+    /// Returns counters since the pool was built, current gauges, and histograms. O(threads).
     pub fn metrics(&self) -> Metrics {
         let (blocks, cache) = (&self.0.blocks, self.prefix_cache());
         let block_tokens = self.0.layout.block_tokens() as u64;

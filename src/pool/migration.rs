@@ -1,5 +1,4 @@
-//! `Pool` methods that copy or move sequences and cached blocks to another pool of the process and
-//! back.
+//! `Pool` methods that copy or move sequences and cached blocks between pools of the process.
 
 use std::time::Instant;
 
@@ -18,30 +17,27 @@ impl Pool {
     /// Moves a sequence to another pool of this process, on any device or on the host.
     /// [`migrate_to_node`](Self::migrate_to_node) moves one to another node.
     ///
-    /// The blocks' bytes are copied, in as few runs as they occupy. The sequence continues there
-    /// with the same id, tokens, committed length and priority, and is closed here. Blocks that the
-    /// other pool has cached are shared instead. If both caches use the same hashing, what is known
-    /// of the tokens moves along and can be hit there; otherwise its ids stay known, and its blocks
-    /// are not cached there, nor are those that were computed before a
-    /// [clear](Self::clear_prefix_cache) of either cache. A pool cannot tell by which weights
+    /// The sequence continues there with the same id, tokens, committed length and priority, and is
+    /// closed here. Blocks that the other pool has cached are shared instead of copied. If both
+    /// caches use the same hashing, the known tokens can be hit there; otherwise the sequence keeps
+    /// their ids, but its blocks are not cached there, nor are those computed before a
+    /// [clear](Self::clear_prefix_cache) of either cache. A pool cannot tell with which weights
     /// another one computed: after a change of weights, clear each pool that computes.
     ///
-    /// If the other pool has no room, the sequence waits there in the line of
-    /// [`allocate_async`](Self::allocate_async), as a running sequence: after requests of higher
-    /// priority, before leases and admissions of its own. It holds no block there while it waits.
-    /// Tasks that hold blocks there while they wait for each other's never end: set a deadline, or
-    /// swap a sequence out first. Other transfers do not wait for room: [`preempt`](Self::preempt),
-    /// [`replicate`](Self::replicate) and transfers to a node fail, and [`offload`](Self::offload)
-    /// and [`bring_back`](Self::bring_back) move as many blocks as there is room for.
+    /// If the other pool has no room, the sequence waits in that pool's queue like a growing
+    /// sequence, without holding blocks there. Tasks that hold blocks while they wait for each
+    /// other's deadlock: set a deadline, or swap a sequence out first. Other transfers do not wait
+    /// for room: [`preempt`](Self::preempt), [`replicate`](Self::replicate) and transfers to a node
+    /// fail, and [`offload`](Self::offload) and [`bring_back`](Self::bring_back) move as many
+    /// blocks as fit.
     ///
-    /// A batch in flight that writes the sequence is a reason to refuse it; await
-    /// [`settled`](Self::settled) first, or set a deadline ([`Wait::until`]): it bounds the waits,
-    /// first for these batches and then for room, and the error at the deadline returns the open
-    /// sequence. Dropping the future instead closes the sequence; [`replicate`](Self::replicate)
-    /// keeps it.
+    /// Fails if a batch in flight writes the sequence: await [`settled`](Self::settled) first, or
+    /// set a deadline ([`Wait::until`]), which bounds the waits for these batches and for room; the
+    /// error then returns the open sequence. Dropping the future closes the sequence;
+    /// [`replicate`](Self::replicate) keeps it.
     ///
-    /// On a tokio runtime a blocking-pool thread copies the bytes, except for less than 256 KiB
-    /// between pools in host memory: these the polling thread copies, as it does elsewhere.
+    /// Copies of less than 256 KiB between pools in host memory, and all without a tokio runtime,
+    /// run on the polling thread, others on a blocking-pool thread.
     ///
     /// ```
     /// # use kvpool::{SequenceId, Pool, storage::KvLayout};
@@ -60,14 +56,11 @@ impl Pool {
     /// # Ok(())
     /// # }
     /// ```
-    ///
     /// # Errors
-    ///
-    /// [`MigrateError`], which contains the unchanged sequence: [`TransferError::Invalid`] for one
-    /// and the same pool, [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
-    /// [`TransferError::NoStorage`], [`TransferError::Alloc`] if the sequence does not fit into the
-    /// other pool, or there is no room at the deadline, [`TransferError::Sequence`] if the id is
-    /// open there, [`TransferError::Storage`] if the layouts differ or a copy fails.
+    /// [`MigrateError`] returns the unchanged sequence: [`TransferError::Invalid`] if both pools
+    /// are the same, [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
+    /// [`TransferError::NoStorage`], [`TransferError::Alloc`] if the sequence can never fit, or has
+    /// no room at the deadline, [`TransferError::Sequence`], [`TransferError::Storage`].
     pub fn migrate<'a>(
         &'a self,
         mut sequence: Sequence,
@@ -95,14 +88,13 @@ impl Pool {
         })
     }
 
-    /// Moves a sequence, and waits for room until a deadline, if there is one.
     async fn migrate_by(
         &self,
         sequence: Sequence,
         to: &Self,
         deadline: Option<Instant>,
     ) -> Result<(Sequence, MigrationReport), MigrateError> {
-        // The sequence stays outside of what a deadline cuts short.
+        // The future that a deadline cancels only borrows the sequence.
         let room = ResumeOptions::new();
         let moved = traced!("kvpool.migrate", self.copy_to(&sequence, to, (Class::Growth, room), deadline));
         let moved = moved.await;
@@ -111,7 +103,7 @@ impl Pool {
         moved.map_err(|error| MigrateError { error, sequence: Box::new(sequence) })
     }
 
-    /// Copies a sequence, and waits for room until a deadline, if there is one.
+    /// Copies a sequence, and waits for room until the deadline, if any.
     pub(super) async fn copy_to(
         &self,
         sequence: &Sequence,
@@ -131,18 +123,12 @@ impl Pool {
         copy.copy().await
     }
 
-    /// Copies a sequence to another pool, and leaves the original open here. The copies are
-    /// independent.
+    /// Copies a sequence to another pool, and leaves the original open. The copies are independent.
     ///
-    /// Never waits for room. A batch in flight that writes the sequence is a reason to refuse it,
-    /// unless a deadline is set ([`Wait::until`]), until which it waits for such batches. Dropping
-    /// the future cancels the copy, but the id stays open in the other pool until the current piece
-    /// is copied.
-    ///
-    /// # Errors
-    ///
-    /// As for [`migrate`](Self::migrate), and [`TransferError::Alloc`] if the other pool has no
-    /// room; nothing changes.
+    /// Never waits for room. Fails if a batch in flight writes the sequence, unless a deadline is
+    /// set ([`Wait::until`]), until which it waits for such batches. Dropping the future cancels
+    /// the copy, but the id stays open in the other pool until the current piece is copied. Errors
+    /// are those of [`migrate`](Self::migrate).
     pub fn replicate<'a>(
         &'a self,
         sequence: &'a Sequence,
@@ -177,8 +163,7 @@ impl Pool {
         Route::new(self.end()?, to.end()?)
     }
 
-    /// Waits only if the copy is refused because of a batch in flight, so that other refusals come
-    /// at once.
+    /// Waits only if the copy fails because of a batch in flight; other errors are immediate.
     pub(super) async fn replicate_settled(
         &self,
         sequence: &Sequence,
@@ -195,15 +180,14 @@ impl Pool {
         }
     }
 
-    /// Waits until the batches that write a sequence have ended, which was refused because of them.
     async fn wait_for_writers(
         &self,
         sequence: &Sequence,
         deadline: Option<Instant>,
         refused: TransferError,
     ) -> Result<(), TransferError> {
-        // Borrowed here, the sequence gets no further writers: one wait is enough, unless the
-        // refusal was about a batch that was just beginning.
+        // While borrowed here, the sequence gets no further writers: one wait is enough, unless the
+        // copy failed because of a batch that was just beginning.
         let settled = self.settled(sequence);
         match settled.until(deadline).await {
             Ok(()) => Ok(()),
@@ -216,32 +200,29 @@ impl Pool {
 
     /// Moves up to `blocks_max` evictable blocks to another pool's prefix cache.
     ///
-    /// Blocks are copied in the order of eviction, and then evicted here; one that is hit meanwhile
+    /// Copies blocks in the order of eviction, then evicts them here; one that is hit meanwhile
     /// stays. Both caches must use the same [hashing and key](crate::prefix::PrefixConfig). The
     /// other pool evicts its own coldest blocks to make room; if that is not enough, fewer blocks
-    /// move. Blocks that are being offloaded cannot be evicted: choose a small `blocks_max` if
-    /// other threads allocate here at the same time.
+    /// move. Blocks being offloaded cannot be evicted: choose a small `blocks_max` if other threads
+    /// allocate here.
     ///
     /// A hash identifies the tokens of a block, but neither the model nor the tensor-parallel rank.
-    /// Pools that offload to the same pool need a different [salt](PrefixKeys::salt) each, unless
-    /// their bytes are identical.
+    /// Pools that offload to the same pool need different [salts](PrefixKeys::salt), unless their
+    /// bytes are identical.
     ///
-    /// Dropping the future is safe: the offload either completes, or leaves all blocks where they
-    /// were. To [clear](Self::clear_prefix_cache) both caches during an offload, clear this pool's
-    /// first. Blocks that were computed in the other pool before it was cleared stay here, and
-    /// count as [stale](OffloadReport::stale_blocks).
+    /// If the future is dropped, the offload either completes or leaves all blocks in place. To
+    /// [clear](Self::clear_prefix_cache) both caches during an offload, clear this pool's first.
+    /// Blocks computed in the other pool before it was cleared stay here, and count as
+    /// [stale](OffloadReport::stale_blocks).
     ///
     /// # Errors
-    ///
-    /// In all cases the blocks stay where they were: [`TransferError::Invalid`] for one and the
-    /// same pool, or for caches that hash differently, [`TransferError::NoStorage`],
-    /// [`TransferError::NoCache`], [`TransferError::Alloc`] if there is no room at all or
-    /// `blocks_max` is zero, [`TransferError::Storage`].
+    /// [`TransferError::Invalid`] if both pools are the same, or their caches hash differently,
+    /// [`TransferError::NoStorage`], [`TransferError::NoCache`], [`TransferError::Alloc`] if there
+    /// is no room or `blocks_max` is zero, [`TransferError::Storage`]. The blocks stay in place.
     pub async fn offload(&self, to: &Self, blocks_max: usize) -> Result<OffloadReport, TransferError> {
         self.offloading(async { migrate::offload(self.route_to(to)?, blocks_max).await }).await
     }
 
-    /// Traces and counts an offload.
     pub(super) async fn offloading(
         &self,
         offload: impl Future<Output = Result<OffloadReport, TransferError>>,
@@ -255,15 +236,11 @@ impl Pool {
     /// Copies cached blocks of these tokens from another pool's prefix cache into this pool's.
     ///
     /// Copies the blocks that this pool lacks, up to the first gap, so that a
-    /// [sequence](Self::sequence) opened with these tokens finds them here. If there is less room,
-    /// only the leading blocks come. Blocks that were computed here before this cache was cleared,
-    /// and those after them, do not come, and count as [stale](BringBackReport::stale_blocks).
-    /// Dropping the future is safe: the copy either completes, or has no effect.
-    ///
-    /// # Errors
-    ///
-    /// As for [`offload`](Self::offload), and [`TransferError::Invalid`] if a key is empty, or the
-    /// range of an extra key is, or is not within the tokens; nothing is copied.
+    /// [sequence](Self::sequence) opened with these tokens finds them; if there is less room, only
+    /// the leading ones. Stops at blocks computed here before this cache was cleared, which count
+    /// as [stale](BringBackReport::stale_blocks). If the future is dropped, the copy either
+    /// completes or has no effect. Errors are those of [`offload`](Self::offload), and
+    /// [`TransferError::Invalid`] for invalid keys.
     pub async fn bring_back(
         &self,
         from: &Self,
@@ -273,7 +250,6 @@ impl Pool {
         self.bringing_back(async { migrate::bring_back(from.route_to(self)?, keys, tokens).await }).await
     }
 
-    /// Traces and counts a return of cached blocks.
     pub(super) async fn bringing_back(
         &self,
         came: impl Future<Output = Result<BringBackReport, TransferError>>,

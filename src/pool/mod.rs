@@ -1,9 +1,6 @@
-//! Pools: the interface over all floors below.
-//!
-//! A [`Pool`] clones cheaply, and all clones are the same pool. [`PoolBuilder`] checks a
-//! configuration and builds a pool. A [`Lease`] owns blocks. [`Stats`], [`Metrics`],
-//! [`Fragmentation`], [`SequenceRuns`], [`Owners`] and the [audit](Pool::audit) report a pool's
-//! state.
+//! Pools: the public interface over all lower layers. [`PoolBuilder`] builds a [`Pool`], and a
+//! [`Lease`] owns blocks. [`Stats`], [`Metrics`], [`Fragmentation`], [`SequenceRuns`], [`Owners`]
+//! and the [audit](Pool::audit) report a pool's state.
 
 mod admission;
 mod allocate;

@@ -1,5 +1,3 @@
-//! Who holds a pool's blocks: sequences, leases, transfers, pins and batches.
-
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
@@ -10,37 +8,33 @@ use crate::migrate::TransferOwner;
 
 use super::Pool;
 
-/// Who holds the blocks of a pool.
-///
-/// While other threads use the pool, each block is reported as it was at some moment during the
-/// call. Exact while no thread is inside a call.
+/// Owners of a pool's blocks. Exact while no thread is inside a call; otherwise each block is
+/// reported as it was at some moment during the call.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Owners {
-    /// Open sequences, by id. A block that several of them share is listed with each.
+    /// Open sequences, by id. Each sequence lists the blocks that it shares with others.
     pub sequences: Vec<SequenceOwner>,
-    /// Blocks of leases and of [pinned prefixes](super::Pool::pinned_prefixes). They include blocks
-    /// that are in no sequence's list for the moment of an append.
+    /// Blocks of leases and [pinned prefixes](super::Pool::pinned_prefixes), and those that an
+    /// append has yet to list.
     pub leases: Vec<BlockOwner>,
-    /// Transfers to and from other pools and nodes, oldest first. A block of a sequence that is
-    /// being copied is listed with the sequence too.
+    /// Transfers to and from other pools and nodes, oldest first. Sequences list their blocks too.
     pub transfers: Vec<TransferOwner>,
     /// Pinned blocks, ascending.
     pub pinned: Vec<PinnedBlock>,
     /// Number of batches in flight.
     pub batches_in_flight: u64,
-    /// The oldest batch in flight.
+    /// Oldest batch in flight.
     pub oldest_batch: Option<OldestBatch>,
-    /// Freed blocks that are not reused before batches in flight have ended.
+    /// Freed blocks that are not reused before batches in flight end.
     pub retired_blocks: usize,
-    /// Blocks of closed sequences, one for each reference: cached and released once the batches
-    /// that write to them finish.
+    /// Blocks of closed sequences, per reference: released once batches that write them finish.
     #[cfg_attr(feature = "serde", serde(default))]
     pub closing: Vec<BlockId>,
-    /// References without an owner: a fault of the pool, which an [audit](Pool::audit) reports. The
-    /// [blocks](Unaccounted::blocks) are not listed with leases, the candidates are. Found
-    /// twice in a row: while other threads use the pool, blocks change hands.
+    /// References without an owner: a bug in the pool, which an [audit](Pool::audit) reports. Its
+    /// [blocks](Unaccounted::blocks) are not listed with leases; its candidates are. Reported only
+    /// if found twice in a row, since other threads may be transferring ownership.
     #[cfg_attr(feature = "serde", serde(default))]
     pub unaccounted: Option<Unaccounted>,
 }
@@ -56,11 +50,10 @@ pub struct SequenceOwner {
     pub tokens: usize,
     /// Its blocks, in order.
     pub blocks: Vec<BlockId>,
-    /// The blocks that it has reserved beyond its tokens. They include those of leases that name
-    /// the sequence.
+    /// Blocks that it has reserved beyond its tokens, including those of leases that name it.
     pub reserved: Vec<BlockId>,
-    /// Number of its blocks that have other references: other sequences, a copy in progress. The
-    /// others become free, or evictable, when the sequence is closed.
+    /// Number of its blocks that other sequences or a copy in progress reference. The others become
+    /// free or evictable when the sequence is closed.
     pub shared_blocks: usize,
     /// Priority for which its last block was allocated; `None` without blocks.
     pub priority: Option<Priority>,
@@ -68,10 +61,8 @@ pub struct SequenceOwner {
     pub held_for: Duration,
 }
 
-/// Blocks of leases that one place of the program allocated for one purpose.
-///
-/// In release builds the place and the time are not recorded, and blocks are grouped by sequence
-/// and priority alone.
+/// Blocks of leases that one place in the program allocated for one purpose. Release builds do not
+/// record the place and the time, and group blocks by sequence and priority alone.
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -86,7 +77,7 @@ pub struct BlockOwner {
     pub allocated_at: Option<SourcePlace>,
     /// Time since the first of them was allocated. Debug builds only.
     pub held_for: Option<Duration>,
-    /// Newest batch when the block that was accessed least recently was last accessed.
+    /// Newest batch when the least recently accessed of the blocks was accessed.
     pub last_access: Ticket,
 }
 
@@ -105,7 +96,7 @@ pub enum PinOwner {
     Cache,
 }
 
-/// A block that is neither evicted nor moved because it is pinned.
+/// A block that is pinned, and hence neither evicted nor moved.
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -116,9 +107,9 @@ pub struct PinnedBlock {
     pub pins: u32,
     /// Owner of the block.
     pub owner: PinOwner,
-    /// Place in the program that pinned it last, unless it was allocated pinned. Debug builds only.
+    /// Place in the program of the last pin, except by an allocation. Debug builds only.
     pub pinned_at: Option<SourcePlace>,
-    /// Time since it was pinned last. Debug builds only.
+    /// Time since the last pin. Debug builds only.
     pub pinned_for: Option<Duration>,
 }
 
@@ -133,21 +124,18 @@ impl Owners {
     }
 }
 
-/// What the blocks of a [`BlockOwner`] have in common.
 type Group = (Option<SourcePlace>, Option<SequenceId>, Priority);
 
 impl Pool {
-    /// Returns the references of all owners that list them.
     pub(super) fn accounts(&self) -> Accounts {
         let mut accounts = self.0.sequences.accounts();
         accounts.listed.extend(self.0.transfers.owners().into_iter().flat_map(|transfer| transfer.blocks));
         accounts
     }
 
-    /// Returns who holds which blocks, since when, and which are pinned.
-    ///
-    /// Walks the lists of all open sequences and all blocks: for diagnosis, not for every step.
-    /// Takes no lock that an allocation takes.
+    /// Returns the owners of all blocks, how long they have held them, and the pinned blocks. Walks
+    /// all open sequences and blocks: for diagnosis, not for every step. Takes no lock of an
+    /// allocation.
     pub fn owners(&self) -> Owners {
         let blocks = &self.0.blocks;
         let mut listed = BTreeMap::<BlockId, SequenceId>::new();

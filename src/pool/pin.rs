@@ -1,5 +1,3 @@
-//! Pins that end with their scope.
-
 use crate::block::KeepAlive;
 #[cfg(debug_assertions)]
 use crate::block::{Noted, Site};
@@ -9,12 +7,11 @@ use crate::sync::{Arc, call};
 
 use super::Pool;
 
-/// Pins a block until it is dropped, or until the block has lost its last owner.
+/// Pins a block until dropped, or until the block loses its last owner. No other call removes the
+/// pin.
 ///
 /// A pinned block is neither evicted nor moved. The pin holds no reference: a cached block without
 /// an owner can be evicted, and a later hit on it is not pinned.
-///
-/// It pins blocks of leases and sequences, and no other call removes it.
 #[must_use = "dropping it unpins the block"]
 pub struct BlockPin {
     keep_alive: Arc<KeepAlive>,
@@ -22,7 +19,7 @@ pub struct BlockPin {
 }
 
 impl Pool {
-    /// Pins a block of any owner while the result lives, for example during a transfer.
+    /// Pins a block of any owner until the result is dropped, for example during a transfer.
     ///
     /// ```
     /// # use kvpool::{AllocRequest, Pool, storage::KvLayout};
@@ -35,10 +32,6 @@ impl Pool {
     /// assert_eq!(pool.info(handle)?.pins, 0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`HandleError`]; nothing changes.
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn pin_scoped(&self, handle: BlockHandle) -> Result<BlockPin, HandleError> {
         let _call = call();
@@ -60,8 +53,7 @@ impl BlockPin {
 impl Drop for BlockPin {
     fn drop(&mut self) {
         let _call = call();
-        // Only in this generation of the block: a free block has no pins, and the pins of its next
-        // owner are not this one's.
+        // Only in this generation of the block, whose next owner has pins of its own.
         self.keep_alive.blocks().unpin(self.handle);
     }
 }

@@ -1,5 +1,3 @@
-//! The pool type: shared state, block handles, sequences, batches and counters.
-
 use crate::block::{AuditError, AuditReport, BlockInfo, Blocks, Sampler};
 use crate::compact::Compactor;
 use crate::error::{GrowError, HandleError, StorageError};
@@ -12,12 +10,11 @@ use crate::sync::{Arc, call};
 
 /// A pool of KV-cache blocks.
 ///
-/// Cloning is cheap, and all clones are the same pool. Every method takes `&self` and may be called
-/// from any number of threads at once.
+/// Cloning is cheap, and all clones are the same pool. Any number of threads may call it at once.
 ///
 /// A block has at most 8,191 references: of sequences, forks, pinned prefixes, and
-/// [shared](super::Lease::share) leases. A sequence whose prompt contains a cached block with as
-/// many computes its tokens from that block on
+/// [shared](super::Lease::share) leases. A sequence whose prompt contains a cached block with that
+/// many references computes its tokens from that block on
 /// ([`PrefixStats::full_blocks`](crate::prefix::PrefixStats::full_blocks)).
 ///
 /// ```
@@ -35,7 +32,6 @@ use crate::sync::{Arc, call};
 #[derive(Clone)]
 pub struct Pool(pub(super) Arc<Shared>);
 
-/// State shared by all clones of a pool.
 pub(super) struct Shared {
     pub(super) blocks: Blocks,
     pub(super) layout: KvLayout,
@@ -46,12 +42,11 @@ pub(super) struct Shared {
     pub(super) order: Order,
     pub(super) migrations: std::sync::Mutex<MigrationCounts>,
     pub(super) transfers: Transfers,
-    /// The nodes that the pool knows.
+    /// Nodes that the pool knows.
     pub(super) remotes: std::sync::RwLock<Option<std::sync::Weak<dyn Remotes>>>,
 }
 
 impl Shared {
-    /// Returns the counts of transfers, locked.
     pub(super) fn migrations(&self) -> std::sync::MutexGuard<'_, MigrationCounts> {
         self.migrations.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -65,7 +60,6 @@ impl Drop for Shared {
 }
 
 impl Pool {
-    /// Tells the sequences which pool they belong to.
     #[cfg(not(kvpool_loom))]
     pub(super) fn own_sequences(&self) {
         let own: std::sync::Weak<Shared> = Arc::downgrade(&self.0);
@@ -73,16 +67,12 @@ impl Pool {
     }
 
     /// Returns the current state of a block.
-    ///
-    /// # Errors
-    ///
-    /// [`HandleError`] if the handle is foreign, out of range or stale.
     pub fn info(&self, handle: BlockHandle) -> Result<BlockInfo, HandleError> {
         let _call = call();
         self.0.blocks.info(handle)
     }
 
-    /// Starts building a sequence, which owns its blocks in order and frees them when dropped.
+    /// Returns a builder of a sequence, which owns its blocks in order and frees them when dropped.
     ///
     /// ```
     /// # use kvpool::{SequenceId, Pool, BlockTable, storage::KvLayout};
@@ -118,54 +108,36 @@ impl Pool {
         sequence.sequences().same(&self.0.sequences)
     }
 
-    /// Begins a batch: one step of the engine, under which block tables are read.
-    ///
-    /// A frame that is freed while the batch is in flight is not reused before the batch has ended.
-    /// Batches may overlap and end in any order.
-    ///
-    /// # Panics
-    ///
-    /// If 65,536 batches are in flight; see [`batches_in_flight`](Self::batches_in_flight).
+    /// Begins a batch: one step of the engine, under which block tables are read. A frame that is
+    /// freed while it is in flight is not reused before it has ended. Batches may overlap and end
+    /// in any order. Panics if 65,536 batches are in flight.
     pub fn begin_batch(&self) -> Batch {
         Batch::begin(&self.0.sequences)
     }
 
     /// Begins a batch on a device's stream; it ends when the stream reaches that point, however it
-    /// is ended on the host.
+    /// is ended on the host. Panics like [`begin_batch`](Self::begin_batch), and fails if the
+    /// stream is foreign or being captured, or the device is lost.
     ///
     /// Copies on write are enqueued on the stream, ahead of the batch's writes. The bytes that the
-    /// batch reads and copies must be written by work enqueued on the stream before, or by work
-    /// that the stream waits for.
-    ///
-    /// # Errors
-    ///
-    /// [`StorageError::ForeignStream`], [`StorageError::Capturing`], [`StorageError::DeviceLost`].
-    ///
-    /// # Panics
-    ///
-    /// As for [`begin_batch`](Self::begin_batch).
+    /// batch reads and copies must be written by work that precedes it on the stream, or that the
+    /// stream waits for.
     pub fn begin_batch_on(&self, stream: &DeviceStream) -> Result<Batch, StorageError> {
         Batch::begin_on(&self.0.sequences, stream)
     }
 
-    /// Returns true if the pool's device has failed: it allocates no more blocks, and the contents
-    /// of its blocks are lost.
+    /// Returns whether the pool's device has failed. It then allocates no more; contents are lost.
     pub fn is_lost(&self) -> bool {
         self.0.blocks.is_lost()
     }
 
     /// Adds `blocks` blocks while the pool serves.
-    ///
-    /// # Errors
-    ///
-    /// [`GrowError`]; the pool is unchanged.
     pub fn grow(&self, blocks: usize) -> Result<(), GrowError> {
         let _call = call();
         self.grow_as(blocks, &mut |_| Ok(()))
     }
 
-    /// Grows, but first calls `check` with the new frames, whose error cancels the growth without
-    /// effect.
+    /// Grows after calling `check` with the new frames. An error of `check` cancels the growth.
     pub(super) fn grow_as(
         &self,
         blocks: usize,
@@ -180,36 +152,30 @@ impl Pool {
         })
     }
 
-    /// Returns free blocks cached by threads to the bitmaps, where they join into runs.
-    ///
-    /// An allocation that runs short does the same by itself; an operator may call this before
-    /// looking at fragmentation.
+    /// Returns free blocks in magazines to the bitmaps, where they merge into runs. An allocation
+    /// that runs short does the same; an operator may call this before looking at fragmentation.
     pub fn trim(&self) {
         let _call = call();
         self.0.blocks.trim();
     }
 
-    /// Returns the number of blocks that can be allocated without evicting:
-    /// [`Stats::free`](super::Stats::free). Excludes the [reserve](super::PoolBuilder::reserve).
-    ///
-    /// O(threads); exact if no other thread allocates or frees at the same time.
+    /// Returns the number of blocks that can be allocated without evicting, like
+    /// [`Stats::free`](super::Stats::free). O(threads); exact without concurrent calls.
     pub fn free_blocks(&self) -> usize {
         let _call = call();
         self.0.blocks.counts().free()
     }
 
-    /// Returns the number of free and evictable blocks:
-    /// [`Stats::available`](super::Stats::available). Otherwise like
-    /// [`free_blocks`](Self::free_blocks). Compare it with [`blocks_needed`](Self::blocks_needed).
+    /// Returns the number of free and evictable blocks, to compare with
+    /// [`blocks_needed`](Self::blocks_needed). O(threads); exact without concurrent calls.
     pub fn available_blocks(&self) -> usize {
         let _call = call();
         self.0.blocks.counts().available()
     }
 
-    /// Returns the number of threads that cache free blocks of this pool.
-    ///
-    /// A thread gives its cache back when its thread-local destructors run, which can be after the
-    /// end of its scope: see [`testing::wait_for_threads`](crate::testing::wait_for_threads).
+    /// Returns the number of threads with a thread cache in this pool. A thread returns its cache
+    /// when its thread-local destructors run, possibly after the end of its scope: see
+    /// [`testing::wait_for_threads`](crate::testing::wait_for_threads).
     pub fn thread_caches(&self) -> usize {
         self.0.blocks.thread_caches_in_use()
     }
@@ -225,20 +191,17 @@ impl Pool {
         self.0.sequences.cache().map(|cache| &**cache)
     }
 
-    /// Returns the cached blocks and their hashes; empty without a prefix cache. Visits every
-    /// block.
-    ///
-    /// Use it when starting to follow the [events](PrefixCache::events), or after events were lost.
+    /// Returns the cached blocks and their hashes. Visits every block. Call it before following the
+    /// [events](PrefixCache::events), and after events were lost.
     pub fn cached_blocks(&self) -> Vec<(BlockId, BlockHash)> {
         self.prefix_cache().map_or_else(Vec::new, |cache| cache.cached_blocks(&self.0.blocks))
     }
 
-    /// Clears the prefix cache: prefixes cached before the call are not found any more.
+    /// Clears the prefix cache: prefixes cached before the call are no longer found. O(1).
     ///
-    /// Takes the same time in a pool of any size. Unowned blocks stay evictable; LRU evicts them
-    /// before any that are cached later, a policy with several queues where they are first in their
-    /// queue. Owned ones become evictable when they are released, and are evicted before all
-    /// others. To have free blocks at once, [evict](Self::evict_cached) some.
+    /// Unowned blocks stay evictable; LRU evicts them before any that are cached later, a policy
+    /// with several queues first in their queue. Owned ones are evicted before all others once
+    /// released. To free blocks immediately, [evict](Self::evict_cached) some.
     pub fn clear_prefix_cache(&self) {
         let _call = call();
         if let Some(cache) = self.prefix_cache() {
@@ -246,32 +209,30 @@ impl Pool {
         }
     }
 
-    /// Returns for each hash whether a block is cached for it, as part of a chain or not.
-    ///
-    /// An answer for this moment: nothing is held, and no recency changes.
+    /// Returns for each hash whether a block is currently cached for it, as part of a chain or not.
+    /// Takes no reference and changes no recency.
     pub fn has_cached(&self, hashes: &[BlockHash]) -> Vec<bool> {
         let _call = call();
         let has = |cache: &PrefixCache, hash| cache.has(&self.0.blocks, hash);
         hashes.iter().map(|&hash| self.prefix_cache().is_some_and(|cache| has(cache, hash))).collect()
     }
 
-    /// Uncaches all blocks of these hashes, of contents that proved to be wrong: no lookup finds
-    /// them any more.
+    /// Uncaches all blocks of these hashes, whose contents proved to be wrong: lookups no longer
+    /// find them.
     ///
-    /// Blocks without owners are evicted. Owners keep theirs and continue. This also holds for
-    /// blocks that were written before the call, even in part, and become full or final later: by a
-    /// batch in flight, by another sequence with the same tokens, or by an import. Blocks that are
-    /// written after the call are found again.
+    /// Blocks without owners are evicted. Owners keep theirs and continue. This includes blocks
+    /// that were written before the call, even in part, and become full or final later: by a batch
+    /// in flight, by another sequence with the same tokens, or by an import. Blocks written after
+    /// the call are found again.
     ///
-    /// What was computed from a wrong block is wrong too, and has other hashes. Nothing that a
-    /// sequence with such a block fills from now on is found. Pass the hashes of those that are
-    /// cached already: [`Sequence::block_hashes`] returns those of a sequence, and
+    /// Blocks computed from a wrong block are wrong too, and have other hashes. After the call, a
+    /// sequence with a wrong block caches nothing. Also pass the hashes of blocks that are cached
+    /// already: [`Sequence::block_hashes`] returns those of a sequence, and
     /// [`KvEvent::Stored`](crate::prefix::KvEvent::Stored) names the block before each, also for an
-    /// unfinished last block that was [registered](crate::AdmitRequest::reuse_tail). To forget
-    /// everything, [clear](Self::clear_prefix_cache) the cache.
+    /// unfinished last block that was [registered](crate::AdmitRequest::reuse_tail).
     ///
-    /// Visits every block of the pool. 65,536 hashes are remembered; of more, the older ones are
-    /// dropped. Frames that a batch in flight may see become free when it ends.
+    /// Visits every block. Remembers the newest 65,536 hashes. Frames that a batch in flight may
+    /// see become free when it ends.
     ///
     /// ```
     /// # use kvpool::{Pool, SequenceId, Tokens, prefix::PrefixConfig, storage::KvLayout};
@@ -294,13 +255,10 @@ impl Pool {
     }
 
     /// Evicts cached blocks without owners, in the policy's order, until at most `keep` are left,
-    /// and returns their number.
-    ///
-    /// Blocks that a batch in flight may see, or that are being moved, stay. The blocks are evicted
-    /// in slices, between which other threads may allocate.
+    /// and returns the number evicted. Blocks that a batch in flight may see, or that are being
+    /// moved, stay. Evicts in slices, between which other threads may allocate.
     pub fn evict_cached(&self, keep: usize) -> usize {
         let _call = call();
-        /// Blocks of a slice.
         const SLICE: usize = 512;
         let mut evicted = 0;
         loop {
@@ -312,17 +270,13 @@ impl Pool {
         }
     }
 
-    /// Recounts every frame and block, and the references of each kind of owner.
+    /// Recounts every frame and block, and the references of each kind of owner. The error is the
+    /// first contradiction found, or a reference that no owner will release.
     ///
-    /// Call it while no thread allocates or frees; leases, batches, transfers and requests that
-    /// wait may be open. A lease that was [forgotten](std::mem::forget) is an owner:
-    /// [`owners`](Self::owners) names it. A reference that no owner will release is an error.
-    ///
-    /// # Errors
-    ///
-    /// The first contradiction found, or [`AuditError::Busy`], also while a thread is ending: the
-    /// end of a [scope](std::thread::scope) does not wait for the destructors of its threads, a
-    /// `join` does.
+    /// No thread may allocate or free meanwhile; leases, batches, transfers and waiting requests
+    /// may be open. A [forgotten](std::mem::forget) lease is an [owner](Self::owners). While a
+    /// thread is ending, returns [`AuditError::Busy`]: the end of a [scope](std::thread::scope),
+    /// unlike a `join`, does not wait for thread-local destructors.
     pub fn audit(&self) -> Result<AuditReport, AuditError> {
         let _call = call();
         let report = self.0.blocks.audit()?;
@@ -342,7 +296,7 @@ impl Pool {
     }
 
     internal! {
-        /// Returns the block floor.
+        /// Returns the block metadata.
         fn blocks(&self) -> &Blocks {
             &self.0.blocks
         }
@@ -353,7 +307,7 @@ impl Pool {
         self.0.blocks.clock().in_flight()
     }
 
-    /// Returns the number that tells this pool's handles from those of other pools.
+    /// Returns the number that distinguishes this pool's handles from those of other pools.
     pub fn tag(&self) -> PoolTag {
         self.0.blocks.tag()
     }

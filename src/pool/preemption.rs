@@ -1,4 +1,4 @@
-//! Preemption: a sequence gives up its blocks, and continues later, here or in another pool.
+//! Preemption: a sequence gives up its blocks, and continues later in this or another pool.
 
 use std::time::Instant;
 
@@ -10,23 +10,20 @@ use crate::sequence::Sequence;
 use super::Pool;
 use super::wait::{CallUntil, Wait};
 
-/// Way in which a sequence is preempted.
+/// How a sequence is preempted.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Preempt<'a> {
-    /// It is closed. Its full blocks of known tokens stay in the prefix cache, if the pool has one;
-    /// the rest is computed again later. When a sequence is opened with its id again, the blocks
-    /// that it finds count as [resumed](crate::prefix::PrefixStats::resumed_lookups), and not as
-    /// hits.
+    /// Closes it. Its full blocks of known tokens stay in the prefix cache, if any; the rest must
+    /// be recomputed. When a sequence is opened with its id again, the blocks that it finds count
+    /// as [resumed](crate::prefix::PrefixStats::resumed_lookups), not as hits.
     Recompute,
-    /// It moves to another pool with all its bytes, usually one in host memory.
+    /// Moves it with all its bytes to another pool, usually one in host memory.
     Swap(&'a Pool),
 }
 
-/// Result of a preemption.
-///
-/// `freed_blocks + cached_blocks + shared_blocks` is the number of blocks that the sequence had.
-/// The counts are exact unless other threads share or release these blocks at the same moment.
+/// Result of a preemption. `freed_blocks + cached_blocks + shared_blocks` is the number of blocks
+/// that the sequence had, unless other threads concurrently share or release these blocks.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Preempted {
@@ -34,14 +31,14 @@ pub struct Preempted {
     pub id: SequenceId,
     /// Blocks that became free here, or will when the batches in flight that may read them end.
     pub freed_blocks: usize,
-    /// Blocks that became evictable here: they keep their bytes until their frames are needed.
+    /// Blocks that became evictable here.
     pub cached_blocks: usize,
     /// Blocks that other owners still reference.
     pub shared_blocks: usize,
     /// Leading tokens whose bytes still exist: all of a swapped sequence; of a closed one those in
     /// leading cached blocks, until these are evicted.
     pub tokens_kept: usize,
-    /// The other tokens, which have to be computed again.
+    /// Other tokens, which have to be recomputed.
     pub tokens_lost: usize,
     /// The sequence in the other pool; `None` if it was closed.
     pub swapped: Option<Swapped>,
@@ -53,7 +50,7 @@ pub struct Preempted {
 pub struct Swapped {
     /// The sequence, which belongs to the other pool.
     pub sequence: Sequence,
-    /// Tag of that pool.
+    /// Tag of the other pool.
     pub pool: PoolTag,
     /// The copied blocks.
     pub report: MigrationReport,
@@ -63,13 +60,12 @@ impl Pool {
     /// Takes a sequence's blocks away, to make room for others.
     ///
     /// [`Preempt::Swap`] first waits until the batches that write the sequence have
-    /// [ended](Self::settled), until the deadline of [`Wait::until`] at most, and then copies it.
+    /// [ended](Self::settled), at most until the deadline of [`Wait::until`], and then copies it.
     /// The calling task must hold no such batch. It does not wait for room in the other pool, so
-    /// that the caller can recompute instead; [`resume`](Self::resume) brings it back.
-    /// [`Preempt::Recompute`] does not wait: while a batch in flight writes to its blocks, they
-    /// stay in use, and are cached when it finishes.
-    ///
-    /// Dropping the future closes the sequence; at a deadline it is returned.
+    /// that the caller can recompute instead; [`resume`](Self::resume) brings the sequence back.
+    /// [`Preempt::Recompute`] does not wait: blocks that a batch in flight writes stay in use, and
+    /// are cached when it finishes. Dropping the future closes the sequence; at a deadline it is
+    /// returned.
     ///
     /// ```
     /// # use kvpool::{SequenceId, Pool, Preempt, ResumeOptions, storage::KvLayout};
@@ -92,12 +88,9 @@ impl Pool {
     /// # Ok(())
     /// # }
     /// ```
-    ///
     /// # Errors
-    ///
-    /// [`MigrateError`], which returns the unchanged sequence: [`TransferError::ForeignSequence`],
-    /// and for a swap the errors of [`migrate`](Self::migrate); [`TransferError::BeingWritten`] if
-    /// a batch that writes the sequence is in flight at the deadline.
+    /// Those of [`migrate`](Self::migrate) for a swap, else [`TransferError::ForeignSequence`]. The
+    /// sequence is returned unchanged.
     pub fn preempt<'a>(
         &'a self,
         sequence: Sequence,

@@ -1,5 +1,3 @@
-//! Wiping of freed frames through a pool's storage.
-
 use std::sync::{Arc, Weak};
 #[cfg(not(kvpool_loom))]
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -15,11 +13,10 @@ use crate::sync::caught;
 
 /// Wipes freed frames of one pool.
 ///
-/// A thread that reports the ends of device work only begins a wipe: if it waited for the device, it
-/// would delay all other reports, among them that of the wipe.
-///
-/// One deferred wipe is in flight at a time. Runs that are freed meanwhile are gathered, and the next
-/// wipe takes all of them, so that launches and buffers do not grow with the number of runs.
+/// A thread that reports the ends of device work only begins a wipe: waiting for the device would
+/// delay all other reports, including that of the wipe. One deferred wipe is in flight at a time.
+/// The next one takes all runs that are freed meanwhile, so launches and buffers do not grow with
+/// the number of runs.
 ///
 /// ```text
 /// Idle ──begin_wipe: take the queue──> Starting ──zero_then returned──> InFlight ──its end──> Idle,
@@ -27,26 +24,24 @@ use crate::sync::caught;
 ///   └──── the thread that started it ── Ended
 /// ```
 ///
-/// Each run is reported once, at the end of its last wipe; a callback that is dropped counts as a
-/// failure. If a wipe fails, each of its runs is wiped once more, alone: only those that fail again are
-/// reported as failed, and held for good.
+/// Each run is reported once, at the end of its last wipe; a dropped callback counts as a failure.
+/// If a wipe fails, each of its runs is wiped once more, alone; only those that fail again are
+/// reported as failed, and held permanently.
 pub(super) struct FrameScrub {
     /// Weak: thread caches keep the block metadata alive, and must not keep the bytes alive.
     storage: Weak<dyn Storage>,
-    /// Told of the ends of deferred wipes.
     #[cfg(not(kvpool_loom))]
     blocks: OnceLock<WeakBlocks>,
     #[cfg(not(kvpool_loom))]
     deferred: Mutex<Deferred>,
 }
 
-/// Deferred wipes.
 #[cfg(not(kvpool_loom))]
 #[derive(Default)]
 struct Deferred {
     /// Runs of the next wipe.
     queue: Vec<Run>,
-    /// Runs of wipes that failed, each of which goes next, alone.
+    /// Runs of failed wipes, each of which is wiped next, alone.
     again: Vec<Run>,
     stage: Stage,
 }
@@ -54,28 +49,26 @@ struct Deferred {
 #[cfg(not(kvpool_loom))]
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 enum Stage {
-    /// No wipe is under way.
     #[default]
     Idle,
     /// A thread is in [`Storage::zero_then`].
     Starting,
-    /// The wipe has ended before that call returned.
+    /// The wipe ended before that call returned.
     Ended,
-    /// The call has returned, and the wipe has not ended.
+    /// The call returned, and the wipe has not ended.
     InFlight,
 }
 
-/// A wipe under way. Dropping it ends the wipe.
+/// A wipe in progress. Dropping it ends the wipe.
 #[cfg(not(kvpool_loom))]
 struct Wipe {
     scrub: Arc<FrameScrub>,
     runs: Vec<Run>,
-    /// True for a run that goes alone.
+    /// Whether this is the second wipe, of one run alone.
     is_last: bool,
     is_wiped: bool,
 }
 
-/// A share of a pool's scrub, for its free space.
 pub(super) struct SharedScrub(pub(super) Arc<FrameScrub>);
 
 impl FrameScrub {
@@ -89,7 +82,7 @@ impl FrameScrub {
         })
     }
 
-    /// Sets the blocks whose frames are wiped; without them no wipe is deferred.
+    /// Sets the blocks whose frames are wiped; without them wipes are not deferred.
     pub(super) fn serve(&self, blocks: &Blocks) {
         #[cfg(not(kvpool_loom))]
         let _ = self.blocks.set(blocks.downgrade());
@@ -105,7 +98,6 @@ impl FrameScrub {
         self.deferred.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins the next wipe, if no other is under way.
     fn next(self: &Arc<Self>) -> Option<Wipe> {
         let mut deferred = self.deferred();
         if deferred.stage != Stage::Idle || (deferred.queue.is_empty() && deferred.again.is_empty()) {
@@ -118,9 +110,8 @@ impl FrameScrub {
         Some(Wipe { scrub: self.clone(), runs, is_last, is_wiped: false })
     }
 
-    /// Starts a wipe of the queued runs, unless one is under way.
     fn start(self: &Arc<Self>) {
-        // In a loop: wipes may end before they return.
+        // In a loop: wipes may end before the call returns.
         while let Some(mut wipe) = self.next() {
             let runs = wipe.runs.clone();
             match self.storage.upgrade() {
@@ -130,11 +121,11 @@ impl FrameScrub {
                         drop(wipe);
                     };
                     // A panic drops the callback: its runs count as not wiped, and the next wipe
-                    // begins. SAFETY: frames that are unowned and seen by no batch, held until the end.
+                    // begins. SAFETY: frames that are unowned and seen by no batch, held until the
+                    // end.
                     let _ = caught(|| unsafe { storage.zero_then(&runs, Box::new(end)) });
                 }
                 None => {
-                    // The pool and its sequences are gone, so that no reader of the frames is left.
                     wipe.is_wiped = true;
                     drop(wipe);
                 }
@@ -173,18 +164,17 @@ impl Drop for Wipe {
     }
 }
 
-/// Returns true if the old contents of the frames cannot be read any more.
 fn is_wiped(outcome: &Result<(), StorageError>) -> bool {
-    // The contents of a lost device cannot be read any more, nor can later contents.
+    // Neither old nor later contents of a lost device can be read.
     outcome.as_ref().err().is_none_or(StorageError::is_lost)
 }
 
 impl Scrub for SharedScrub {
     fn wipe(&self, run: Run) {
-        // The pool and its sequences are gone, so that no reader of the frames is left.
+        // The pool and its sequences are gone, so the frames have no readers.
         let Some(storage) = self.0.storage.upgrade() else { return };
-        // SAFETY: the block floor passes frames that are unowned and seen by no batch, before it
-        // frees them.
+        // SAFETY: the caller passes frames that are unowned and seen by no batch, before it frees
+        // them.
         let outcome = unsafe { storage.zero(&[run]) };
         if !is_wiped(&outcome) {
             panic!("zeroing {run} of this pool failed: {outcome:?}");

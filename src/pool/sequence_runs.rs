@@ -1,14 +1,10 @@
-//! Runs of adjacent frames in the block tables of the open sequences.
-
 use crate::ids::FrameId;
 use crate::sequence::SequenceView;
 
 use super::pool::Pool;
 
-/// Runs of adjacent frames in the block tables of the open sequences.
-///
-/// A run is as long as possible: the next block of the table is not in the frame behind it. A
-/// transfer needs one descriptor for each run. Open sequences without blocks do not count.
+/// Runs of adjacent frames in the block tables of the open sequences that have blocks. Each run is
+/// as long as possible. A transfer needs one descriptor per run.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -21,28 +17,26 @@ pub struct SequenceRuns {
     pub p50: usize,
     /// 99th percentile of the number of runs of a sequence.
     pub p99: usize,
-    /// Mean length of the runs, in blocks: the blocks of all tables, divided by their runs. A block
-    /// that several sequences share counts for each of them.
+    /// Mean length of the runs in blocks: the blocks of all tables, divided by their runs. A shared
+    /// block counts for each of its sequences.
     pub mean_run: f64,
 }
 
 impl Pool {
-    /// Returns the runs of adjacent frames in the block tables of the open sequences.
-    ///
-    /// Reads the word of every block of these sequences: some milliseconds per million blocks,
-    /// during which no other thread waits. Exact if no sequence changes and no block moves at the
-    /// same time.
+    /// Returns the runs of adjacent frames in the block tables of the open sequences. Reads the
+    /// word of every block: some milliseconds per million blocks, without delaying other threads.
+    /// Exact if no sequence changes and no block moves meanwhile.
     pub fn sequence_runs(&self) -> SequenceRuns {
         let views = self.0.sequences.views();
         SequenceRuns::of(views.iter().map(|view| self.runs_of(view)).filter(|&(blocks, _)| blocks > 0))
     }
 
-    /// Returns the numbers of blocks and of runs of a sequence.
+    /// Returns the numbers of blocks and runs of a sequence.
     fn runs_of(&self, view: &SequenceView) -> (usize, usize) {
         let (mut blocks, mut runs, mut next) = (0, 0, None);
         view.for_each_block(|place, block| {
             if place == 0 {
-                // The list is read again from its first block.
+                // The walk restarted from the first block.
                 (runs, next) = (0, None);
             }
             let frame = self.0.blocks.frame(block);
@@ -54,7 +48,6 @@ impl Pool {
 }
 
 impl SequenceRuns {
-    /// Returns the figures of sequences, each with its numbers of blocks and of runs.
     fn of(sequences: impl Iterator<Item = (usize, usize)>) -> Self {
         let mut blocks = 0;
         let mut runs: Vec<usize> = sequences.inspect(|(of, _)| blocks += of).map(|(_, runs)| runs).collect();
@@ -81,7 +74,6 @@ mod tests {
         let hundred = SequenceRuns::of((1..=100).map(|runs| (3 * runs, runs)));
         let expected = SequenceRuns { sequences: 100, mean: 50.5, p50: 50, p99: 99, mean_run: 3.0 };
         assert_eq!(hundred, expected);
-        // A long sequence in one run, and two of four blocks in four runs each.
         let mixed = SequenceRuns::of([(10, 1), (4, 4), (4, 4)].into_iter());
         assert_eq!((mixed.mean, mixed.p50, mixed.p99, mixed.mean_run), (3.0, 4, 4, 2.0));
     }

@@ -1,7 +1,5 @@
-//! Waiting for batches to end: those that write a sequence, or all up to a ticket.
-//!
-//! The wait itself, and the protocol that lets no end go unnoticed, belong to the clock; this file
-//! has the future that a task awaits. It is independent of the runtime.
+//! Futures that wait for batches to end: those that write a sequence, or all up to a ticket. The
+//! clock implements the wait itself. Independent of the runtime.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -17,10 +15,8 @@ use crate::sync::runtime::timeout_at;
 
 use super::Pool;
 
-/// Completes when the batches that it was created for have ended.
-///
-/// It borrows neither the sequence nor the pool, and may be dropped at any time. It keeps the
-/// pool's bookkeeping alive, but neither the bytes nor the [`Pool`].
+/// Completes when the batches that it was created for have ended. It borrows neither the sequence
+/// nor the pool, and keeps the pool's bookkeeping alive, but neither the bytes nor the [`Pool`].
 #[must_use = "futures do nothing unless they are polled"]
 pub struct Settled(Result<BatchesEnd, SettleError>);
 
@@ -28,10 +24,9 @@ impl Pool {
     /// Waits until every batch that has written to the sequence so far has ended.
     ///
     /// Its bytes are then complete: it can be [migrated](Self::migrate), and its full blocks of
-    /// final tokens can be sealed and cached. Batches of other sequences are not waited for, unless
-    /// more than three batches that write the sequence are in flight: then all up to the oldest of
-    /// them are. Only batches that wrote before the call count. A task must not await this while it
-    /// holds such a batch itself.
+    /// final tokens can be sealed and cached. If more than three batches in flight write the
+    /// sequence, waits for all batches up to the oldest of these. A task must not await this while
+    /// it holds such a batch itself.
     ///
     /// ```
     /// # use kvpool::{SequenceId, Pool, storage::KvLayout};
@@ -48,9 +43,7 @@ impl Pool {
     /// # }
     /// ```
     ///
-    /// # Errors
-    ///
-    /// [`SettleError::ForeignSequence`].
+    /// Fails with [`SettleError::ForeignSequence`] only.
     pub fn settled(&self, sequence: &Sequence) -> Settled {
         if !self.owns(sequence) {
             let (id, pool) = (sequence.id(), self.tag());
@@ -59,13 +52,8 @@ impl Pool {
         Settled(Ok(self.blocks().batches_end(sequence.writers())))
     }
 
-    /// Waits until the batch with this ticket, and every earlier one, has ended.
-    ///
-    /// No kernel of these batches reads or writes any block then.
-    ///
-    /// # Errors
-    ///
-    /// [`SettleError::NotBegun`].
+    /// Waits until the batch with this ticket, and every earlier one, has ended, so that none of
+    /// their kernels accesses a block. Fails with [`SettleError::NotBegun`] only.
     pub fn settled_up_to(&self, ticket: Ticket) -> Settled {
         // Acquire, inside: the wait sees the slot of every batch up to the ticket.
         let newest = self.blocks().clock().read().newest();
@@ -79,17 +67,9 @@ impl Pool {
 }
 
 impl Settled {
-    /// Waits like the future itself, but gives up at a deadline, if there is one.
-    ///
-    /// Looks at least once, even if the deadline has passed.
-    ///
-    /// # Errors
-    ///
-    /// As for the future; [`SettleError::Deadline`].
-    ///
-    /// # Panics
-    ///
-    /// If it has to wait in a tokio runtime whose timer is disabled.
+    /// Waits like the future itself, but at most until the deadline, if any
+    /// ([`SettleError::Deadline`]). Checks at least once. Panics if it has to wait in a tokio
+    /// runtime whose timer is disabled.
     pub async fn until(mut self, deadline: impl Into<Option<Instant>>) -> Result<(), SettleError> {
         let Some(deadline) = deadline.into() else { return self.await };
         if let Some(outcome) = timeout_at(deadline, &mut self).await {
@@ -97,7 +77,7 @@ impl Settled {
         }
         match self.0?.in_flight() {
             Some(batch) => Err(SettleError::Deadline { batch }),
-            // It ended just now.
+            // It has just ended.
             None => Ok(()),
         }
     }

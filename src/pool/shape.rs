@@ -1,5 +1,3 @@
-//! The shape of a pool's blocks: what the builders of all pools set and check.
-
 use crate::block::BlocksConfig;
 use crate::config::{
     FAN, FRAGMENTATION_ORDER, FRAME_BITS, MAGAZINE_BLOCKS_MAX, SEGMENT_FRAMES, magazine_blocks,
@@ -8,10 +6,9 @@ use crate::error::Invalid;
 use crate::ids::{DeviceId, FRAMES_MAX, Order};
 use crate::sync::available_parallelism;
 
-/// Maximum number of expected threads. More threads than that may use the pool.
 const THREADS_MAX: usize = 1 << 16;
 
-/// Numbers of blocks and frames, and how they are cached; `None` is a default.
+/// Numbers of blocks and frames, and sizes of their caches; `None` is a default.
 pub(super) struct Shape {
     pub(super) blocks_max: Option<usize>,
     pub(super) segment_blocks: usize,
@@ -19,7 +16,6 @@ pub(super) struct Shape {
     pub(super) threads: Option<usize>,
     pub(super) has_null_block: bool,
     pub(super) reserve: usize,
-    /// Order at which fragmentation is reported.
     pub(super) order: Order,
 }
 

@@ -1,6 +1,3 @@
-//! Statistics of a pool: [`Stats`] reads counters, [`Fragmentation`] scans the bitmaps. Both are of
-//! blocks and free frames; [`SequenceRuns`](super::SequenceRuns) is of sequences.
-
 use crate::block::{Blocks, Latency};
 use crate::compact::OverdueCopy;
 use crate::error::{HeadOfLine, OldestBatch, TurnHolder};
@@ -10,17 +7,17 @@ use crate::sync::call;
 
 use super::pool::{Pool, Shared};
 
-/// How close the pool is to exhaustion.
+/// Pressure on the pool, by the share of used blocks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Pressure {
-    /// Less than 70 % of the blocks are used.
+    /// Below 70 %.
     Low,
-    /// 70 % or more, but less than 85 %.
+    /// From 70 % to below 85 %.
     Medium,
-    /// 85 % or more, but less than 95 %.
+    /// From 85 % to below 95 %.
     High,
-    /// 95 % or more.
+    /// From 95 %.
     Critical,
 }
 
@@ -36,11 +33,8 @@ impl Pressure {
     }
 }
 
-/// Occupancy of a pool.
-///
-/// While other threads allocate and free, each number is approximate and the sums need not match; a
-/// block that a thread is passing on counts where it was before. The numbers are exact while no
-/// thread is inside a call.
+/// Occupancy of a pool. Exact while no thread is inside a call; otherwise each number is
+/// approximate, the sums need not match, and a block in transit counts in its previous state.
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -49,7 +43,7 @@ pub struct Stats {
     pub total: usize,
     /// Owned blocks.
     pub used: usize,
-    /// Blocks that any allocation can get without evicting. Excludes the reserve.
+    /// Blocks that can be allocated without evicting. Excludes the reserve.
     pub free: usize,
     /// [`free`](Self::free) + [`evictable`](Self::evictable).
     pub available: usize,
@@ -59,17 +53,17 @@ pub struct Stats {
     pub retired: usize,
     /// Free blocks reserved for urgent requests.
     pub reserved: usize,
-    /// Free blocks kept by moves or by a shrink in progress.
+    /// Free blocks held by moves or a shrink.
     pub held: usize,
-    /// The part of [`free`](Self::free) that sequences reserve behind their last blocks. Other
-    /// allocations take it when they find no other free blocks.
+    /// Part of [`free`](Self::free) reserved behind the ends of sequences. Other allocations use it
+    /// last.
     pub reserved_for_growth: usize,
-    /// Requests that wait in the queue.
+    /// Requests in the wait queue.
     pub waiting: usize,
-    /// The same by priority: normal, high, urgent.
+    /// Waiting requests by priority: normal, high, urgent.
     #[cfg_attr(feature = "serde", serde(default))]
     pub waiting_by_priority: [usize; 3],
-    /// The part of [`free`](Self::free) that is in threads' magazines and in the depot.
+    /// Part of [`free`](Self::free) in threads' magazines and the depot.
     pub in_magazines: usize,
     /// `used / total`.
     pub utilization: f64,
@@ -79,42 +73,34 @@ pub struct Stats {
     pub latency: Latency,
     /// Batches in flight.
     pub batches_in_flight: u64,
-    /// Batches that were [abandoned](crate::Batch#abandoned-batches) after they wrote to a
-    /// sequence.
+    /// Batches that were [abandoned](crate::Batch#abandoned-batches) after writing to a sequence.
     #[cfg_attr(feature = "serde", serde(default))]
     pub batches_abandoned: u64,
-    /// Closed sequences whose blocks, counted as used, are cached once batches in flight finish.
+    /// Closed sequences whose blocks count as used, and are cached once batches in flight finish.
     #[cfg_attr(feature = "serde", serde(default))]
     pub closing: usize,
-    /// The oldest batch in flight; blocks [retired](Self::retired) since it began wait for its end.
-    ///
-    /// Its age is a lower bound: it counts from the first call that found it to be the oldest.
+    /// Oldest batch in flight; blocks [retired](Self::retired) after it began become free when it
+    /// ends. Its age is a lower bound, measured from the first call that found it to be the oldest.
     pub oldest_batch: Option<OldestBatch>,
-    /// The first request in the queue, and since when it has been ready without being polled.
+    /// First request in the queue, and since when it has been ready without being polled.
     pub head_of_line: Option<HeadOfLine>,
     /// Requests that were woken and not polled in time, so that others are served before them.
     pub passed_over: usize,
-    /// The task whose turn it is to move blocks; see [`TurnHolder`].
+    /// Task whose turn it is to move blocks.
     #[cfg_attr(feature = "serde", serde(default))]
     pub turn: Option<TurnHolder>,
-    /// A copy of moving blocks that has passed its deadline; its blocks are among
-    /// [`held`](Self::held).
+    /// A copy of moving blocks past its deadline; its blocks are among [`held`](Self::held).
     pub overdue_copy: Option<OverdueCopy>,
     /// Owned blocks whose bytes are being transferred to or from another pool or node.
     pub in_transfer: usize,
-    /// Owned blocks of transfers that were given up, whose bytes a transport may still read or
-    /// write.
+    /// Owned blocks of cancelled transfers, whose bytes a transport may still read or write.
     pub quarantined: usize,
-    /// Blocks held for good because their bytes could not be
-    /// [wiped](crate::pool::PoolBuilder::zero_on_free).
+    /// Blocks held because [wiping](crate::pool::PoolBuilder::zero_on_free) them failed.
     pub unwiped: usize,
 }
 
 impl Pool {
-    /// Returns the pool's occupancy and state.
-    ///
-    /// O(threads), and a word for each 4,096 blocks; exact if no other thread allocates or frees at
-    /// the same time.
+    /// Returns the pool's occupancy and state. O(threads), plus a word per 4,096 blocks.
     pub fn stats(&self) -> Stats {
         let _call = call();
         let transfers = self.0.transfers.counts();
@@ -131,18 +117,15 @@ impl Pool {
     }
 
     /// Returns the fragmentation at the pool's [order](super::PoolBuilder::fragmentation_order).
-    ///
     /// Scans the bitmaps: some hundred microseconds per million blocks.
     pub fn fragmentation(&self) -> Fragmentation {
         Fragmentation::of(&self.0, self.0.order)
     }
 
-    /// Returns the [fragmentation rate](Fragmentation::rate) over free and evictable frames, 0 to
-    /// 1, at the pool's [order](super::PoolBuilder::fragmentation_order): what the rate would be
-    /// after all evictable blocks were evicted, and moves can lower.
-    ///
-    /// With evictable blocks it reads the word of every block: some milliseconds per million
-    /// blocks.
+    /// Returns the [fragmentation rate](Fragmentation::rate) over free and evictable frames at the
+    /// pool's [order](super::PoolBuilder::fragmentation_order): the rate after evicting all
+    /// evictable blocks, which moves can lower. Reads the word of every block if any are evictable:
+    /// some milliseconds per million blocks.
     pub fn available_fragmentation(&self) -> f64 {
         self.0.blocks.available_fragmentation(self.0.order)
     }
@@ -183,33 +166,27 @@ impl Stats {
     }
 }
 
-/// Fragmentation of a pool's free frames at one order.
-///
-/// Exact if no other thread allocates or frees at the same time.
+/// Fragmentation of a pool's free frames at one order. Exact without concurrent calls.
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Fragmentation {
-    /// The order k for [`rate`](Self::rate) and [`unusable`](Self::unusable).
+    /// Order k of [`rate`](Self::rate) and [`unusable`](Self::unusable).
     pub order: Order,
     /// Fragmentation rate, 0 to 1: one minus the number of free aligned runs of 2^k, divided by the
-    /// number that the same free frames would form under the best placement of all blocks.
-    ///
-    /// Frames in magazines count as free, but form no run. The rate is 0 if fewer than 2^k blocks
-    /// are free, and in an empty pool of any size.
+    /// number that the same free frames could form. Frames in magazines count as free, but form no
+    /// run. The rate is 0 if fewer than 2^k blocks are free, and in an empty pool.
     pub rate: f64,
-    /// Linux's unusable-free-space index at the same order, over the bitmaps alone: the share of
-    /// the free frames that are in no free aligned run of 2^k, even where no such run is possible.
+    /// Linux's unusable-free-space index over the bitmaps: the share of the free frames that are in
+    /// no free aligned run of 2^k, even where no such run is possible.
     pub unusable: f64,
     /// Number of free aligned runs of each order, in the smallest set that covers the free frames.
     pub free_by_order: [usize; ORDERS],
-    /// Length of the longest free run, at any alignment, in frames.
+    /// Length of the longest free run of any alignment, in frames.
     pub longest_run: usize,
-    /// Mean length of the maximal free runs, in frames; 0 if no frame is free. For the runs in which
-    /// sequences lie, see [`Pool::sequence_runs`].
+    /// Mean length of the maximal free runs in frames, or 0. See also [`Pool::sequence_runs`].
     pub mean_run: f64,
-    /// Number of free frames that sequences reserve behind their last blocks. Other allocations take
-    /// them when they find no others.
+    /// Number of free frames that sequences reserve behind their last blocks.
     pub reserved_for_growth: usize,
 }
 

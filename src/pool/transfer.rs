@@ -1,4 +1,4 @@
-//! `Pool` methods for transports and nodes: exports, imports, and the nodes that a pool knows.
+//! `Pool` methods for transports and nodes.
 
 use std::sync::{Arc, PoisonError};
 
@@ -17,12 +17,11 @@ impl Pool {
         End::new(&self.0.sequences, &self.0.transfers)
     }
 
-    /// Begins to move a sequence to another pool, over a [transport](crate::transport).
+    /// Begins to move a sequence to another pool over a [transport](crate::transport).
     ///
     /// # Errors
-    ///
-    /// [`MigrateError`], which returns the unchanged sequence: [`TransferError::ForeignSequence`],
-    /// [`TransferError::BeingWritten`], [`TransferError::NoStorage`], [`TransferError::Handle`].
+    /// [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
+    /// [`TransferError::NoStorage`], [`TransferError::Handle`]. The sequence is returned unchanged.
     pub fn export(&self, sequence: Sequence) -> Result<Export, MigrateError> {
         match self.end() {
             Ok(end) => Export::of(&end, sequence),
@@ -30,22 +29,13 @@ impl Pool {
         }
     }
 
-    /// Begins to copy a sequence, which stays open, to another pool.
-    ///
-    /// # Errors
-    ///
-    /// As for [`export`](Self::export).
+    /// Begins to copy a sequence, which stays open, or fails like [`export`](Self::export).
     pub fn export_copy(&self, sequence: &Sequence) -> Result<Export, TransferError> {
         Export::copy_of(&self.end()?, sequence)
     }
 
     /// Begins to move up to `blocks_max` evictable blocks, in eviction order, to another pool's
-    /// cache.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::NoStorage`], [`TransferError::NoCache`]; [`TransferError::Alloc`] if
-    /// `blocks_max` is zero.
+    /// cache. Fails without storage or cache, and if `blocks_max` is zero.
     pub fn export_cached(&self, blocks_max: usize) -> Result<Export, TransferError> {
         if blocks_max == 0 {
             return Err(AllocError::Zero.into());
@@ -53,75 +43,51 @@ impl Pool {
         Export::coldest(&self.end()?, blocks_max)
     }
 
-    /// Begins to copy cached blocks to another pool's cache.
-    ///
-    /// The hashes are those of a chain from its block `first` on; blocks are exported up to the
-    /// first one that is not cached here.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::NoStorage`], [`TransferError::NoCache`].
+    /// Begins to copy cached blocks to another pool's cache: those of a chain of hashes from its
+    /// block `first` on, up to the first one that is not cached. Fails without storage or cache.
     pub fn export_prefix(&self, first: u32, hashes: &[BlockHash]) -> Result<Export, TransferError> {
         Export::prefix(&self.end()?, first, hashes, &mut |_| false)
     }
 
-    /// Reserves the blocks of a manifest, and shares those that are cached here.
-    ///
-    /// The manifest may come from a peer that is not trusted. Of cached blocks, as many are
-    /// [accepted](Import::accepted) as there is room for.
+    /// Reserves the blocks of a manifest, an untrusted input, and shares those that are cached
+    /// here. [Accepts](Import::accepted) as many cached blocks as there is room for.
     ///
     /// # Errors
-    ///
-    /// [`TransferError::Invalid`], [`TransferError::NoStorage`], [`TransferError::Sequence`] if
-    /// the id is open here, [`TransferError::Alloc`] if there is no room; nothing was reserved.
+    /// [`TransferError::Invalid`], [`TransferError::NoStorage`], [`TransferError::Sequence`] if the
+    /// id is open here, [`TransferError::Alloc`] if there is no room; nothing was reserved.
     pub fn import(&self, manifest: &Manifest) -> Result<Import, TransferError> {
         let import = Import::new(&self.end()?, manifest)?;
         self.0.migrations().stale_blocks += import.stale_blocks() as u64;
         Ok(import)
     }
 
-    /// Reserves blocks for cached ones that come from a store outside of any pool, and shares those
-    /// that are cached here.
+    /// Reserves blocks for cached blocks from a store outside any pool, and shares those cached
+    /// here.
     ///
-    /// The hashes are those of a chain from its block `first` on; as many are
-    /// [accepted](Import::accepted) as there is room for. The caller verifies the bytes of each
-    /// missing block, and [states](Import::arrived) that they are right.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::NoStorage`], [`TransferError::NoCache`], [`TransferError::Invalid`] if a hash
-    /// is repeated, [`TransferError::Alloc`] if there is no room; nothing was reserved.
+    /// The hashes are those of a chain from its block `first` on, which must not repeat; as many
+    /// are [accepted](Import::accepted) as there is room for. The caller verifies the bytes of each
+    /// missing block, and [confirms](Import::arrived) them. Fails like [`import`](Self::import), or
+    /// without a cache.
     pub fn import_prefix(&self, first: u32, hashes: &[BlockHash]) -> Result<Import, TransferError> {
         Import::prefix(&self.end()?, first, hashes)
     }
 
     /// Reserves the blocks of a manifest whose source holds other heads of the model.
     ///
-    /// `own` are the heads that this pool holds. Further sources are
-    /// [added](Import::add_source), and all bytes [written](Import::write) one block at a time.
-    ///
-    /// # Errors
-    ///
-    /// As for [`import`](Self::import); [`TransferError::Invalid`] also if the source shares no
-    /// head with this pool, or blocks differ in more than their heads.
+    /// This pool holds the heads `own`. Further sources are [added](Import::add_source), and all
+    /// bytes [written](Import::write) one block at a time. Fails like [`import`](Self::import), or
+    /// if the source shares no head with this pool, or blocks differ in more than heads.
     pub fn import_heads(&self, manifest: &Manifest, own: HeadRange) -> Result<Import, TransferError> {
         Import::of_heads(&self.end()?, manifest, own)
     }
 
-    /// Returns whether an export is of this pool. The frames of another pool's export have no
-    /// meaning here.
+    /// Returns whether an export belongs to this pool; the frames of others have no meaning here.
     pub fn has_exported(&self, export: &Export) -> bool {
         export.is_of(&self.0.sequences)
     }
 
-    /// Sets the nodes that the pool can [reach](Self::migrate_to_node).
-    ///
-    /// The pool keeps a weak reference: the nodes are unknown again once they are dropped, and the
-    /// pool takes others only then.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::HasNodes`]; the pool keeps the nodes that it has.
+    /// Sets the nodes that the pool can [reach](Self::migrate_to_node). Keeps a weak reference;
+    /// fails with [`TransferError::HasNodes`] until the present nodes are dropped.
     pub fn set_remotes(&self, remotes: &Arc<dyn Remotes>) -> Result<(), TransferError> {
         let mut present = self.0.remotes.write().unwrap_or_else(PoisonError::into_inner);
         if present.as_ref().is_some_and(|present| present.strong_count() > 0) {
@@ -131,31 +97,24 @@ impl Pool {
         Ok(())
     }
 
-    /// Returns a node that the pool can [reach](Self::migrate_to_node), for transfers of exports
-    /// and hashes.
-    ///
-    /// # Errors
-    ///
-    /// [`TransferError::UnknownNode`].
+    /// Returns a node that the pool can [reach](Self::migrate_to_node), for exports and hashes.
     pub fn remote(&self, name: &str) -> Result<Arc<dyn Remote>, TransferError> {
         let remotes = self.0.remotes.read().unwrap_or_else(PoisonError::into_inner).clone();
         let remote = remotes.and_then(|remotes| remotes.upgrade()?.remote(name));
         remote.ok_or_else(|| TransferError::UnknownNode { name: name.into() })
     }
 
-    /// Moves a sequence to a node that the pool [knows](Self::set_remotes), by its name. It
+    /// Moves a sequence to a node that the pool [knows](Self::set_remotes) by this name. It
     /// continues there, and is closed here.
     ///
     /// Waits neither for room, nor for the batches that write the sequence: await
-    /// [`settled`](Self::settled) first. A dropped future closes the sequence, whether or not the
-    /// transfer completes.
+    /// [`settled`](Self::settled) first. Dropping the future closes the sequence, whether or not
+    /// the transfer completes.
     ///
     /// # Errors
-    ///
     /// As for [`migrate`](Self::migrate), and [`TransferError::UnknownNode`],
-    /// [`TransferError::Transport`], [`TransferError::Node`]; [`TransferError::InDoubt`] if this
-    /// node ended before the other one said whether it has the sequence, which must then not go on
-    /// here.
+    /// [`TransferError::Transport`], [`TransferError::Node`]; [`TransferError::InDoubt`] if it is
+    /// unknown whether the other node has the sequence, which must then not continue here.
     pub async fn migrate_to_node(
         &self,
         sequence: Sequence,
@@ -180,11 +139,7 @@ impl Pool {
         moved
     }
 
-    /// Copies a sequence to a node, and leaves the original open here.
-    ///
-    /// # Errors
-    ///
-    /// As for [`migrate_to_node`](Self::migrate_to_node); nothing changes here.
+    /// Copies a sequence to a node, or fails like [`migrate_to_node`](Self::migrate_to_node).
     pub async fn replicate_to_node(
         &self,
         sequence: &Sequence,
@@ -201,13 +156,8 @@ impl Pool {
         copied
     }
 
-    /// Moves up to `blocks_max` evictable blocks to a node's prefix cache, as
-    /// [`offload`](Self::offload) does to a pool's.
-    ///
-    /// # Errors
-    ///
-    /// As for [`offload`](Self::offload), and [`TransferError::UnknownNode`],
-    /// [`TransferError::Transport`], [`TransferError::Node`]; the blocks stay where they were.
+    /// Moves up to `blocks_max` evictable blocks to a node's prefix cache, like
+    /// [`offload`](Self::offload), or fails like [`migrate_to_node`](Self::migrate_to_node).
     pub async fn offload_to_node(
         &self,
         node: &str,
@@ -221,13 +171,8 @@ impl Pool {
         self.offloading(offload).await
     }
 
-    /// Copies cached blocks of these tokens from a node into this pool's prefix cache, as
-    /// [`bring_back`](Self::bring_back) does from a pool's.
-    ///
-    /// # Errors
-    ///
-    /// As for [`offload_to_node`](Self::offload_to_node), and [`TransferError::Invalid`] if the keys
-    /// are invalid; nothing is copied.
+    /// Copies cached blocks of these tokens from a node into this pool's prefix cache, like
+    /// [`bring_back`](Self::bring_back), or fails like [`offload_to_node`](Self::offload_to_node).
     pub async fn bring_back_from_node(
         &self,
         node: &str,
@@ -239,7 +184,7 @@ impl Pool {
             let no_cache = TransferError::NoCache { pool: self.tag() };
             let cache = self.prefix_cache().ok_or(no_cache)?;
             let hashes = cache.hasher().hashes(keys, tokens)?;
-            // Kept until the rest has come.
+            // Kept until the remaining blocks have arrived.
             let (blocks, mut here) = (&self.0.blocks, BlockRefs::new(&self.0.sequences));
             cache.take_prefix(blocks, &hashes, cache.era(), &mut |id| here.blocks.push(id));
             let (first, missing) = (here.blocks.len(), hashes[here.blocks.len()..].to_vec());

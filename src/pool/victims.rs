@@ -1,5 +1,3 @@
-//! Candidates for preemption, and the order in which to preempt them.
-
 use std::cmp::{Ordering, Reverse};
 
 use crate::block::Priority;
@@ -10,28 +8,26 @@ use crate::sync::call;
 
 use super::Pool;
 
-/// An open sequence, and the blocks that its close would give back, as of some moment.
-///
-/// `blocks == freed_blocks + cached_blocks + shared_blocks`
+/// Snapshot of an open sequence, and of the blocks that closing it would release: `blocks ==
+/// freed_blocks + cached_blocks + shared_blocks`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Victim {
-    /// Its id.
+    /// Id of the sequence.
     pub id: SequenceId,
     /// Its priority.
     pub priority: Priority,
-    /// The newest batch when it was opened in this pool; 0 before the first batch.
+    /// Newest batch when it was opened in this pool; 0 before the first batch.
     pub opened: Ticket,
     /// Number of its tokens, including drafted ones.
     pub tokens: usize,
     /// Number of its blocks.
     pub blocks: usize,
-    /// Blocks that would become free, after the batches in flight: only this sequence references
-    /// them.
+    /// Blocks that would become free, after the batches in flight: they have no other owner.
     pub freed_blocks: usize,
-    /// Blocks that would become evictable: only this sequence references them, and they are cached.
+    /// Blocks that would become evictable: they are cached and have no other owner.
     pub cached_blocks: usize,
-    /// Blocks that would stay, because others reference them.
+    /// Blocks that have other owners.
     pub shared_blocks: usize,
 }
 
@@ -50,19 +46,16 @@ impl Victim {
         }
     }
 
-    /// Returns the number of blocks that would become available: those that no other owner
-    /// references.
+    /// Returns the number of blocks that would become available.
     pub fn available_blocks(&self) -> usize {
         self.freed_blocks + self.cached_blocks
     }
 }
 
-/// Decides which sequences are preempted before others.
-///
-/// Implemented by functions of two victims too. It must be a total order; otherwise the order of
-/// the list is unspecified, and [`Pool::victims`] may panic.
+/// Order in which sequences are preempted; functions of two victims implement it too. If it is not
+/// total, the order of the list is unspecified, and [`Pool::victims`] may panic.
 pub trait VictimOrder {
-    /// Compares two candidates: the smaller one is preempted first.
+    /// Compares two candidates; the lesser is preempted first.
     fn compare(&self, one: &Victim, other: &Victim) -> Ordering;
 }
 
@@ -72,10 +65,8 @@ impl<F: Fn(&Victim, &Victim) -> Ordering> VictimOrder for F {
     }
 }
 
-/// The default order: low priorities first, and of each priority the youngest sequence first.
-///
-/// Of equally young sequences, the one that makes more blocks available comes first. Sequences that
-/// would make no block available come last: their preemption costs work and gains nothing.
+/// The default order: lowest priority first, then youngest, then most available blocks. Sequences
+/// that would make no block available come last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LowestPriorityFirst;
 
@@ -90,12 +81,8 @@ impl VictimOrder for LowestPriorityFirst {
 }
 
 impl Pool {
-    /// Lists the open sequences with the blocks that each would give back, in this order.
-    ///
-    /// May be called from any thread, while the owners of the sequences continue. A sequence that
-    /// is closed meanwhile may be in the list: the task that owns it does not find it when it is to
-    /// [preempt](Self::preempt) it.
-    ///
+    /// Lists the open sequences with the blocks that closing each would release, in this order. Any
+    /// thread may call it while the owners continue; a sequence in the list may have been closed.
     /// Visits every block of every open sequence; [`victim`](Self::victim) visits one sequence.
     ///
     /// ```
@@ -119,11 +106,7 @@ impl Pool {
         victims
     }
 
-    /// Returns the blocks that the close of a sequence would give back now.
-    ///
-    /// # Errors
-    ///
-    /// [`SequenceError::NotOpen`] if it was closed meanwhile.
+    /// Returns the blocks that closing a sequence would release now, or [`SequenceError::NotOpen`].
     pub fn victim(&self, id: SequenceId) -> Result<Victim, SequenceError> {
         let _call = call();
         let view = self.view(id).ok_or(SequenceError::NotOpen { id })?;

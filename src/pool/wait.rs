@@ -1,12 +1,10 @@
-//! Calls that wait, until a deadline if the caller sets one.
-
 use std::time::Instant;
 
-/// A call that waits. Awaiting it waits for as long as it takes; [`until`](Self::until) sets a
-/// deadline first.
+/// A call that waits when awaited, without limit unless [`until`](Self::until) sets a deadline.
+/// [`IntoFuture::into_future`] returns the [`Future`], which does nothing before it is polled.
 ///
-/// Nothing happens before it is awaited. Where a [`Future`] is needed, [`IntoFuture::into_future`]
-/// returns it.
+/// In a tokio runtime whose timer is disabled, it panics when it has to wait for a deadline, for a
+/// run of blocks, or while moves or a resize hold blocks.
 #[must_use = "nothing happens before it is awaited"]
 pub struct Wait<C>(C);
 
@@ -15,18 +13,11 @@ impl<C: CallUntil> Wait<C> {
         Self(call)
     }
 
-    /// Returns the future of the call with a deadline, which ends its waits, but no copy. `None` is
-    /// no deadline.
-    ///
-    /// If no other request waits ahead of it, the call is tried at least once, even if the deadline
-    /// has passed. Its documentation names the error of a missed deadline.
-    ///
-    /// On a thread of a tokio runtime the deadline is kept by that runtime's timer, elsewhere by a
-    /// thread of its own: any executor will do, but not another one within a task of tokio.
-    ///
-    /// # Panics
-    ///
-    /// The future panics if it has to wait in a tokio runtime whose timer is disabled.
+    /// Returns the future of the call with a deadline, which ends its waits but no copy; `None`
+    /// sets none. Unless other requests wait ahead of it, the call makes at least one attempt, even
+    /// if the deadline has passed. On a thread of a tokio runtime, that runtime's timer keeps the
+    /// deadline. Elsewhere a dedicated thread keeps it: any executor works, but not one nested in a
+    /// tokio task.
     pub fn until(self, deadline: impl Into<Option<Instant>>) -> C::Future {
         self.0.call(deadline.into())
     }
@@ -47,24 +38,22 @@ impl<C> std::fmt::Debug for Wait<C> {
     }
 }
 
-/// What a [`Wait`] calls: a function of the deadline that returns the future.
-///
-/// Sealed: it names the result and the future of a [`Wait`] in signatures. Closures have it, and
-/// no other type can implement it.
+/// Function of a deadline that a [`Wait`] calls. Sealed: only closures implement it. It names the
+/// result and the future in signatures.
 pub trait CallUntil: sealed::Sealed {
     /// Result of the call.
     type Output;
     /// Future of the call.
     type Future: Future<Output = Self::Output>;
 
-    /// Returns the future, which waits until the deadline if there is one.
+    /// Returns the future, which waits at most until the deadline, if any.
     fn call(self, deadline: Option<Instant>) -> Self::Future;
 }
 
 mod sealed {
     use std::time::Instant;
 
-    /// Keeps types that are not closures from implementing [`CallUntil`](super::CallUntil).
+    /// Seals [`CallUntil`](super::CallUntil).
     pub trait Sealed {}
 
     impl<C, F> Sealed for C

@@ -1,8 +1,4 @@
-//! Allocation that waits in the queue.
-//!
-//! The queue itself, and the protocol that lets no free go unnoticed, belong to the floor below
-//! ([`block`](crate::block)); this file has the future that a task awaits. The future is
-//! independent of the runtime.
+//! The future of an allocation that waits; [`block`](crate::block) implements the queue itself.
 
 use std::pin::Pin;
 use std::time::{Duration, Instant};
@@ -28,15 +24,14 @@ impl Pool {
     /// sequences that [reserve](Self::reserve_async) blocks come before leases and
     /// [admissions](Self::admit_async) of their priority.
     ///
-    /// Of the requests that do not wait, [`allocate`](Self::allocate) takes the blocks that are
-    /// free at that moment. An append to a sequence and
-    /// [`Sequence::reserve`](crate::Sequence::reserve) get none while a request of higher priority
-    /// waits, and an [admission](Self::admit) none while one of at least its priority does:
-    /// [`AllocError::Behind`].
+    /// [`allocate`](Self::allocate) does not wait, and takes any free blocks. An append or
+    /// [`Sequence::reserve`](crate::Sequence::reserve) fails with [`AllocError::Behind`] while a
+    /// request of higher priority waits, and an [admission](Self::admit) while one of at least its
+    /// priority does.
     ///
-    /// The future may be dropped at any time; its turn passes to the next request. One that is kept
-    /// without being polled delays those behind it no longer than the
-    /// [patience](crate::pool::PoolBuilder::turn_patience), which begins after copies for it; it
+    /// The future may be dropped at any time; the next request then gets the turn. A future that is
+    /// not polled delays those behind it by at most the
+    /// [patience](crate::pool::PoolBuilder::turn_patience), which starts after copies for it, and
     /// keeps its place. If a contiguous request finds enough free blocks but no run of that length,
     /// blocks are moved until there is one.
     ///
@@ -58,17 +53,11 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    ///
     /// [`AllocError::Deadline`] at the deadline of [`Wait::until`]. Immediately, for errors that
     /// waiting cannot resolve: [`AllocError::Zero`], [`AllocError::WrongDevice`],
     /// [`AllocError::TooLarge`] (even if the pool could grow to that size; also if the pool shrinks
-    /// while the request waits), [`AllocError::Reserved`]; and on a thread that cannot wait,
-    /// [`AllocError::FenceRefused`].
-    ///
-    /// # Panics
-    ///
-    /// If a contiguous request has to wait in a tokio runtime whose timer is disabled, or any
-    /// request beside blocks that moves or a resize hold.
+    /// meanwhile), [`AllocError::Reserved`], and [`AllocError::FenceRefused`] on a thread that
+    /// cannot wait.
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate_async(
         &self,
@@ -107,9 +96,7 @@ impl Pool {
         traced!("kvpool.wait", waiting).await
     }
 
-    /// Waits in the queue for the blocks of a request, as [`in_line`] does. Moves blocks for a
-    /// request that needs a run.
-    // Not async: a future around the other one would take its room twice.
+    /// Waits like [`in_line`], and moves blocks for a request that needs a run.
     pub(super) fn in_turns<T>(
         &self,
         request: &AllocRequest,
@@ -120,8 +107,8 @@ impl Pool {
         in_line((self.blocks(), Some(self)), request, class, deadline, attempt)
     }
 
-    /// Makes an attempt in each turn of a place in the queue, until one succeeds, or fails for
-    /// another reason than a lack of blocks.
+    /// Makes an attempt in each turn, until one succeeds or fails for other reasons than a lack of
+    /// blocks.
     async fn take_turns<T>(
         mover: Option<&Self>,
         mut place: Waiting<'_>,
@@ -137,13 +124,11 @@ impl Pool {
             match attempt(&mut place) {
                 // Wait for the next free.
                 Err(AllocError::Exhausted { held, .. }) => has_held = held > 0,
-                // Enough blocks are free: wait until blocks are moved, or a free joins the
-                // fragments.
+                // Enough blocks are free: wait until blocks are moved, or a free extends a run.
                 Err(AllocError::NoRun { asked, .. }) => {
                     let pulse = place.pulse();
                     // While blocks are copied for it, the end of the copy wakes this future, not
-                    // the queue. While another task moves blocks, it looks after that within the
-                    // patience.
+                    // the queue. While another task moves blocks, the patience bounds its wait.
                     let allowed = || match mover.map(Self::compactor) {
                         Some(compactor) if compactor.copies_for_request() => COPY_DEADLINE,
                         _ => REST.1,
@@ -156,7 +141,7 @@ impl Pool {
                         sleep_until(now() + rest).await;
                     }
                     if has_turn {
-                        // The turn goes to the current head of the queue.
+                        // Passes the turn to the current head of the queue.
                         place.hand_back();
                     }
                 }
@@ -165,8 +150,7 @@ impl Pool {
         }
     }
 
-    /// Waits for a turn in the queue, and passes over moves and resizes that hold blocks and are
-    /// not polled.
+    /// Waits for a turn, and passes over moves and resizes that hold blocks and are not polled.
     async fn turn_beside_moves(&self, place: &mut Waiting<'_>) {
         let every = self.blocks().turn_patience().max(Duration::from_millis(1));
         while let Some(look) = now().checked_add(every) {
@@ -179,13 +163,8 @@ impl Pool {
     }
 }
 
-/// Waits in the queue for the blocks of a request: makes an attempt in each turn, until one
-/// succeeds, or fails for another reason than a lack of blocks. A pool beside the blocks moves them
-/// for a request that needs a run.
-///
-/// # Errors
-///
-/// [`AllocError::Deadline`], if there is a deadline; the request has left the queue.
+/// Waits in the queue: makes an attempt in each turn until one succeeds, or fails for a reason
+/// other than a lack of blocks, or the deadline passes. `mover` moves blocks to make runs.
 pub(super) async fn in_line<T>(
     (blocks, mover): (&Blocks, Option<&Pool>),
     request: &AllocRequest,
@@ -193,14 +172,13 @@ pub(super) async fn in_line<T>(
     deadline: Option<Instant>,
     attempt: impl FnMut(&mut Waiting<'_>) -> Result<T, AllocError>,
 ) -> Result<T, AllocError> {
-    // On the heap: a request that does not wait should not carry it.
+    // On the heap, so that a request that does not wait stays small.
     let mut waiting =
         Box::pin(calls(Pool::take_turns(mover, blocks.enter_wait_queue(request, class), attempt)));
     let Some(deadline) = deadline else { return waiting.await };
     let every = blocks.turn_patience().max(Duration::from_millis(1));
     loop {
-        // Poll from time to time without a wake-up, to detect a head of line that does not take its
-        // turn.
+        // Poll periodically without a wake-up, to detect a head of the queue that misses its turn.
         let look = now().checked_add(every).map_or(deadline, |look| look.min(deadline));
         match timeout_at(look, waiting.as_mut()).await {
             Some(outcome) => return outcome,
@@ -224,7 +202,6 @@ pub(super) async fn in_line<T>(
     })
 }
 
-/// Moves blocks for a request that needs a run.
 #[derive(Default)]
 struct RunMaker {
     /// Newest batch that may still read the frames vacated by the last moves.
@@ -232,9 +209,7 @@ struct RunMaker {
 }
 
 impl RunMaker {
-    /// Returns true if the next turn came while another compactor run, or a resize, was in
-    /// progress.
-    // On the heap: few requests need a run.
+    /// Returns true if the next turn came while another compactor run or a resize was in progress.
     #[inline(never)]
     fn make(
         &mut self,
@@ -251,7 +226,7 @@ impl RunMaker {
                 return false;
             }
             let Some(made) = pool.compactor().make_run(blocks as u32, turn).await else { return true };
-            // A failed copy is no reason to stop waiting: other threads may still free blocks.
+            // A failed copy does not end the wait: other threads may still free blocks.
             if made.is_ok_and(|report| report.moved_blocks > 0) {
                 self.left = clock.newest();
             }
@@ -260,17 +235,14 @@ impl RunMaker {
     }
 }
 
-/// The shortest and the longest rest.
 const REST: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(100));
 
-/// Returns how long to rest after an unsuccessful attempt that took this long.
-///
-/// A request that waits for a run scans the whole pool, and is woken by every free. It scans for at
-/// most a ninth of the time, but at least ten times a second, so that no free is missed. A turn
-/// that comes during the rest is kept.
+/// Returns how long to rest after an unsuccessful attempt that took this long. A request for a run
+/// scans the whole pool on every free: for at most a ninth of the time, but at least ten times a
+/// second. A turn that comes during the rest is kept.
 fn rest_after(took: Duration) -> Duration {
-    // At least a little, even if the clock stands still: an attempt announces to the queue, which
-    // includes this request, the frames that it held.
+    // Not zero even if the clock stands still: an attempt announces the frames that it held to the
+    // queue, which includes this request.
     took.saturating_mul(8).clamp(REST.0, REST.1)
 }
 

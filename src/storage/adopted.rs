@@ -1,5 +1,3 @@
-//! Memory allocated by an engine: its KV tensors, given as base pointers and strides.
-
 use std::fmt;
 use std::ops::Range;
 
@@ -8,23 +6,18 @@ use crate::error::Invalid;
 use super::layout::KvLayout;
 use super::plane::{Plane, PlaneKind};
 
-/// One plane of an engine's own memory.
-///
-/// Planes are listed in the order of [`KvLayout::planes`]: by layer, values before scales, K before
-/// V.
+/// One plane of an engine's memory, listed in the order of [`KvLayout::planes`]: by layer, values
+/// before scales, K before V.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AdoptedPlane {
     /// Address of frame 0's tile.
     pub base: *mut u8,
-    /// Bytes from one frame's tile to the next frame's. At least the tile's size; it may differ
-    /// between planes.
+    /// Bytes from one frame's tile to the next, at least the tile's size; planes may differ.
     pub frame_stride: usize,
 }
 
-/// Checks an engine's planes, and returns them with the tile sizes of the layout.
-///
-/// Refuses a wrong number of planes, and a plane that is null, misaligned, too long, or overlaps
-/// another one.
+/// Checks an engine's planes, and returns them with the tile sizes of the layout. Fails for a wrong
+/// number of planes, and a plane that is null, misaligned, too long, or overlaps another one.
 pub fn check_planes(
     layout: &KvLayout,
     adopted: &[AdoptedPlane],
@@ -49,7 +42,7 @@ pub fn check_planes(
     let mut order: Vec<usize> = (0..planes.len()).collect();
     order.sort_unstable_by_key(|&index| spans[index].start);
     for (at, &a) in order.iter().enumerate() {
-        // Later spans begin after this one has ended, so that no further overlap is possible.
+        // Later spans begin after this one has ended, so no further overlap is possible.
         for &b in order[at + 1..].iter().take_while(|&&b| spans[b].start < spans[a].end) {
             let gap = spans[b].start - spans[a].start;
             if !interleave(gap, &planes[a].1, &planes[b].1) {
@@ -61,7 +54,6 @@ pub fn check_planes(
     Ok(planes)
 }
 
-/// Checks a plane, and returns the addresses from its first byte to its last.
 fn checked_span(
     layout: &KvLayout,
     index: usize,
@@ -92,10 +84,8 @@ fn checked_span(
     }
 }
 
-/// Returns true if the second plane's tiles lie between the first's.
-///
-/// They are `gap` bytes behind the first's, as in a block-first tensor or one of
-/// `[frames][2][...]`.
+/// Returns whether the second plane's tiles, `gap` bytes behind the first's, lie between them, as
+/// in a block-first tensor or one of `[frames][2][...]`.
 fn interleave(gap: usize, first: &Plane, second: &Plane) -> bool {
     let stride = first.frame_stride;
     let phase = gap % stride;
@@ -107,7 +97,7 @@ mod tests {
     use super::*;
     use crate::storage::{Arrangement, Dtype, KvPlanes};
 
-    /// A layout of two layers of K and V, with tiles of 32 bytes.
+    /// Two layers of K and V, with tiles of 32 bytes.
     fn layout() -> KvLayout {
         KvLayout::builder()
             .layers(2)

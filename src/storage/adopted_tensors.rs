@@ -1,5 +1,3 @@
-//! Contiguous tensors of an engine, from which the planes of a storage are computed.
-
 use crate::error::Invalid;
 
 use super::adopted::{self, AdoptedPlane};
@@ -22,10 +20,8 @@ impl AdoptedTensor {
     }
 }
 
-/// An engine's tensors.
-///
-/// Except for [planes](Self::Planes), there is one per layer in each list, contiguous and
-/// row-major, without gaps between frames.
+/// An engine's tensors: one per layer in each list, contiguous and row-major, without gaps between
+/// frames, except for [planes](Self::Planes).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum AdoptedTensors<'a> {
@@ -38,29 +34,25 @@ pub enum AdoptedTensors<'a> {
     },
     /// `[2, frames, block_tokens, heads, head_dim]`: K of all frames, followed by V of all frames.
     KvFirst(&'a [AdoptedTensor]),
-    /// `[frames, 2, block_tokens, heads, head_dim]`: K and V of each frame. Fits layouts with
-    /// separate and with joined planes.
+    /// `[frames, 2, block_tokens, heads, head_dim]`, for separate or joined planes.
     FramesFirst(&'a [AdoptedTensor]),
     /// `[frames, block_tokens, latent]`: the latent vectors.
     Latent(&'a [AdoptedTensor]),
-    /// Planes in the order of [`KvLayout::planes`]: for layouts with dynamic scales, block-first
-    /// tensors over all layers, and tensors with gaps.
+    /// Planes in the order of [`KvLayout::planes`]: for dynamic scales, block-first tensors over
+    /// all layers, and tensors with gaps.
     Planes(&'a [AdoptedPlane]),
 }
 
 impl AdoptedTensors<'_> {
-    /// Checks the planes of a layout in these tensors, for `frames` frames, and returns them with
-    /// the tile sizes of the layout.
-    ///
-    /// # Errors
-    /// Tensors of this form cannot hold the layout, there is not one per layer, one has the wrong
-    /// size, no address space has room, or a plane is impossible.
+    /// Checks these tensors for `frames` frames of a layout, and returns the planes with the tile
+    /// sizes of the layout. Fails if the form, number or sizes of tensors do not fit, the frames
+    /// exceed the address space, or a plane is invalid.
     pub fn checked(&self, layout: &KvLayout, frames: usize) -> Result<Vec<(*mut u8, Plane)>, Invalid> {
         adopted::check_planes(layout, &self.planes(layout, frames)?, frames)
     }
 
     fn planes(&self, layout: &KvLayout, frames: usize) -> Result<Vec<AdoptedPlane>, Invalid> {
-        // The table also shows that no size below overflows.
+        // Also proves that no size below overflows.
         layout.planes(frames)?;
         self.check_form(layout)?;
         let tile = layout.block_tokens() * layout.row_bytes(PlaneKind::Values);
@@ -114,7 +106,6 @@ impl AdoptedTensors<'_> {
     }
 }
 
-/// Checks that there is one tensor of `want` bytes for each layer.
 fn check_sizes(
     which: &'static str,
     tensors: &[AdoptedTensor],
@@ -137,7 +128,7 @@ mod tests {
 
     const FRAMES: usize = 3;
 
-    /// A layout of two layers, with 32 bytes of K in a frame.
+    /// Two layers, with 32 bytes of K in a frame.
     fn layout(parts: KvPlanes) -> KvLayout {
         let layout = KvLayout::builder().layers(2).block_tokens(2).dtype(Dtype::F32);
         let layout =

@@ -1,9 +1,9 @@
 //! For backends in crates of their own, such as `kvpool-cuda`.
 //!
-//! A backend that checks its arguments by [`check`], [`check_runs`] and
-//! [`AdoptedTensors::checked`](super::AdoptedTensors::checked) returns the same errors as that of
-//! the host. A device's backend copies to and from a [`HostStorage`](super::HostStorage) directly
-//! if it can lock the pages ([`page_lock`](super::HostStorage::page_lock)) of its
+//! Checks from [`check`], [`check_runs`] and
+//! [`AdoptedTensors::checked`](super::AdoptedTensors::checked) return the same errors as the host
+//! backend. A device's backend can copy to and from a [`HostStorage`](super::HostStorage) directly
+//! if it can [lock](super::HostStorage::page_lock) the pages of its
 //! [`extents`](super::HostStorage::extents), and by [`through_host`] otherwise.
 
 pub use super::page_lock::{PageLock, Pages, Refusal};

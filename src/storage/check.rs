@@ -1,7 +1,5 @@
-//! Checks of arguments before any byte moves: rows, and lists of slots, moves and runs.
-//!
-//! Common lists pass in one sweep: ascending slots and destinations cannot repeat. Only other lists
-//! are sorted, in a scratch copy.
+//! Checks of arguments before any byte moves. Common lists take one sweep: ascending slots and
+//! destinations cannot repeat. Other lists are sorted in a scratch copy.
 
 use crate::dtype::Dtype;
 use crate::error::Invalid;
@@ -11,7 +9,7 @@ use super::FrameMove;
 use super::elements::Elements;
 use super::layout::{KvLayout, KvPlanes, Scales};
 
-/// Checks the numbers of frames of a storage: at least one, and no more than can be addressed.
+/// Checks the numbers of frames of a storage.
 pub fn frames(frames: usize, frames_max: usize) -> Result<(), Invalid> {
     if frames == 0 || frames > frames_max || frames_max > FRAMES_MAX {
         let got = format_args!("{frames} with a maximum of {frames_max}");
@@ -45,12 +43,12 @@ pub fn rows(
     Ok(())
 }
 
-/// Checks that the layout has this layer.
+/// Checks that a layer exists.
 pub fn layer(layout: &KvLayout, layer: usize) -> Result<(), Invalid> {
     below("layer", layer, layout.layers())
 }
 
-/// Checks that a storage of `frames` frames has this one, at `index` of a list.
+/// Checks that a frame, at `index` of a list, exists.
 pub fn frame(index: usize, frame: FrameId, frames: usize) -> Result<(), Invalid> {
     below("frame", frame.index(), frames).map_err(|error| error.at(index))
 }
@@ -98,10 +96,8 @@ pub fn slots_unique(list: &[i64], frames: usize, block_tokens: usize) -> Result<
     Err(Invalid::new("slot", slot, format_args!("another than at index {first}")).at(index))
 }
 
-/// Returns the smallest slot that occurs twice, if any.
-///
-/// Sorts runs of consecutive slots, of which there are far fewer: those of a block follow each
-/// other.
+/// Returns the smallest slot that occurs twice, if any. Sorts runs of consecutive slots, which are
+/// far fewer than slots.
 fn smallest_repeated(list: &[i64]) -> Option<i64> {
     let mut runs = Vec::<(i64, i64)>::new();
     for &slot in list.iter().filter(|&&slot| slot >= 0) {
@@ -112,8 +108,8 @@ fn smallest_repeated(list: &[i64]) -> Option<i64> {
     }
     runs.sort_unstable();
     let mut end_max = 0;
-    // The first run, by its start, that begins within an earlier one begins with a repeated slot. A
-    // smaller one would be within an earlier run, too.
+    // The first run, by start, that begins within an earlier one begins with a repeated slot. A
+    // smaller repeated slot would be within an earlier run, too.
     runs.into_iter().find_map(|(start, end)| {
         let is_within = start < end_max;
         end_max = end_max.max(end);
@@ -121,9 +117,9 @@ fn smallest_repeated(list: &[i64]) -> Option<i64> {
     })
 }
 
-/// Checks the range of the slots, and returns true if the non-negative ones ascend strictly.
+/// Checks the range of the slots. Returns whether the non-negative ones ascend strictly.
 fn scan_slots(slots: &[i64], frames: usize, block_tokens: usize) -> Result<bool, Invalid> {
-    // Saturating: a limit above i64 refuses no slot, and no such storage can exist.
+    // Saturating: a limit above i64 accepts every slot, and no such storage can exist.
     let limit = i64::try_from(frames.saturating_mul(block_tokens)).unwrap_or(i64::MAX);
     let (mut last, mut ascending) = (-1, true);
     for (index, &slot) in slots.iter().enumerate() {
@@ -192,7 +188,6 @@ pub fn runs_disjoint(list: &[Run], frames: usize) -> Result<usize, Invalid> {
     Ok(count)
 }
 
-/// Returns the adjacent pairs of a list.
 fn pairs<T>(list: &[T]) -> impl Iterator<Item = [&T; 2]> {
     list.windows(2).map(|pair| [&pair[0], &pair[1]])
 }
@@ -226,7 +221,6 @@ mod tests {
         assert_eq!(slots(&[i64::MIN], 2, 4), Ok(()));
     }
 
-    /// As after sorting all slots, for lists with and without runs.
     #[test]
     fn the_smallest_repeated_slot_is_found() {
         let mut rng = fastrand::Rng::with_seed(1);

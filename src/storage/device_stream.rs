@@ -1,5 +1,3 @@
-//! A device's work queue, provided by an engine or by the backend.
-
 use std::any::Any;
 use std::ffi::c_void;
 use std::fmt;
@@ -7,9 +5,8 @@ use std::sync::Arc;
 
 use crate::ids::DeviceId;
 
-/// A stream of a device: work enqueued on it runs in order, and concurrently with other streams.
-///
-/// It belongs to an engine, or was created by the device's backend. Clones are the same stream.
+/// A device's work queue, owned by an engine or created by the backend: work enqueued on it runs in
+/// order, and concurrently with other streams. Clones are the same stream.
 #[derive(Clone)]
 pub struct DeviceStream {
     device: DeviceId,
@@ -24,13 +21,10 @@ unsafe impl Send for DeviceStream {}
 unsafe impl Sync for DeviceStream {}
 
 impl DeviceStream {
-    /// Wraps an engine's stream.
-    ///
-    /// `owner` is kept while this stream or a clone of it lives: the stream itself, a reference to
-    /// it, or `()` if the stream is kept alive otherwise.
+    /// Wraps an engine's stream. `owner` is kept until the last clone is dropped: the stream
+    /// itself, a reference to it, or `()` if something else keeps the stream alive.
     ///
     /// # Safety
-    ///
     /// Until `owner` is dropped, `raw` must be a stream of that device (on CUDA, a `CUstream` of
     /// its primary context; null is the default stream).
     pub unsafe fn from_raw(device: DeviceId, raw: *mut c_void, owner: impl Send + Sync + 'static) -> Self {

@@ -1,5 +1,3 @@
-//! A caller's K or V rows as typed views of bytes.
-
 use half::{bf16, f16};
 
 use crate::dtype::Dtype;
@@ -16,17 +14,15 @@ impl std::str::FromStr for Dtype {
     }
 }
 
-/// Rows of K or V for a store: elements of one type, `[tokens][heads][head_dim]`, row-major and
-/// contiguous.
-///
-/// The bytes need no alignment.
+/// Rows of K or V to store: elements of one type, `[tokens][heads][head_dim]`, row-major and
+/// contiguous. The bytes need no alignment.
 #[derive(Clone, Copy, Debug)]
 pub struct Elements<'a> {
     dtype: Dtype,
     bytes: &'a [u8],
 }
 
-/// Buffer for rows of K or V that a load writes; see [`Elements`].
+/// Buffer for rows of K or V to load; see [`Elements`].
 #[derive(Debug)]
 pub struct ElementsMut<'a> {
     dtype: Dtype,
@@ -34,10 +30,7 @@ pub struct ElementsMut<'a> {
 }
 
 impl<'a> Elements<'a> {
-    /// Views bytes as elements of any type, such as 8-bit floats or foreign buffers.
-    ///
-    /// # Errors
-    /// [`StorageError::Invalid`] if the bytes are not a whole number of elements.
+    /// Views bytes as elements of any type. Fails if they are not a whole number of elements.
     pub fn new(dtype: Dtype, bytes: &'a [u8]) -> Result<Self, StorageError> {
         whole_elements(dtype, bytes.len())?;
         Ok(Self { dtype, bytes })
@@ -74,10 +67,7 @@ impl<'a> Elements<'a> {
 }
 
 impl<'a> ElementsMut<'a> {
-    /// Views a buffer of bytes as elements of any type.
-    ///
-    /// # Errors
-    /// [`StorageError::Invalid`] if the bytes are not a whole number of elements.
+    /// Views a buffer of bytes as elements of any type, or fails like [`Elements::new`].
     pub fn new(dtype: Dtype, bytes: &'a mut [u8]) -> Result<Self, StorageError> {
         whole_elements(dtype, bytes.len())?;
         Ok(Self { dtype, bytes })
@@ -114,8 +104,8 @@ macro_rules! elements {
         impl<'a> From<&'a [$native]> for Elements<'a> {
             #[inline]
             fn from(values: &'a [$native]) -> Self {
-                // SAFETY: the element type is plain data without padding; the length is that of the
-                // slice in bytes.
+                // SAFETY: the element type is plain data without padding; the length is the slice's
+                // in bytes.
                 let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) };
                 Self { dtype: $dtype, bytes }
             }
@@ -153,7 +143,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// Native type of elements that are read and written where they are stored.
+/// Native type of elements that are accessed in place.
 ///
 /// | type | dtype |
 /// |---|---|

@@ -1,19 +1,14 @@
-//! What a copy between storages compares and divides: packed forms and runs.
-
 use crate::error::StorageError;
 use crate::ids::{FrameId, Run};
 
 use super::{KvLayout, Scales};
 
 /// Checks that both layouts have the same packed form.
-///
-/// The form depends neither on the arrangement nor on whether K and V are joined.
 pub(crate) fn check_form(from: &KvLayout, to: &KvLayout) -> Result<(), StorageError> {
     if from.packs_as(to) {
         return Ok(());
     }
-    // Scales are only named where they differ: layouts with two sets of static scales look the
-    // same.
+    // Scales are only named if they differ: two sets of static scales look the same.
     let differ = from.scales() != to.scales();
     let name = |layout: &KvLayout| match layout.scales() {
         _ if !differ => format!("{layout}").into(),
@@ -24,12 +19,11 @@ pub(crate) fn check_form(from: &KvLayout, to: &KvLayout) -> Result<(), StorageEr
     Err(StorageError::OtherForm { from: name(from), to: name(to) })
 }
 
-/// Returns the total number of frames in the runs.
 pub(super) fn count(runs: &[Run]) -> usize {
     runs.iter().map(|run| run.len as usize).sum()
 }
 
-/// Removes up to `frames` frames from the last of the runs, and returns them.
+/// Removes up to `frames` frames from the end of the list, and returns their runs.
 pub(super) fn take(runs: &mut Vec<Run>, frames: usize) -> Vec<Run> {
     let (mut left, mut taken) = (frames as u32, Vec::new());
     while left > 0 {

@@ -5,38 +5,29 @@
 //! | E4M3 | 1 | 4 | 3 | 7 | `0x7E` = 448 | `0x7F`, `0xFF` | none |
 //! | E5M2 | 1 | 5 | 2 | 15 | `0x7B` = 57344 | `0x7D..=0x7F`, `0xFD..=0xFF` | `0x7C`, `0xFC` |
 //!
-//! Encoding rounds to nearest, ties to even, and saturates: values that are too large, and
-//! infinities, become the largest finite value of their sign. NaN becomes one positive NaN code,
-//! because arithmetic does not reliably preserve the sign of a NaN. For all other values the
-//! device's conversion instructions (`cvt.rn.satfinite`) give the same codes. f16 and bf16 are
-//! converted through f32, which is exact.
-//!
-//! Encoding is integer arithmetic without branches, so that a loop over it can be vectorized.
-//! Decoding is a table look-up.
+//! Encoding rounds to nearest, ties to even, and saturates, infinities included. NaN becomes one
+//! positive NaN code, because arithmetic does not reliably preserve its sign. For all other values
+//! the device's conversion instructions (`cvt.rn.satfinite`) give the same codes. f16 and bf16 are
+//! converted through f32, which is exact. Encoding is branch-free integer arithmetic, so loops over
+//! it can be vectorized. Decoding is a table look-up.
 
-/// The parameters of a format; all other properties follow from them.
 pub(super) struct Format {
     mantissa_bits: u32,
     bias: i32,
     /// Code of the largest finite value.
     max: u8,
-    /// Code that NaN is encoded as.
     nan: u8,
-    /// True if the codes above `max` begin with an infinity.
+    /// Whether the codes above `max` begin with an infinity.
     infinity: bool,
 }
 
 pub(super) const E4M3: Format = Format { mantissa_bits: 3, bias: 7, max: 0x7E, nan: 0x7F, infinity: false };
 pub(super) const E5M2: Format = Format { mantissa_bits: 2, bias: 15, max: 0x7B, nan: 0x7E, infinity: true };
 
-/// Values of all E4M3 codes.
 pub(super) static E4M3_VALUES: [f32; 256] = E4M3.table();
-/// Values of all E5M2 codes.
 pub(super) static E5M2_VALUES: [f32; 256] = E5M2.table();
 
-/// Largest finite value of E4M3.
 pub(super) const E4M3_MAX: f32 = E4M3.decode(E4M3.max);
-/// Largest finite value of E5M2.
 pub(super) const E5M2_MAX: f32 = E5M2.decode(E5M2.max);
 
 const F32_MANTISSA_BITS: u32 = f32::MANTISSA_DIGITS - 1;
@@ -73,7 +64,6 @@ impl Format {
         if magnitude > f32::INFINITY.to_bits() { self.nan } else { sign | finite }
     }
 
-    /// Returns the value of a code, exactly.
     const fn decode(&self, code: u8) -> f32 {
         let magnitude = code & 0x7F;
         let value = if magnitude > self.max {
@@ -108,8 +98,7 @@ mod tests {
 
     use super::*;
 
-    /// Finds the nearest finite value by search, ties to the even code; shares no code with
-    /// `encode`.
+    /// Finds the nearest finite value by search, ties to the even code; independent of `encode`.
     fn nearest(values: &[f32; 256], value: f32) -> f32 {
         if value.is_nan() {
             return f32::NAN;
@@ -167,7 +156,6 @@ mod tests {
         assert_eq!(E4M3.encode(-0.0), 0x80);
     }
 
-    /// Compares every f16 and every bf16 with the search; under Miri, only some.
     #[test]
     fn every_half_rounds_to_the_nearest() {
         let step = if cfg!(miri) { 2501 } else { 1 };
@@ -179,8 +167,7 @@ mod tests {
         }
     }
 
-    /// The midpoints between neighbouring values and the floats next to them, where rounding errors
-    /// show first.
+    /// Rounding errors appear first at midpoints between values, and the floats next to them.
     #[test]
     fn midpoints_go_to_even() {
         for (format, values) in [(&E4M3, &E4M3_VALUES), (&E5M2, &E5M2_VALUES)] {

@@ -1,5 +1,3 @@
-//! Copies between frames.
-
 use crate::error::StorageError;
 use crate::ids::FrameId;
 
@@ -21,6 +19,6 @@ impl FrameMove {
     }
 }
 
-/// Callback for the end of a [`copy_then`](super::Storage::copy_then), or for
+/// Callback at the end of a [`copy_then`](super::Storage::copy_then) or
 /// [`after`](super::Storage::after).
 pub type CopyDone = Box<dyn FnOnce(Result<(), StorageError>) + Send>;

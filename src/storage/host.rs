@@ -1,5 +1,3 @@
-//! The host backend: frames in this process's memory, reserved here or adopted from an engine.
-
 use std::any::Any;
 use std::fmt;
 use std::ops::Range;
@@ -22,15 +20,13 @@ use super::tensors::StoragePlanes;
 use super::tiles::{Extent, Tiles};
 use super::{FrameMove, Storage, check};
 
-/// Frames in host memory.
-///
-/// [`new`](Self::new) reserves address space for the maximum number of frames. Physical memory is
-/// taken when bytes are first written, so that unused layers and frames cost none.
-/// [`adopt_tensors`](Self::adopt_tensors) uses memory that an engine has allocated.
+/// Frames in host memory. [`new`](Self::new) reserves address space for the maximum number of
+/// frames; physical memory is taken when bytes are first written.
+/// [`adopt_tensors`](Self::adopt_tensors) uses an engine's memory.
 pub struct HostStorage {
     layout: KvLayout,
     tiles: Tiles,
-    /// Disjoint, ascending address ranges of the frames, in which no caller's buffer may lie.
+    /// Disjoint, ascending address ranges of the frames, which no caller's buffer may overlap.
     spans: Box<[Range<usize>]>,
     frames: AtomicUsize,
     frames_max: usize,
@@ -39,27 +35,19 @@ pub struct HostStorage {
     page_locks: PageLocks,
 }
 
-/// Owner of the memory.
 enum Memory {
-    /// Shared with the locks of its pages.
     Reserved(Arc<Reservation>),
-    /// Owner of the engine's memory; dropped with the storage, or with the last owner of planes.
     Adopted { _owner: Box<dyn Any + Send + Sync> },
 }
 
 impl HostStorage {
-    /// Reserves memory for `frames_max` frames, of which `frames` are usable at once. All bytes are
-    /// zero.
-    ///
-    /// # Errors
-    /// [`StorageError::Invalid`] for zero frames or more than can be addressed;
-    /// [`StorageError::Memory`] if the address space has no room.
+    /// Reserves memory for `frames_max` frames, of which `frames` are initially usable. All bytes
+    /// are zero. Fails for zero frames, more than can be addressed, or a lack of address space.
     pub fn new(layout: KvLayout, frames: usize, frames_max: usize) -> Result<Self, StorageError> {
         check::frames(frames, frames_max)?;
         let table = layout.planes(frames_max)?;
         let memory = Reservation::new(table.bytes)?;
         let base = memory.base();
-        // Within the reservation, whose size comes from this table.
         let tiles = Tiles::new(
             table.planes.into_iter().map(|plane| (base.wrapping_add(plane.base), plane)),
             frames_max,
@@ -74,8 +62,8 @@ impl HostStorage {
     /// Uses an engine's own tensors, with their contents, as `frames` frames.
     ///
     /// The storage cannot grow beyond that, and [`shrink`](Storage::shrink) only reduces the number
-    /// of frames. `owner` is kept until the storage, and any [planes](Storage::planes) of it, are
-    /// dropped: the tensors, a reference to them, or `()` if the memory is kept alive otherwise.
+    /// of frames. `owner` is kept until the storage and all its [planes](Storage::planes) are
+    /// dropped: the tensors, a reference to them, or `()` if something else keeps the memory alive.
     ///
     /// ```
     /// use kvpool::storage::{AdoptedTensor, AdoptedTensors, Dtype, HostStorage, KvLayout};
@@ -91,16 +79,16 @@ impl HostStorage {
     /// ```
     ///
     /// # Errors
-    /// [`Invalid`] that names what does not fit the layout: the form, number or size of the tensors,
-    /// or a plane that is null, misaligned, has a stride below the tile size, extends beyond the
-    /// address space, or overlaps another. Planes may interleave if their strides are equal.
+    /// [`Invalid`] if the form, number or size of the tensors does not fit the layout, or a plane
+    /// is null, misaligned, has a stride below the tile size, exceeds the address space, or
+    /// overlaps another. Planes may interleave if their strides are equal.
     ///
     /// # Safety
-    /// Each tensor's bytes, and of each plane the `(frames - 1) * frame_stride + tile_bytes` bytes
-    /// from its base, must lie in one allocation and be readable, writable and initialised.
-    /// Pointers to planes that interleave must be derived from one pointer that covers all of them.
-    /// Both must hold while this storage or an owner of its [planes](Storage::planes) lives, and
-    /// all other accesses to the bytes must obey [the frame rule](Storage#the-frame-rule).
+    /// Each tensor's bytes, and each plane's `(frames - 1) * frame_stride + tile_bytes` bytes from
+    /// its base, must lie in one allocation and be readable, writable and initialised. Pointers to
+    /// planes that interleave must be derived from one pointer that covers all of them. Both must
+    /// hold while this storage or an owner of its [planes](Storage::planes) lives, and all other
+    /// accesses to the bytes must obey [the frame rule](Storage#the-frame-rule).
     pub unsafe fn adopt_tensors(
         layout: KvLayout,
         tensors: AdoptedTensors<'_>,
@@ -116,10 +104,8 @@ impl HostStorage {
         Ok(Self { layout, tiles, spans, frames, frames_max, memory, page_locks })
     }
 
-    /// Returns the lock of the pages of all usable frames, and makes it if necessary; `None` if there
-    /// is none, or they cannot be locked now.
-    ///
-    /// Only memory that was reserved here is locked: an engine manages its own.
+    /// Returns the lock of the pages of all usable frames, and creates it if necessary; `None` if
+    /// they cannot be locked now, or belong to an engine, which manages its own.
     pub fn page_lock<L: Any + Send + Sync>(
         &self,
         lock: impl FnOnce(Pages) -> Result<L, Refusal>,
@@ -137,7 +123,6 @@ impl HostStorage {
         self.tiles.extents()
     }
 
-    /// Checks that a caller's buffer does not overlap the frames.
     fn outside(&self, which: &'static str, buffer: &[u8]) -> Result<(), Invalid> {
         let bytes = buffer.as_ptr_range();
         let (start, end) = (bytes.start.addr(), bytes.end.addr());
@@ -165,7 +150,6 @@ impl HostStorage {
     }
 }
 
-/// Merges ranges that overlap or touch.
 fn merged(mut spans: Vec<Range<usize>>) -> Box<[Range<usize>]> {
     spans.sort_unstable_by_key(|span| span.start);
     spans.dedup_by(|next, last| {
@@ -178,7 +162,6 @@ fn merged(mut spans: Vec<Range<usize>>) -> Box<[Range<usize>]> {
     spans.into()
 }
 
-/// Returns true if a range of `a` overlaps a range of `b`.
 fn overlap(a: &[Range<usize>], b: &[Range<usize>]) -> bool {
     a.iter().any(|a| b.iter().any(|b| a.start < b.end && b.start < a.end))
 }
@@ -207,7 +190,7 @@ impl Storage for HostStorage {
     #[inline]
     fn frames(&self) -> usize {
         // Relaxed: the number only bounds a check. Memory for the maximum number of frames exists
-        // from the start, and a user of a frame gets it from the floor above, which publishes it.
+        // from the start, and a user of a frame gets it from the layer above, which publishes it.
         self.frames.load(Ordering::Relaxed)
     }
 
@@ -218,7 +201,7 @@ impl Storage for HostStorage {
     fn planes(&self) -> Result<StoragePlanes, StorageError> {
         let planes: Vec<AdoptedPlane> = self.tiles.planes().collect();
         let frames = (self.frames(), self.frames_max);
-        // SAFETY: of the memory that the owner keeps. A shrink keeps it readable.
+        // SAFETY: the owner keeps the memory. A shrink keeps it readable.
         Ok(unsafe { StoragePlanes::new(&self.layout, &planes, frames, DeviceId::Host, self.memory.clone()) })
     }
 
@@ -247,15 +230,15 @@ impl Storage for HostStorage {
         if total >= frames {
             return;
         }
-        // Before the pages: a device would go on to access those that were returned.
+        // Before the pages: a device would continue to access those that were returned.
         self.page_locks.retire();
-        // Everything except the spans of the remaining frames. This includes the padding behind
-        // each plane, which the last frame's huge page may cover.
+        // Everything except the spans of the remaining frames, including the padding behind each
+        // plane, which the last frame's huge page may cover.
         let base = memory.base().addr();
         let kept = if total == 0 { Vec::new() } else { self.tiles.spans(total).collect() };
         let mut end = 0;
         for kept in merged(kept) {
-            // SAFETY: no remaining frame has bytes here, and the others are the caller's by the
+            // SAFETY: no remaining frame has bytes here, and the caller owns the others by the
             // frame rule.
             unsafe { memory.discard(end..kept.start - base) };
             end = kept.end - base;
@@ -308,8 +291,7 @@ impl Storage for HostStorage {
         if let Some(done) = unsafe { source.send(self, from, to) } {
             return done;
         }
-        // Two storages over the same memory, or a storage that receives from itself, need the
-        // buffer.
+        // Overlapping storages, or one storage on both sides, need the buffer.
         let is_apart = |other: &&Self| !overlap(&self.spans, &other.spans);
         let Some(source) = source.as_any().downcast_ref::<Self>().filter(is_apart) else {
             // SAFETY: the caller's promise.

@@ -1,35 +1,35 @@
-//! The host's memory: how much of it is available.
+//! Available memory of the host.
 //!
 //! | limit | source |
 //! |---|---|
 //! | the system's | `MemAvailable` of `/proc/meminfo` |
 //! | the container's | control groups, version 2: `memory.max - (memory.current - inactive_file)`, in the process's group and all above |
 //!
-//! `RLIMIT_MEMLOCK` is none of them: a driver that locks pages does so in the kernel, where it may
-//! count them or not. One that counts them refuses.
+//! `RLIMIT_MEMLOCK` is not considered: a driver locks pages in the kernel, which may or may not
+//! count them, and denies the lock if they exceed the limit.
 
 use std::fs;
 use std::path::Path;
 
-/// Returns the host memory in bytes that is available to this process without swapping: what its
-/// system and its container (control groups of version 2) leave. `None` if unknown.
+/// Returns the host memory in bytes that the system and the container (control groups version 2)
+/// leave to this process without swapping. `None` if unknown.
 pub fn host_free_bytes() -> Option<u64> {
     free_bytes(&|path| fs::read_to_string(path).ok())
 }
 
-/// Does so by files that `read` reads.
+/// Implements [`host_free_bytes`] over a function that reads files.
 fn free_bytes(read: &dyn Fn(&Path) -> Option<String>) -> Option<u64> {
     let system = available(&read(Path::new("/proc/meminfo"))?)?;
     Some(group_free_bytes(read).map_or(system, |group| group.min(system)))
 }
 
-/// Returns `MemAvailable` from the text of `/proc/meminfo`, in bytes.
+/// Parses `MemAvailable` from `/proc/meminfo`, in bytes.
 fn available(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Returns what the control groups of this process leave; `None` if no group has a limit.
+/// Returns the least memory that a control group of this process leaves; `None` without a limit.
 fn group_free_bytes(read: &dyn Fn(&Path) -> Option<String>) -> Option<u64> {
     let groups = read(Path::new("/proc/self/cgroup"))?;
     let group = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
@@ -39,12 +39,11 @@ fn group_free_bytes(read: &dyn Fn(&Path) -> Option<String>) -> Option<u64> {
     above.filter_map(|folder| left_in(folder, read)).min()
 }
 
-/// Returns what a control group leaves; `None` if it has no limit.
 fn left_in(folder: &Path, read: &dyn Fn(&Path) -> Option<String>) -> Option<u64> {
     let number = |name: &str| read(&folder.join(name))?.trim().parse::<u64>().ok();
     // `max` if there is no limit.
     let (max, current) = (number("memory.max")?, number("memory.current")?);
-    // Pages of files are given back before the limit is enforced.
+    // File pages are reclaimed before the limit is enforced.
     let stat = read(&folder.join("memory.stat")).unwrap_or_default();
     let files = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.trim().parse().ok());
     Some(max.saturating_sub(current.saturating_sub(files.unwrap_or(0))))
@@ -62,7 +61,6 @@ mod tests {
         }
     }
 
-    /// Files by path, under the root of the control groups if the path is relative.
     fn free(files: &[(&str, &str)]) -> Option<u64> {
         free_bytes(&|path| {
             let is_it = |name: &str| Path::new("/sys/fs/cgroup").join(name) == path;

@@ -1,5 +1,3 @@
-//! The memory of one frame in one layer, where the processor can reach it.
-
 use std::ptr::NonNull;
 
 use crate::dtype::Dtype;
@@ -7,12 +5,8 @@ use crate::error::{Invalid, StorageError};
 
 use super::elements::Element;
 
-/// K and V of one frame in one layer, in this process's memory; see [`Storage::tile`].
-///
-/// The layout is `[block_tokens][heads][head_dim]` for each, and `[block_tokens][heads]` for their
-/// dynamic scales.
-///
-/// [`Storage::tile`]: super::Storage::tile
+/// K and V of one frame in one layer, in this process's memory; see [`tile`](super::Storage::tile).
+/// Each is `[block_tokens][heads][head_dim]`, and its dynamic scales `[block_tokens][heads]`.
 #[derive(Clone, Copy, Debug)]
 pub struct HostTile {
     dtype: Dtype,
@@ -22,17 +16,15 @@ pub struct HostTile {
 }
 
 impl HostTile {
-    /// Describes the memory of a frame of `tokens` tokens: K and V, and the scales of both.
-    ///
-    /// For backends. V is empty in a latent layout, and both scales without dynamic scales.
+    /// For backends: describes the memory of a frame of `tokens` tokens, K and V and the scales of
+    /// both. V is empty in a latent layout, and both scales without dynamic scales.
     ///
     /// # Safety
     /// While the storage lives and has the frame, each slice is initialised, readable and writable
     /// memory of this process, aligned to its elements; no two overlap, nor do those of different
     /// frames or layers. Its length is that of `tokens` rows. The storage accesses them only in its
-    /// unsafe operations on this frame. Copies to this frame that were [enqueued] are complete.
-    ///
-    /// [enqueued]: super::Storage::copy_on
+    /// unsafe operations on this frame. Copies to this frame that were
+    /// [enqueued](super::Storage::copy_on) are complete.
     pub const unsafe fn new(
         dtype: Dtype,
         tokens: usize,
@@ -57,7 +49,7 @@ impl HostTile {
         self.scales
     }
 
-    /// Returns the rows of the first `tokens` tokens of K and V, if the type holds their elements.
+    /// Returns the first `tokens` rows of K and V, if `T` holds their elements.
     pub(crate) fn rows<T: Element>(&self, tokens: usize) -> Result<[NonNull<[T]>; 2], StorageError> {
         if !T::holds(self.dtype) {
             let limit = format_args!("one that holds {}", self.dtype);
@@ -69,7 +61,7 @@ impl HostTile {
         }))
     }
 
-    /// Returns the dynamic scales of the first `tokens` tokens of K and V, if the layout has any.
+    /// Returns the dynamic scales of the first `tokens` tokens of K and V, if any.
     pub(crate) fn scale_rows(&self, tokens: usize) -> Result<[NonNull<[f32]>; 2], StorageError> {
         if self.scales[0].is_empty() {
             let got = format_args!("{} without dynamic scales", self.dtype);
@@ -79,10 +71,9 @@ impl HostTile {
     }
 }
 
-/// Returns the part of a tile that belongs to the first `tokens` of `of` tokens.
 fn first<T>(tile: NonNull<[T]>, tokens: usize, of: usize) -> NonNull<[T]> {
     assert!(tokens <= of, "a tile of {of} tokens has no {tokens}");
-    // Without memory the address means nothing, and need not be aligned.
+    // An empty tile's address need not be aligned.
     let data = if tile.is_empty() { NonNull::dangling() } else { tile.cast() };
     NonNull::slice_from_raw_parts(data, tile.len() / of * tokens)
 }

@@ -6,9 +6,8 @@
 //! packed_bytes     == block_tokens * bytes_per_token
 //! ```
 //!
-//! `halves` is 2 for K and V, 1 for a latent plane; `scale_bytes` is 4 with dynamic scales and 0
-//! otherwise. In all common layouts tiles are multiples of 16 bytes, and
-//! `bytes_per_block == packed_bytes`.
+//! `halves` is 2 for K and V, 1 for a latent plane; `scale_bytes` is 4 with dynamic scales, else 0.
+//! In common layouts tiles are multiples of 16 bytes, and `bytes_per_block == packed_bytes`.
 
 use std::fmt;
 
@@ -17,8 +16,7 @@ use crate::error::Invalid;
 
 use super::plane::{PlaneKind, PlanePart, TILE_ALIGN};
 
-/// Maximum number of planes in a layout: far above the layers of any model, and few enough for a
-/// table.
+/// Maximum number of planes, to bound the table.
 const PLANES_MAX: usize = 1 << 16;
 
 /// Placement of K and V of one layer relative to each other.
@@ -30,8 +28,7 @@ pub enum KvPlanes {
     Separate,
     /// One plane; a frame's tile holds its K, followed by its V.
     Joined,
-    /// One plane of latent vectors (multi-head latent attention): one head, no V. Every
-    /// tensor-parallel rank holds all of it.
+    /// One plane of latent vectors (multi-head latent attention): one head, no V, all on each rank.
     Latent,
 }
 
@@ -40,10 +37,10 @@ pub enum KvPlanes {
 #[non_exhaustive]
 pub enum Arrangement {
     /// All frames of a layer's K, then of its V, then the next layer: the usual form for attention
-    /// kernels. On the host, a layer takes no memory until bytes are stored or copied to it.
+    /// kernels. On the host, layers that are never written take no memory.
     #[default]
     LayerFirst,
-    /// All layers of a frame, then the next frame: one contiguous piece per block, for transfers.
+    /// All layers of a frame, then the next frame: one contiguous piece per block.
     BlockFirst,
 }
 
@@ -54,16 +51,15 @@ pub enum Scales {
     /// `value = code`. The only choice for dtypes that are not quantised.
     #[default]
     Unit,
-    /// Static: `value = code * scale[layer][head]`, given once as `[layers][heads]`, with the heads
-    /// of this rank.
+    /// Static: `value = code * scale[layer][head]`, as `[layers][heads]` of this rank.
     PerHead {
         /// For K, or for the latent vector (one per layer).
         k: Box<[f32]>,
         /// For V; empty for a latent layout.
         v: Box<[f32]>,
     },
-    /// Dynamic: each token and head gets the scale that maps its largest magnitude to the largest
-    /// code. Scales are f32 in separate planes; they belong to the block and move with it.
+    /// Dynamic: each token and head gets the f32 scale that maps its largest magnitude to the
+    /// largest code. Scales are in separate planes; they belong to the block and move with it.
     PerTokenHead,
 }
 
@@ -84,10 +80,8 @@ pub struct KvLayout {
     bytes_per_block: usize,
 }
 
-/// Builds a [`KvLayout`].
-///
-/// Layers, KV heads and head dimension are required. The defaults are 16 tokens per block, bf16, no
-/// tensor parallelism, separate K and V, layer-first.
+/// Builds a [`KvLayout`]. Layers, KV heads and head dimension are required. The defaults are 16
+/// tokens per block, bf16, no tensor parallelism, separate K and V, layer-first.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct KvLayoutBuilder {
@@ -139,9 +133,8 @@ impl KvLayoutBuilder {
         self
     }
 
-    /// Stores one latent vector of `elements` elements per token and layer instead of K and V.
-    ///
-    /// This is multi-head latent attention. Sets one head, and [`KvPlanes::Latent`].
+    /// Stores one latent vector of `elements` elements per token and layer instead of K and V
+    /// (multi-head latent attention): one head, and [`KvPlanes::Latent`].
     pub fn latent(mut self, elements: usize) -> Self {
         self.heads_total = 1;
         self.head_dim = elements;
@@ -161,20 +154,15 @@ impl KvLayoutBuilder {
         self
     }
 
-    /// Sets the number of ranks that share the model's KV heads.
-    ///
-    /// It must divide the number of heads; for more ranks than heads, see
-    /// [`replicate_kv_heads`](Self::replicate_kv_heads).
+    /// Sets the number of ranks that share the model's KV heads. It must divide the number of
+    /// heads, unless [`replicate_kv_heads`](Self::replicate_kv_heads) allows more ranks than heads.
     pub fn tensor_parallel(mut self, ranks: usize) -> Self {
         self.tensor_parallel = ranks;
         self
     }
 
-    /// Allows more ranks than KV heads, where several ranks store the same head.
-    ///
-    /// Each head is stored by `ranks / heads` consecutive ranks, so that rank `r` has head
-    /// `r * heads / ranks`. The number of heads must divide the number of ranks. Without effect if
-    /// there are at least as many heads as ranks.
+    /// Allows more ranks than KV heads, as a multiple: each head is stored by `ranks / heads`
+    /// consecutive ranks, so rank `r` has head `r * heads / ranks`.
     pub fn replicate_kv_heads(mut self) -> Self {
         self.replicates_heads = true;
         self
@@ -198,13 +186,8 @@ impl KvLayoutBuilder {
         self
     }
 
-    /// Builds the layout.
-    ///
-    /// # Errors
-    /// [`Invalid`], which names the field: zero or missing, a number of ranks that does not divide
-    /// the heads, fewer heads than ranks without
-    /// [`replicate_kv_heads`](Self::replicate_kv_heads), scales that do not fit, a block larger
-    /// than the address space, more than 65,536 planes.
+    /// Builds the layout. The error names the field: zero or missing, heads and ranks that do not
+    /// divide, scales that do not fit, blocks that exceed the address space, over 65,536 planes.
     pub fn build(self) -> Result<KvLayout, Invalid> {
         for (field, value) in [
             ("layers", self.layers),
@@ -294,10 +277,8 @@ impl KvLayout {
         KvLayoutBuilder::default()
     }
 
-    /// Returns true if packed blocks of both layouts have the same form.
-    ///
-    /// The form depends neither on the arrangement, nor on whether K and V are joined, nor on the
-    /// number of ranks, provided that the number of heads per rank is the same.
+    /// Returns whether packed blocks of both layouts have the same form, which depends neither on
+    /// arrangement, joining of K and V, nor number of ranks if each has the same number of heads.
     pub fn packs_as(&self, other: &Self) -> bool {
         let is_latent = |layout: &Self| layout.parts == KvPlanes::Latent;
         self.layers == other.layers
@@ -333,9 +314,7 @@ impl KvLayout {
         self.tensor_parallel
     }
 
-    /// Returns the number of ranks that store the same heads.
-    ///
-    /// 1 unless there are more ranks than heads; all ranks in a latent layout.
+    /// Returns the number of ranks that store the same heads: 1 unless ranks outnumber heads.
     pub fn kv_head_replicas(&self) -> usize {
         self.tensor_parallel * self.heads / self.heads_total
     }
@@ -376,9 +355,7 @@ impl KvLayout {
         &self.scales
     }
 
-    /// Returns the number of elements per token of K, V or latent vector in one layer.
-    ///
-    /// This is `kv_heads * head_dim`.
+    /// Returns the elements per token of K, V or latent vector in one layer: `kv_heads * head_dim`.
     #[inline]
     pub fn row_elements(&self) -> usize {
         self.heads * self.head_dim
@@ -402,7 +379,6 @@ impl KvLayout {
         self.block_tokens * self.bytes_per_token
     }
 
-    /// Returns the number of planes per layer.
     #[inline]
     pub(super) fn planes_per_layer(&self) -> usize {
         let parts = if self.parts == KvPlanes::Separate { 2 } else { 1 };
@@ -423,7 +399,6 @@ impl KvLayout {
         }
     }
 
-    /// Returns kind, part and tile size of each plane of a layer, in canonical order.
     pub(super) fn tiles_of_layer(&self) -> impl Iterator<Item = (PlaneKind, PlanePart, usize)> {
         let parts: &[PlanePart] = match self.parts {
             KvPlanes::Separate => &[PlanePart::K, PlanePart::V],
@@ -451,7 +426,7 @@ impl KvLayout {
         let row = self.heads.checked_mul(per_head)?.checked_mul(halves)?;
         let per_token = self.layers.checked_mul(row)?;
         let packed = per_token.checked_mul(self.block_tokens)?;
-        // No tile can overflow from here on, because each is smaller than the packed block.
+        // No tile overflows from here on: each is smaller than the packed block.
         let padding = self.layers.checked_mul(self.planes_per_layer())?.checked_mul(TILE_ALIGN)?;
         packed.checked_add(padding).filter(|&bytes| bytes <= isize::MAX as usize)?;
         let layer: usize = self.tiles_of_layer().map(|(.., tile)| tile.next_multiple_of(TILE_ALIGN)).sum();
@@ -459,7 +434,6 @@ impl KvLayout {
     }
 }
 
-/// The error of a size that exceeds the address space.
 pub(super) fn too_large(what: &'static str, got: impl fmt::Display) -> Invalid {
     Invalid::new(what, got, "a size within the address space")
 }

@@ -1,9 +1,7 @@
-//! A reservation of address space for the maximum number of frames.
-//!
-//! Its base never moves, so that pointers and descriptors made from it stay valid while the pool
-//! grows. Physical memory is taken page by page when bytes are first written (in huge pages where
-//! available), reads as zeros at first, and is returned by [`discard`](Reservation::discard). Under
-//! Miri, which does not support mappings, it is a zeroed allocation.
+//! A reservation of address space for the maximum number of frames. Its base never moves, so
+//! pointers and descriptors stay valid while the pool grows. Physical memory is taken page by page
+//! when bytes are first written (in huge pages where available), reads as zeros at first, and is
+//! returned by [`discard`](Reservation::discard). Under Miri, it is a zeroed allocation.
 
 use crate::error::StorageError;
 
@@ -18,12 +16,10 @@ mod imp {
     use super::super::planes::HUGE_PAGE;
     use super::StorageError;
 
-    /// Zeroed memory that is committed on first touch.
     #[derive(Debug)]
     pub(in crate::storage) struct Reservation {
         map: MmapRaw,
-        /// Offset of the used part in the mapping: on a huge-page boundary, if the reservation is
-        /// at least that large.
+        /// Offset of the used part in the mapping, to a huge-page boundary if it is that large.
         offset: usize,
     }
 
@@ -39,7 +35,7 @@ mod imp {
                 .map_err(|error| failed(error.kind()))?;
             let map = MmapRaw::from(map);
             let offset = if slack == 0 { 0 } else { map.as_ptr().align_offset(HUGE_PAGE) };
-            // Only advice: a kernel without huge pages refuses it and uses small pages.
+            // Only advice: a kernel without huge pages uses small pages.
             #[cfg(target_os = "linux")]
             let _ = map.advise(memmap2::Advice::HugePage);
             Ok(Self { map, offset })
@@ -47,8 +43,7 @@ mod imp {
 
         #[inline]
         pub(in crate::storage) fn base(&self) -> *mut u8 {
-            // SAFETY: the offset is inside the mapping, which is longer than the used part by a
-            // huge page.
+            // SAFETY: the offset is inside the mapping, which exceeds the used part by a huge page.
             unsafe { self.map.as_mut_ptr().add(self.offset) }
         }
 
@@ -57,7 +52,6 @@ mod imp {
             self.map.len() - self.offset
         }
 
-        /// Returns the addresses of the pages that contain a range of addresses.
         pub(in crate::storage) fn pages_of(&self, range: Range<usize>) -> Range<usize> {
             // The mapping consists of whole pages.
             #[cfg(target_os = "linux")]
@@ -67,9 +61,8 @@ mod imp {
             range.start / page * page..range.end.next_multiple_of(page)
         }
 
-        /// Returns the whole pages of a range to the system; they read as zeros afterwards.
-        ///
-        /// The range is in bytes from the base.
+        /// Returns the whole pages in a range, in bytes from the base, to the system; they then
+        /// read as zeros.
         ///
         /// # Safety
         /// No other thread reads or writes these bytes meanwhile.
@@ -82,7 +75,7 @@ mod imp {
                 let end = (self.offset + range.end) / page * page;
                 if start < end {
                     // SAFETY: only whole pages inside the range, which the caller owns exclusively.
-                    // On failure the bytes stay as they are, which is allowed.
+                    // If it fails, the bytes remain, which is allowed.
                     let _ = unsafe {
                         self.map.unchecked_advise_range(
                             memmap2::UncheckedAdvice::DontNeed,
@@ -112,7 +105,6 @@ mod imp {
 
     use super::StorageError;
 
-    /// Zeroed memory.
     #[derive(Debug)]
     pub(in crate::storage) struct Reservation {
         base: *mut u8,

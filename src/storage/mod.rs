@@ -1,8 +1,7 @@
 //! Storage of blocks' bytes: the layout of K and V in memory, and the operations on it.
 //!
-//! This floor handles frames and slots, and does not know block ids. A *slot* is one token's place,
-//! `frame * block_tokens + offset`, as i64. Negative slots are skipped, which allows padded
-//! batches.
+//! This layer handles frames and slots, and does not know block ids. A *slot* is one token's place,
+//! `frame * block_tokens + offset`. Negative slots are skipped, which allows padded batches.
 //!
 //! | file | contents |
 //! |---|---|
@@ -20,22 +19,18 @@
 //!
 //! # Exclusion
 //!
-//! Many threads read and write frames through `&self`; the caller provides exclusion by owning
-//! frames, which is the purpose of the floors above. Each operation that touches bytes is therefore
-//! an `unsafe fn` with one rule, [the frame rule](Storage#the-frame-rule). Everything else is
-//! checked, and checked first: an error means that no byte was moved.
+//! Many threads access frames through `&self`; the caller provides exclusion by owning frames. Each
+//! operation on bytes is therefore an `unsafe fn` with one rule, [the frame
+//! rule](Storage#the-frame-rule). All else is checked first: an error means that no byte was moved.
 //!
 //! # Device backends
 //!
-//! The synchronous operations, [`store`](Storage::store), [`load`](Storage::load),
-//! [`copy`](Storage::copy), [`pack`](Storage::pack), [`unpack`](Storage::unpack) and
-//! [`zero`](Storage::zero), are complete when the call returns, on devices too: the call waits for
-//! the device. They are meant for tools, tests and transfers. An engine's own kernels run on its
-//! streams, and get slots and frames from batches. For these there are
-//! - [`copy_then`](Storage::copy_then): a copy on the backend's own stream, which reports its
-//!   completion;
-//! - [`copy_on`](Storage::copy_on): a copy in the order of an engine's stream;
-//! - [`after`](Storage::after): a notification when the stream has reached this point.
+//! [`store`](Storage::store), [`load`](Storage::load), [`copy`](Storage::copy),
+//! [`pack`](Storage::pack), [`unpack`](Storage::unpack) and [`zero`](Storage::zero) are synchronous
+//! on devices too, for tools, tests and transfers. An engine's kernels run on its streams, and get
+//! slots and frames from batches; for these there are [`copy_then`](Storage::copy_then) on the
+//! backend's own stream, [`copy_on`](Storage::copy_on) on an engine's stream, and notifications
+//! [`after`](Storage::after) a point in a stream.
 //!
 //! The frame rule holds until the *work* is complete, not just the call. The batch clock ensures
 //! this: a frame is reused once every batch that could access it has ended, and a batch on a stream

@@ -1,5 +1,3 @@
-//! Layouts from the `config.json` of a model, as Hugging Face has it.
-
 #[cfg(test)]
 mod tests;
 
@@ -14,20 +12,18 @@ use crate::dtype::Dtype;
 
 use super::layout::{KvLayout, KvLayoutBuilder};
 
-/// Parts of the keys of models whose layers differ, or keep other things than K and V of each token
-/// and head: windows, linear attention, state spaces, indexes, compressed and shared layers.
+/// Parts of keys of models whose layers differ, or cache more than K and V per token and head:
+/// windows, linear attention, state spaces, indexes, compressed and shared layers.
 const DIFFERENT: &str = "mamba ssm_ state_size linear_attn linear_num linear_conv hybrid attention_interval \
     attn_every attn_layer attn_type attention_chunk window_pattern use_sliding no_rope index_topk index_head \
     compress_ratio kv_shared cross_attention_layers";
 
-/// Beginnings of the types of models with windows in some layers, whose configurations may not say
-/// so otherwise.
+/// Prefixes of model types with windows in some layers, which the configuration may not show.
 const WINDOWED: [&str; 6] = ["cohere2", "gemma2", "gemma3", "gemma4", "gpt_oss", "llama4"];
 
 /// Types of layers that all keep K and V.
 const ATTENTION: [&str; 3] = ["attention", "full_attention", "sliding_attention"];
 
-/// The keys that are read.
 struct Config {
     model_type: Option<String>,
     num_hidden_layers: Option<usize>,
@@ -65,24 +61,23 @@ impl Config {
     }
 }
 
-/// Takes the value of a key, if there is one.
 fn take<T: DeserializeOwned>(keys: &mut Map<String, Value>, key: &str) -> Result<Option<T>, String> {
     let value = keys.remove(key).unwrap_or_default();
     Option::deserialize(value).map_err(|error| format!("{key}: {error}"))
 }
 
-/// Returns the path of a configuration, if a text is one.
+/// Returns the path of a configuration, if the text is one.
 pub(super) fn path(text: &str) -> Option<PathBuf> {
     let (path, inside) = (Path::new(text), Path::new(text).join("config.json"));
     let is_file = path.is_file() || path.extension().is_some_and(|end| end == "json");
     is_file.then(|| path.to_owned()).or_else(|| inside.is_file().then_some(inside))
 }
 
-/// Returns a builder with the values of a configuration, or why it describes no layout.
+/// Returns a builder with a configuration's values, or the reason why it describes no layout.
 pub(super) fn builder(text: &str) -> Result<KvLayoutBuilder, String> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut keys: Map<String, Value> = serde_json::from_str(text).map_err(|error| error.to_string())?;
-    // The language model of one that also takes images or sound.
+    // The language model of a multimodal one.
     if let Some(Value::Object(language)) = keys.remove("text_config") {
         keys.extend(language);
     }
@@ -126,7 +121,7 @@ pub(super) fn builder(text: &str) -> Result<KvLayoutBuilder, String> {
     Ok(builder.kv_heads(kv_heads).head_dim(head_dim))
 }
 
-/// Returns what says that the layers differ, if something does.
+/// Returns the evidence that the layers differ, if any.
 fn difference(config: &Config) -> Option<String> {
     if let Some(types) = &config.layer_types
         && (types.len() > 1 || types.iter().any(|kind| !ATTENTION.contains(&kind.as_str())))

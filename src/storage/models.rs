@@ -1,10 +1,7 @@
-//! Layouts of well-known models, from their published configurations.
-
 use crate::error::Invalid;
 
 use super::layout::{KvLayout, KvLayoutBuilder};
 
-/// A model's name and the shape of its KV cache.
 struct Model {
     name: &'static str,
     layers: usize,
@@ -21,8 +18,7 @@ const fn heads(name: &'static str, layers: usize, kv_heads: usize, head_dim: usi
     Model { name, layers, shape: Shape::Heads { kv_heads, head_dim }, block_tokens: 16 }
 }
 
-/// A model with latent vectors; the rotary part of K, which all heads share, is stored beside the
-/// vector.
+/// A model with latent vectors, stored with the rotary part of K, which all heads share.
 const fn latent(name: &'static str, layers: usize, lora_rank: usize, rope_dim: usize) -> Model {
     Model { name, layers, shape: Shape::Latent { elements: lora_rank + rope_dim }, block_tokens: 16 }
 }
@@ -70,27 +66,20 @@ const MODELS: &[Model] = &[
     latent("kimi-k2", 61, 512, 64),
 ];
 
-/// Ends of a model's name that do not change its shape, beside versions and dates.
+/// Suffixes of names that do not change the shape, besides versions and dates.
 const VARIANTS: [&str; 7] = ["base", "chat", "fp8", "hf", "instruct", "it", "thinking"];
 
 impl KvLayout {
-    /// Returns the layout of a well-known model, in bf16 with 16 tokens per block; see
-    /// [`names`](Self::names).
+    /// Returns the layout of a [well-known model](Self::names), in bf16 with 16 tokens per block.
     ///
-    /// Case does not matter, and neither do an organisation and the usual ends of names: `qwen2.5-7b`
-    /// is also `Qwen/Qwen2.5-7B-Instruct`. Layers for the prediction of several tokens are not
-    /// included, and sliding windows are ignored: all layers keep all tokens.
-    ///
-    /// # Errors
-    /// [`Invalid`], which lists the known names, similar ones first.
+    /// Ignores case, organisation and usual suffixes: `qwen2.5-7b` is also
+    /// `Qwen/Qwen2.5-7B-Instruct`. Excludes layers for multi-token prediction, and ignores sliding
+    /// windows: all layers keep all tokens. The error lists the known names, similar ones first.
     pub fn named(name: &str) -> Result<Self, Invalid> {
         Self::named_builder(name)?.build()
     }
 
     /// Returns a builder with the same values, to change dtype, block size, ranks or arrangement.
-    ///
-    /// # Errors
-    /// [`Invalid`], which lists the known names, similar ones first.
     pub fn named_builder(name: &str) -> Result<KvLayoutBuilder, Invalid> {
         builder(name).ok_or_else(|| {
             let limit = format_args!("one of these, the closest first: {}", closest_first(name));
@@ -100,11 +89,8 @@ impl KvLayout {
 
     /// Returns a builder with the values that a text describes: the name of a well-known model, or
     /// numbers such as `layers=32,kv-heads=8,head-dim=128,dtype=bf16`, or with the feature
-    /// `model-config` the path of a Hugging Face `config.json`, or of its folder.
-    ///
-    /// # Errors
-    /// [`Invalid`] if no model has this name, numbers are wrong, or a configuration cannot be read,
-    /// lacks a number, or says that the layers of the model differ.
+    /// `model-config` the path of a Hugging Face `config.json` or its folder, in which all layers
+    /// must be alike.
     pub fn described(text: &str) -> Result<KvLayoutBuilder, Invalid> {
         #[cfg(feature = "model-config")]
         if let Some(path) = super::model_config::path(text) {
@@ -155,13 +141,12 @@ fn builder(name: &str) -> Option<KvLayoutBuilder> {
     })
 }
 
-/// Returns a name in lower case, without its organisation and Llama's older prefix.
+/// Returns a name in lower case, without organisation and Llama's older prefix.
 fn short(name: &str) -> String {
     let name = name.rsplit('/').next().unwrap_or_default().to_lowercase();
     name.strip_prefix("meta-").map(str::to_owned).unwrap_or(name)
 }
 
-/// Returns the known names, those with the least edit distance from a name first.
 fn closest_first(name: &str) -> String {
     let name = short(name);
     let mut names: Vec<_> = KvLayout::names().collect();
@@ -173,7 +158,7 @@ impl std::str::FromStr for KvLayoutBuilder {
     type Err = Invalid;
 
     /// Parses `layers=N,kv-heads=N,head-dim=N`, or `layers=N,latent=N` for multi-head latent
-    /// attention; `dtype=NAME` can follow. Each is named once.
+    /// attention; `dtype=NAME` can follow. No part may repeat.
     fn from_str(text: &str) -> Result<Self, Invalid> {
         let (mut builder, mut named) = (KvLayout::builder(), Vec::new());
         for item in text.split(',') {

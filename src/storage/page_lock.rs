@@ -1,5 +1,5 @@
-//! Locked pages of a reservation: a device's driver keeps them in place, so that the device accesses
-//! the frames itself.
+//! Locked pages of a reservation, which a device's driver keeps in place so that the device can
+//! access the frames directly.
 //!
 //! ```text
 //! none ──lock──> locked(frames) ──retire: the storage shrinks, or has more frames──> none
@@ -7,17 +7,18 @@
 //!   └──refused for now──> refused(frames, until) ───same, or the time has come──────^
 //! ```
 //!
-//! A refusal for now (the driver or the system has too little memory) holds for [`PAUSE`], and for
-//! twice as long after each further one, up to [`PAUSE_MAX`]: locking may take long before it fails.
+//! A temporary refusal (the driver or the system has too little memory) holds for [`PAUSE`],
+//! doubled after each further one, up to [`PAUSE_MAX`]: locking may take long before it fails.
 //!
 //! Invariants:
-//! - locked pages are those that this process sees. Pages return to the system only after the number
-//!   of usable frames was lowered and the lock was retired, in this order: a copy that began before
-//!   uses other frames, no copy begins with it, and the next lock has fewer frames;
-//! - a copy holds the lock while the device may access the frames. The last owner unlocks the pages;
-//! - pages are locked again only after they were unlocked: when the retired lock is *gone*, and not when
-//!   its last owner begins to drop it. Until then the driver would say that they are locked by others;
-//! - a lock owns the reservation. While a driver may know the addresses, no other mapping gets them.
+//! - locked pages are those that this process sees. Pages return to the system only after the
+//!   number of usable frames was lowered and then the lock retired: a copy that began before uses
+//!   other frames, no copy begins with it, and the next lock has fewer frames;
+//! - a copy holds the lock while the device may access the frames. The last owner unlocks the
+//!   pages;
+//! - pages are locked again only when the retired lock is *gone*, not when its last owner begins to
+//!   drop it: until then the driver would report them as locked;
+//! - a lock owns the reservation, so no other mapping gets addresses that a driver may know.
 
 use std::any::Any;
 use std::fmt;
@@ -25,24 +26,22 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-/// Time for which a first refusal for now holds.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Longest time for which a refusal for now holds.
 const PAUSE_MAX: Duration = Duration::from_secs(64);
 
 /// Locked pages of a [`HostStorage`](super::HostStorage); dropping the last clone unlocks them.
 #[derive(Clone)]
 pub struct PageLock(Arc<Locked>);
 
-/// A lock, with a witness that outlives it: fields are dropped in order.
+/// A lock with a witness that outlives it: fields are dropped in order.
 struct Locked {
     lock: Box<dyn Any + Send + Sync>,
     witness: Arc<()>,
 }
 
 impl PageLock {
-    /// Returns the lock as it was made; `None` if it is of another type.
+    /// Returns the lock that the caller's function made; `None` if it has another type.
     pub fn lock<L: Any>(&self) -> Option<&L> {
         (*self.0.lock).downcast_ref()
     }
@@ -54,14 +53,14 @@ impl fmt::Debug for PageLock {
     }
 }
 
-/// Why pages were not locked.
+/// Reason why pages were not locked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// Until their number changes.
+    /// Retrying fails until the number of frames changes.
     Final,
     /// May succeed later.
     ForNow,
-    /// This caller cannot lock any; another one may.
+    /// This caller cannot lock any pages; another one may.
     OfCaller,
 }
 
@@ -74,7 +73,6 @@ pub struct Pages {
     pub memory: Arc<dyn Any + Send + Sync>,
 }
 
-/// The lock of a storage's pages; see the [module](self).
 #[derive(Default)]
 pub(super) struct PageLocks(Mutex<State>);
 
@@ -95,7 +93,7 @@ enum Slot {
     },
     Refused {
         frames: usize,
-        /// The time of the next attempt, and the pause before it.
+        /// Time of the next attempt, and the pause before it.
         again: Option<(Instant, Duration)>,
     },
 }
@@ -109,10 +107,8 @@ impl State {
 }
 
 impl PageLocks {
-    /// Returns the lock of all usable frames, and makes it if necessary for their number.
-    ///
-    /// `None` if the pages cannot be locked, or another thread is locking them: a copy then takes
-    /// another way, and does not wait.
+    /// Returns the lock of all usable frames, and creates it if necessary. `None` if the pages
+    /// cannot be locked, or another thread is locking them: a copy then uses another path.
     pub(super) fn get<L: Any + Send + Sync>(
         &self,
         now: Instant,
@@ -121,12 +117,11 @@ impl PageLocks {
     ) -> Option<PageLock> {
         let mut state = match self.0.try_lock() {
             Ok(state) => state,
-            // A panic while locking has changed nothing.
+            // A panic while locking changes nothing.
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        // Counted here: a shrink counts down before it retires, so that no lock has pages that it
-        // returns.
+        // Counted here: a shrink lowers it before retiring the lock, so no lock has returned pages.
         let frames = frames();
         let mut pause = PAUSE;
         match &state.slot {
@@ -154,10 +149,8 @@ impl PageLocks {
         if let Slot::Locked { lock, .. } = &state.slot { Some(lock.clone()) } else { None }
     }
 
-    /// Retires the lock, so that pages can be returned to the system. Waits for a thread that locks
-    /// the pages.
+    /// Retires the lock, so that pages can be returned. Waits for a thread that is locking them.
     pub(super) fn retire(&self) {
-        // A panicking driver call has locked nothing.
         self.0.lock().unwrap_or_else(PoisonError::into_inner).retire();
     }
 }

@@ -1,5 +1,3 @@
-//! One plane of a layout: what it holds, and where it is.
-
 /// Alignment of every tile in bytes.
 pub const TILE_ALIGN: usize = 16;
 
@@ -9,8 +7,7 @@ pub const TILE_ALIGN: usize = 16;
 pub enum PlaneKind {
     /// K, V, both, or the latent vector: elements of the layout's dtype.
     Values,
-    /// One f32 per token and head: the dynamic scales of the values plane of the same layer and
-    /// part.
+    /// The dynamic scales of a values plane: one f32 per token and head.
     Scales,
 }
 
@@ -28,7 +25,7 @@ pub enum PlanePart {
     Latent,
 }
 
-/// One plane of a layout.
+/// One plane of a layout: its contents and position.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Plane {
     /// Layer, from 0.

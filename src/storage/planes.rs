@@ -1,28 +1,24 @@
-//! The plane table: the position of every layer's K and V in memory, in a form that one copy
-//! routine can use.
+//! The plane table: the position of every layer's K and V in memory.
 //!
-//! A *plane* holds one kind of data of one layer (K, V, both, the latent vector, or their scales)
-//! for all frames. In each plane, frame `f` has one contiguous *tile* of `tile_bytes` bytes at
-//! `base + f * frame_stride`:
+//! A *plane* holds one kind of data of one layer (K, V, both, the latent vector, or their scales).
+//! In it, frame `f` has one contiguous *tile* of `tile_bytes` bytes at `base + f * frame_stride`:
 //!
 //! ```text
 //! LayerFirst   | plane 0: tile of frame 0, 1, 2 ... | plane 1: tile of frame 0, 1, 2 ... | ...
 //! BlockFirst   | frame 0: tile of plane 0, 1, 2 ... | frame 1: tile of plane 0, 1, 2 ... | ...
 //! ```
 //!
-//! The layout of a tile is `[K rows, V rows if joined][block_tokens][heads][head_dim]`, and for
-//! scales `[...][block_tokens][heads]` of f32. Tiles start on multiples of [`TILE_ALIGN`], so that
-//! a device can move 16-byte vectors.
+//! A tile is `[K rows, V rows if joined][block_tokens][heads][head_dim]`, and for scales
+//! `[...][block_tokens][heads]` of f32. Tiles are aligned to [`TILE_ALIGN`], for 16-byte vectors.
 
 use crate::error::Invalid;
 
 use super::layout::{Arrangement, KvLayout, too_large};
 use super::plane::{Plane, TILE_ALIGN};
 
-/// Size of a huge page. Planes of at least this size start on a multiple of it.
+/// Size of a huge page, to which planes of at least this size are aligned.
 pub(super) const HUGE_PAGE: usize = 2 << 20;
 
-/// Alignment of smaller planes: a cache line.
 const PLANE_ALIGN: usize = 64;
 
 /// All planes of a layout in one reservation of memory.
@@ -35,17 +31,13 @@ pub struct PlaneTable {
 }
 
 impl KvLayout {
-    /// Returns the position of each plane in one reservation of at most `frames_max` frames.
-    ///
-    /// # Errors
-    /// [`Invalid`] if no address space could hold them.
+    /// Returns the planes' positions in a reservation for `frames_max` frames, if addressable.
     pub fn planes(&self, frames_max: usize) -> Result<PlaneTable, Invalid> {
         PlaneTable::new(self, frames_max)
     }
 }
 
 impl PlaneTable {
-    /// Returns the table of `layout` for at most `frames_max` frames.
     fn new(layout: &KvLayout, frames_max: usize) -> Result<Self, Invalid> {
         let refused = || too_large("reservation", format_args!("{frames_max} frames of {layout}"));
         let mut planes = Vec::with_capacity(layout.planes_per_layer() * layout.layers());

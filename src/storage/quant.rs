@@ -1,4 +1,4 @@
-//! Quantisation of rows on store, and the reverse on load.
+//! Quantisation of rows on store, and dequantisation on load.
 //!
 //! ```text
 //! code  = nearest(value * (1 / scale))        value' = code * scale
@@ -6,10 +6,10 @@
 //! ```
 //!
 //! and for the 8-bit floats at least half a subnormal step, `scale * 2^-10` or `scale * 2^-17`. A
-//! dynamic scale maps the largest finite magnitude of one token's head to the largest code, so that
-//! no finite value saturates. Infinity saturates; NaN stays NaN in the 8-bit floats and becomes 0
-//! in int8. Values are multiplied by the inverse of the scale in f32, as device kernels do, so that
-//! both produce the same codes.
+//! dynamic scale maps the largest finite magnitude of one token's head to the largest code, so no
+//! finite value saturates. Infinity saturates; NaN stays NaN in the 8-bit floats and becomes 0 in
+//! int8. Values are multiplied by the scale's inverse in f32, as in device kernels, which give the
+//! same codes.
 
 use half::{bf16, f16};
 
@@ -18,9 +18,7 @@ use crate::dtype::Dtype;
 use super::elements::{Elements, ElementsMut};
 use super::fp8;
 
-/// Source of the scales of one row.
 pub(super) enum RowScales<'a> {
-    /// No scale: 1.
     Unit,
     /// Static: one per head.
     PerHead(&'a [f32]),
@@ -28,7 +26,6 @@ pub(super) enum RowScales<'a> {
     InTile(*mut u8),
 }
 
-/// Returns the value of the largest code of a quantised dtype.
 const fn code_max(dtype: Dtype) -> f32 {
     match dtype {
         Dtype::Fp8E4M3 => fp8::E4M3_MAX,
@@ -37,18 +34,15 @@ const fn code_max(dtype: Dtype) -> f32 {
     }
 }
 
-/// Returns the scale that maps the largest finite magnitude of `values` to the largest code.
-///
-/// It is never so small that its inverse overflows.
+/// Returns the scale that maps the largest finite magnitude to the largest code, with finite
+/// inverse.
 fn dynamic_scale(dtype: Dtype, values: &[f32]) -> f32 {
-    // NaN is not finite, and is ignored.
     let magnitude = |value: f32| if value.is_finite() { value.abs() } else { 0.0 };
     let largest = values.iter().fold(0.0f32, |largest, &value| largest.max(magnitude(value)));
     (largest / code_max(dtype)).max(f32::MIN_POSITIVE)
 }
 
 /// Quantises one row of `heads * head_dim` values, from element `first` of `source`, into `codes`.
-///
 /// `values` is a scratch buffer of `head_dim` elements.
 ///
 /// # Safety
@@ -112,12 +106,11 @@ fn encode(dtype: Dtype, values: &[f32], inverse: f32, codes: &mut [u8]) {
     }
 }
 
-/// Returns the nearest integer from -127 to 127, ties to even. NaN becomes 0; -128 never occurs.
+/// Returns the nearest integer from -127 to 127, ties to even; 0 for NaN.
 #[inline(always)]
 fn int8(value: f32) -> i8 {
     // The last place of this number is 1 and its low byte is 0: adding it makes the adder round,
-    // and leaves the integer in the low byte. The standard library's rounding is a function call on
-    // the baseline target.
+    // and leaves the integer in the low byte. `round` is a function call on the baseline target.
     const ROUND: f32 = (3 << (f32::MANTISSA_DIGITS - 2)) as f32;
     let finite = if value.is_nan() { 0.0 } else { value.clamp(-127.0, 127.0) };
     (finite + ROUND).to_bits() as i8
@@ -136,7 +129,7 @@ fn decode(dtype: Dtype, codes: &[u8], scale: f32, values: &mut [f32]) {
     }
 }
 
-/// Converts elements from `first` on, of f32, f16 or bf16, to f32, exactly.
+/// Converts f32, f16 or bf16 elements from `first` on to f32, exactly.
 fn widen(source: Elements<'_>, first: usize, values: &mut [f32]) {
     let size = source.dtype().bytes();
     let bytes = &source.as_bytes()[first * size..][..values.len() * size];
@@ -159,7 +152,7 @@ fn widen(source: Elements<'_>, first: usize, values: &mut [f32]) {
     }
 }
 
-/// Converts f32 values to elements from `first` on, of f32, f16 or bf16, rounded to nearest.
+/// Converts f32 values to f32, f16 or bf16 elements from `first` on, rounded to nearest.
 fn narrow(values: &[f32], target: &mut ElementsMut<'_>, first: usize) {
     let dtype = target.as_elements().dtype();
     let size = dtype.bytes();
@@ -189,7 +182,6 @@ mod tests {
 
     const QUANTISED: [Dtype; 3] = [Dtype::Fp8E4M3, Dtype::Fp8E5M2, Dtype::Int8];
 
-    /// Stores and loads one head with a dynamic scale.
     fn round_trip(dtype: Dtype, row: &[f32]) -> (Vec<f32>, f32) {
         let (mut scale, mut scratch) = (0f32, vec![0.0; row.len()]);
         let (mut codes, mut back) = (vec![0u8; row.len()], vec![0f32; row.len()]);

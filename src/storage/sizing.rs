@@ -1,5 +1,3 @@
-//! The number of frames that fit into memory.
-
 use crate::error::Invalid;
 use crate::ids::FRAMES_MAX;
 
@@ -11,8 +9,7 @@ use super::layout::KvLayout;
 pub enum Sizing {
     /// This number, including the null block's frame.
     Frames(usize),
-    /// As many as fit into a share of the memory, beside the model:
-    /// `(ratio * free_before - model_bytes) / bytes_per_block`.
+    /// As many as fit beside the model: `(ratio * free_before - model_bytes) / bytes_per_block`.
     Memory {
         /// Share of the free memory for the model and the frames together, in `(0, 1]`.
         ratio: f64,
@@ -24,11 +21,8 @@ pub enum Sizing {
 }
 
 impl Sizing {
-    /// Returns the number of frames, including the null block's, at most [`FRAMES_MAX`].
-    ///
-    /// # Errors
-    /// The ratio is not in `(0, 1]`, fewer frames than `frames_min` fit, or [`Sizing::Frames`]
-    /// exceeds what a pool can address.
+    /// Returns the number of frames, including the null block's. Fails if the ratio is not in `(0,
+    /// 1]`, fewer frames than `frames_min` fit, or [`Sizing::Frames`] exceeds [`FRAMES_MAX`].
     pub fn frames(&self, layout: &KvLayout, frames_min: usize) -> Result<usize, Invalid> {
         let bytes_per_block = layout.bytes_per_block() as u64;
         let (frames, bytes) = match *self {
@@ -54,14 +48,9 @@ impl Sizing {
     }
 }
 
-/// Returns the least free memory of all tensor-parallel ranks, in bytes.
-///
-/// Every rank sizes its pool by it, so that all have the same number of frames. The ranks' values
-/// may differ by at most `tolerance`, a share of the largest.
-///
-/// # Errors
-/// No rank, a tolerance outside of `[0, 1)`, or free memory that differs by more than it; the error
-/// names the rank.
+/// Returns the least free memory of all tensor-parallel ranks in bytes, so that all ranks can size
+/// their pools alike. The values may differ by at most `tolerance`, a share of the largest in `[0,
+/// 1)`; the error names the rank.
 pub fn check_balance(free_by_rank: &[u64], tolerance: f64) -> Result<u64, Invalid> {
     if !(0.0..1.0).contains(&tolerance) {
         return Err(Invalid::new("tolerance", tolerance, "at least 0 and below 1"));

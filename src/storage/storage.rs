@@ -1,5 +1,3 @@
-//! The trait of all storage backends.
-
 use std::any::Any;
 use std::fmt;
 
@@ -11,25 +9,22 @@ use super::{
     CopyDone, DeviceStream, Elements, ElementsMut, FrameMove, HostTile, KvLayout, StoragePlanes, check,
 };
 
-/// Default of [`Storage::wave_bytes`]: about a millisecond on host memory.
+/// Default of [`Storage::wave_bytes`]: about a millisecond in host memory.
 pub const WAVE_BYTES: usize = 8 << 20;
 
-/// What a storage lacks whose memory the processor cannot reach.
 const ON_HOST: &str = "memory within the processor's reach";
 
 /// Bytes per transfer, but at least one frame.
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// The bytes of a pool's frames on one device.
-///
-/// Each operation either succeeds in full, or returns an error and moves no byte.
+/// The bytes of a pool's frames on one device. Each operation either succeeds in full, or returns
+/// an error and moves no byte.
 ///
 /// # The frame rule
-///
 /// While an operation runs, no one else writes a frame that it reads or writes, and no one else
 /// reads a frame that it writes. For [`store`](Self::store) and [`load`](Self::load) the rule
-/// applies to slots instead of whole frames: two threads may store to different slots of one frame.
-/// The caller must ensure this by owning the frames; a violation is a data race.
+/// applies to slots instead of frames. The caller must ensure this by owning the frames; a
+/// violation is a data race.
 pub trait Storage: Send + Sync + fmt::Debug {
     /// Returns the layout of the frames.
     fn layout(&self) -> &KvLayout;
@@ -40,29 +35,19 @@ pub trait Storage: Send + Sync + fmt::Debug {
     /// Returns the number of usable frames.
     fn frames(&self) -> usize;
 
-    /// Returns the maximum number of frames, up to which [`grow`](Self::grow) works.
-    ///
-    /// The base addresses of planes never change.
+    /// Returns the maximum number of frames. The base addresses of planes never change.
     fn frames_max(&self) -> usize;
 
-    /// Returns the planes of each layer's K and V as tensors, with an owner of their memory.
-    ///
-    /// Addresses never change. [`StoragePlanes`] says which frames are accessible, and for how
-    /// long. To access them is unsafe, and subject to [the frame rule](#the-frame-rule): no other
-    /// access to the same slots, from the pool or through a tile, may conflict.
-    ///
-    /// # Errors
-    /// [`StorageError::Unsupported`] if the backend does not give out its memory, which is the
-    /// default.
+    /// Returns the planes of each layer's K and V as tensors, with an owner of their memory;
+    /// unsupported by default. [`StoragePlanes`] says which frames are accessible, and for how
+    /// long. Access is unsafe, and subject to [the frame rule](#the-frame-rule): no other access to
+    /// the same slots, from the pool or through a tile, may conflict.
     fn planes(&self) -> Result<StoragePlanes, StorageError> {
         Err(StorageError::Unsupported { device: self.device(), what: "planes" })
     }
 
-    /// Returns the memory of one frame in one layer, where the processor can reach it.
-    ///
-    /// # Errors
-    /// [`StorageError::Unsupported`] if the processor cannot, which is the default;
-    /// [`StorageError::Invalid`] if the layer or the frame does not exist.
+    /// Returns the memory of one frame in one layer, if the processor can reach it (by default
+    /// not).
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule), for every access through the result.
@@ -71,35 +56,22 @@ pub trait Storage: Send + Sync + fmt::Debug {
         Err(StorageError::Unsupported { device: self.device(), what: ON_HOST })
     }
 
-    /// Makes frames `0..total` usable; the contents of usable frames do not change.
-    ///
-    /// A `total` below [`frames`](Self::frames) has no effect. Several threads may call this at
-    /// once.
-    ///
-    /// # Errors
-    /// [`GrowError::TooLarge`] above [`frames_max`](Self::frames_max); [`GrowError::Memory`] if
-    /// memory is exhausted.
+    /// Makes frames `0..total` usable; the contents of usable frames do not change. A `total` below
+    /// [`frames`](Self::frames) has no effect. Several threads may call this at once.
     fn grow(&self, total: usize) -> Result<(), GrowError>;
 
-    /// Makes frames from `total` on unusable, and returns their memory to the system.
-    ///
-    /// Whole pages or whole mappings are returned. Other frames keep their bytes. A `total` of
-    /// [`frames`](Self::frames) or more has no effect. [`grow`](Self::grow) makes the frames usable
-    /// again, with unspecified contents. No other thread may grow or shrink this storage at the
-    /// same time.
+    /// Makes frames from `total` on unusable, if there are any, and returns whole pages of their
+    /// memory to the system. [`grow`](Self::grow) makes them usable again, with unspecified
+    /// contents. No other thread may grow or shrink this storage meanwhile.
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule), for the frames from `total` on.
     unsafe fn shrink(&self, total: usize);
 
-    /// Stores one token's K and V in one layer for each slot.
-    ///
-    /// `k` and `v` are `[slots.len()][kv_heads][head_dim]`; rows of negative slots are skipped.
-    /// Elements have the layout's dtype, or f32, f16 or bf16 if the layout is quantised; they are
-    /// then quantised here. `v` is [`Elements::none`] in a latent layout.
-    ///
-    /// # Errors
-    /// A layer out of range, a wrong dtype or length, a slot out of range or repeated.
+    /// Stores one token's K and V in one layer for each slot: `k` and `v` are
+    /// `[slots.len()][kv_heads][head_dim]`. Skips rows of negative slots; others must not repeat.
+    /// Elements have the dtype of the layout; if that is quantised, f32, f16 and bf16 are quantised
+    /// here. `v` is [`Elements::none`] in a latent layout.
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule), for these slots.
@@ -111,12 +83,8 @@ pub trait Storage: Send + Sync + fmt::Debug {
         slots: &[i64],
     ) -> Result<(), StorageError>;
 
-    /// Loads one token's K and V of one layer for each slot: the inverse of [`store`](Self::store).
-    ///
-    /// Rows of negative slots are not written. Slots may repeat.
-    ///
-    /// # Errors
-    /// A layer out of range, a wrong dtype or length, a slot out of range.
+    /// Loads one token's K and V of one layer for each slot, like [`store`](Self::store). Rows of
+    /// negative slots are not written. Slots may repeat.
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule), for these slots.
@@ -128,25 +96,17 @@ pub trait Storage: Send + Sync + fmt::Debug {
         v: ElementsMut<'_>,
     ) -> Result<(), StorageError>;
 
-    /// Copies whole frames. A source may have several destinations.
-    ///
-    /// Moves have no order among each other, so that a chain a -> b -> c takes two calls.
-    ///
-    /// # Errors
-    /// A frame out of range, a destination that is repeated or is also a source.
+    /// Copies whole frames. A source may have several destinations, but no destination may repeat
+    /// or be a source. Moves are unordered: a chain a -> b -> c takes two calls.
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule).
     unsafe fn copy(&self, moves: &[FrameMove]) -> Result<(), StorageError>;
 
-    /// Copies like [`copy`](Self::copy), possibly asynchronously, and calls `done` once at the end.
-    ///
-    /// `done` runs on any thread, possibly on this one before the call returns, when no access to
-    /// these frames is in progress any more; its argument says whether the copy succeeded. A
-    /// backend that fails may drop `done` without calling it, which counts as a failure, and is
-    /// only allowed when no access is in progress any more.
-    ///
-    /// The default implementation copies synchronously.
+    /// Copies like [`copy`](Self::copy), possibly asynchronously (not by default), and calls `done`
+    /// once at the end: on any thread, possibly on this one before the call returns, when no access
+    /// to these frames is in progress. Its argument says whether the copy succeeded. A failing
+    /// backend may drop `done`, which counts as a failure, but only when no access is in progress.
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule), until `done` is called or dropped.
@@ -155,34 +115,25 @@ pub trait Storage: Send + Sync + fmt::Debug {
         done(unsafe { self.copy(moves) });
     }
 
-    /// Returns the number of bytes that compaction copies per call of
-    /// [`copy_then`](Self::copy_then): [`WAVE_BYTES`] by default.
-    ///
-    /// While a copy is in progress, as many bytes of free blocks are held, and the copied blocks are
-    /// not written; between two copies, the storage may be idle.
+    /// Returns the number of bytes that compaction copies per [`copy_then`](Self::copy_then).
+    /// Meanwhile as many bytes of free blocks are held, and the copied blocks are not written;
+    /// between two copies, the storage may be idle.
     fn wave_bytes(&self) -> usize {
         WAVE_BYTES
     }
 
-    /// Returns the maximum number of copies by [`copy_then`](Self::copy_then) that compaction keeps
-    /// in progress: 1 by default.
+    /// Returns the maximum number of [`copy_then`](Self::copy_then) calls of compaction in flight.
     fn waves_in_flight(&self) -> usize {
         1
     }
 
-    /// Checks that work can be enqueued on this stream now.
-    ///
-    /// # Errors
-    /// [`StorageError::ForeignStream`] if the stream is not of this storage's device, or the
-    /// storage has no device; [`StorageError::Capturing`], [`StorageError::DeviceLost`].
+    /// Checks that work can be enqueued on this stream now. A storage without a device fails with
+    /// [`StorageError::ForeignStream`].
     fn check_stream(&self, stream: &DeviceStream) -> Result<(), StorageError> {
         Err(StorageError::ForeignStream { stream: stream.device(), storage: self.device() })
     }
 
-    /// Enqueues a [`copy`](Self::copy) on a stream, in order with the other work on it.
-    ///
-    /// # Errors
-    /// As for [`copy`](Self::copy) and [`check_stream`](Self::check_stream); no work is enqueued.
+    /// Enqueues a [`copy`](Self::copy) on a stream, after [`check_stream`](Self::check_stream).
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule), until the stream has executed the copy. Work on the same
@@ -192,34 +143,26 @@ pub trait Storage: Send + Sync + fmt::Debug {
         self.check_stream(stream)
     }
 
-    /// Calls `done` once when the work enqueued on the stream so far is complete.
-    ///
-    /// `done` runs on any thread. An error means that the device has failed, or that the stream is
-    /// not of this device; in that case, too, no work that the storage knows of is in progress. At
-    /// process exit `done` may be dropped without a call.
+    /// Calls `done` once, on any thread, when the work enqueued on the stream so far is complete.
+    /// An error means that the device has failed, or that the stream is not of this device; then,
+    /// too, no work that the storage knows of is in progress. At process exit `done` may be
+    /// dropped.
     fn after(&self, stream: &DeviceStream, done: CopyDone) {
         done(self.check_stream(stream));
     }
 
     /// Waits until the work enqueued on the stream so far is complete.
-    ///
-    /// # Errors
-    /// As for [`check_stream`](Self::check_stream).
     fn settle(&self, stream: &DeviceStream) -> Result<(), StorageError> {
         self.check_stream(stream)
     }
 
-    /// Copies frames from another storage, on any device, whose blocks have the same packed form.
+    /// Copies frames from another storage, on any device, whose blocks have the same packed form,
+    /// and waits for the end of the copy; by default in pieces, through a host buffer.
     ///
-    /// The first frame of `from` goes to the first of `to`, and so on; both must have the same
-    /// number of frames. Waits for the end of the copy.
-    ///
-    /// The default implementation copies through a host buffer, in pieces.
-    ///
-    /// # Errors
-    /// [`StorageError::OtherForm`]; [`StorageError::Invalid`] for different numbers of frames, a run
-    /// out of range, or runs of `to` that overlap; and errors of the device. After [`StorageError::LostWhileCopying`], the frames of
-    /// both storages must not be used again, and the rule for them holds for good.
+    /// The first frame of `from` is copied to the first of `to`, and so on; both must have the same
+    /// number of frames, and the runs of `to` must not overlap. After
+    /// [`StorageError::LostWhileCopying`], the frames of both storages must never be used again,
+    /// and the rule for them holds permanently.
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule), for the frames of both storages.
@@ -228,11 +171,8 @@ pub trait Storage: Send + Sync + fmt::Debug {
         unsafe { through_host(self, source, from, to) }
     }
 
-    /// Implements [`receive`](Self::receive) of a `target` that knows no direct way from this storage,
-    /// if this one knows a way. `None`, the default, if not.
-    ///
-    /// # Errors
-    /// As for [`receive`](Self::receive).
+    /// Implements [`receive`](Self::receive) for a `target` that has no direct path from this
+    /// storage; `None`, the default, if this storage has none either.
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule), for the frames of both storages.
@@ -250,43 +190,28 @@ pub trait Storage: Send + Sync + fmt::Debug {
     fn as_any(&self) -> &dyn Any;
 
     /// Packs frames into `out`, [`packed_bytes`](KvLayout::packed_bytes) per frame, without
-    /// padding.
-    ///
-    /// The order is by run, then by frame, then by plane in canonical order. The packed form of a
-    /// block is the same for every arrangement, and for joined and separate K and V.
-    ///
-    /// # Errors
-    /// A run out of range, a buffer of the wrong size.
+    /// padding: by run, by frame, then by plane in canonical order. The packed form of a block is
+    /// the same for every arrangement, and for joined and separate K and V.
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule).
     unsafe fn pack(&self, runs: &[Run], out: &mut [u8]) -> Result<(), StorageError>;
 
-    /// Unpacks frames: the inverse of [`pack`](Self::pack). Any bytes are accepted.
-    ///
-    /// # Errors
-    /// A run out of range, runs that overlap, a buffer of the wrong size.
+    /// Unpacks any bytes into disjoint runs of frames: the inverse of [`pack`](Self::pack).
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule).
     unsafe fn unpack(&self, runs: &[Run], bytes: &[u8]) -> Result<(), StorageError>;
 
-    /// Fills frames with zero bytes.
-    ///
-    /// The bytes are written, not returned to the system, because faulting pages in again costs
-    /// several times as much.
-    ///
-    /// # Errors
-    /// A run out of range, runs that overlap.
+    /// Fills disjoint runs of frames with zeros. Does not return the memory to the system: faulting
+    /// pages in again costs several times as much.
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule).
     unsafe fn zero(&self, runs: &[Run]) -> Result<(), StorageError>;
 
-    /// Zeroes like [`zero`](Self::zero), possibly asynchronously, and calls `done` once at the end.
-    ///
-    /// `done` is as for [`copy_then`](Self::copy_then). The default implementation zeroes
-    /// synchronously.
+    /// Zeroes like [`zero`](Self::zero), possibly asynchronously, and calls `done` as for
+    /// [`copy_then`](Self::copy_then). The default zeroes synchronously.
     ///
     /// # Safety
     /// [The frame rule](#the-frame-rule), until `done` is called or dropped.
@@ -295,17 +220,14 @@ pub trait Storage: Send + Sync + fmt::Debug {
         done(unsafe { self.zero(runs) });
     }
 
-    /// Returns true if the calling thread reports the ends of device work, and so must not wait for
-    /// such work itself.
+    /// Returns whether the calling thread reports the ends of device work, and must not wait for
+    /// them.
     fn must_not_wait(&self) -> bool {
         false
     }
 }
 
-/// Checks the layouts and the runs of a [`Storage::receive`]. Returns the number of frames.
-///
-/// # Errors
-/// [`StorageError::OtherForm`], or [`StorageError::Invalid`].
+/// Checks the layouts and runs of a [`Storage::receive`]. Returns the number of frames.
 pub fn check_runs<S: Storage + ?Sized>(
     target: &S,
     source: &dyn Storage,
@@ -324,9 +246,6 @@ pub fn check_runs<S: Storage + ?Sized>(
 
 /// Implements [`Storage::receive`] through a host buffer, by [`Storage::pack`] and
 /// [`Storage::unpack`].
-///
-/// # Errors
-/// As for [`Storage::receive`].
 ///
 /// # Safety
 /// The frame rule, for the frames of both storages.

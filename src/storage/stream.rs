@@ -1,14 +1,12 @@
 //! Copies that bypass the caches, for many frames at once.
 //!
-//! A plain copy of a tile reads the destination into the cache before overwriting it, and evicts
-//! data that the engine's threads use. A large `memcpy` avoids both with streaming stores, but a
-//! tile is far below its threshold. Tiles are therefore streamed here if one call moves more than
-//! the caches hold.
+//! A plain copy of a tile reads the destination into the cache, and evicts data that the engine's
+//! threads use. A large `memcpy` avoids both with streaming stores, but a tile is far below its
+//! threshold. Tiles are therefore streamed here if one call moves more than the caches hold.
 
 /// Smaller calls use the caches, where their bytes are read next.
 const BYTES_MIN: usize = 4 << 20;
 
-/// A piece of memory to copy.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     from: *const u8,
@@ -18,9 +16,8 @@ struct Piece {
 
 /// Copies the pieces of memory of one call.
 ///
-/// Each piece is held back until the next one is known. A tile ends before the hardware prefetcher
-/// has adapted to it, so the beginning of the next tile is fetched while the end of this one is
-/// copied.
+/// Delays each piece until the next one is known: a tile ends before the hardware prefetcher has
+/// adapted to it, so the start of the next tile is fetched while the end of this one is copied.
 #[derive(Debug)]
 #[must_use = "`finish` copies the last piece"]
 pub(super) struct Copier {
@@ -29,7 +26,6 @@ pub(super) struct Copier {
 }
 
 impl Copier {
-    /// Returns a copier for a call that copies `bytes` in total.
     pub(super) fn new(bytes: usize) -> Self {
         Self { streaming: imp::STREAMS && bytes >= BYTES_MIN, kept: None }
     }
@@ -86,8 +82,7 @@ mod imp {
         let head = to.align_offset(LINE).min(bytes);
         let lines = (bytes - head) / LINE;
         let tail = head + lines * LINE;
-        // SAFETY: head, lines and tail are within the pieces; every line of the destination is
-        // aligned.
+        // SAFETY: head, lines and tail are within the pieces; every destination line is aligned.
         unsafe {
             from.copy_to_nonoverlapping(to, head);
             for at in (head..tail).step_by(LINE) {

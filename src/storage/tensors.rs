@@ -1,5 +1,4 @@
-//! A storage's planes as tensors, for other libraries: address, shape, strides, type, device, and
-//! an owner that keeps the memory.
+//! A storage's planes as tensors, for other libraries.
 //!
 //! ```text
 //! values    [frames, block_tokens, heads, head_dim]     of the layout's dtype
@@ -7,12 +6,11 @@
 //! ```
 //!
 //! Within a frame, elements are contiguous and row-major. The stride between frames depends on the
-//! arrangement: in a joined plane, K and V are two tensors that interleave, frame by frame. Codes
-//! of a quantised dtype are given as they are stored, one byte each; their scales are in tensors of
-//! their own, or in the [layout](KvLayout::scales).
+//! arrangement: in a joined plane, K and V are two tensors that interleave by frame. Quantised
+//! codes are one byte each; their scales are in separate tensors or in the
+//! [layout](KvLayout::scales).
 //!
-//! # Which frames, and for how long
-//!
+//! # Accessible frames
 //! | | reserved host memory | adopted memory | mapped device memory |
 //! |---|---|---|---|
 //! | addresses and strides | fixed | fixed | fixed |
@@ -21,9 +19,9 @@
 //! | frames that a growth adds | usable | (it cannot grow) | usable |
 //! | frames that a shrink removes | readable, unspecified bytes | readable, no longer written by the pool | unmapped: an access fails the device |
 //!
-//! The number of frames in a shape is that of the moment of the call. Which of them may be accessed
-//! is another matter: [the frame rule](super::Storage#the-frame-rule) says so for every access, and
-//! in a pool a [batch](crate::Batch) does.
+//! The number of frames in a shape is from the moment of the call. [The frame
+//! rule](super::Storage#the-frame-rule) governs every access; in a pool, a [batch](crate::Batch)
+//! ensures it.
 
 use std::any::Any;
 use std::fmt;
@@ -40,7 +38,7 @@ use super::plane::PlaneKind;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct PlaneTensor {
-    /// Address of the first element: of the host, or of the device.
+    /// Host or device address of the first element.
     pub data: *mut u8,
     /// Type of the elements.
     pub dtype: Dtype,
@@ -62,7 +60,7 @@ impl PlaneTensor {
         Self { data, dtype, shape, strides }
     }
 
-    /// Returns the bytes of one frame in this tensor, which are contiguous.
+    /// Returns the bytes of one frame, which are contiguous.
     pub fn frame_bytes(&self) -> usize {
         self.shape[1..].iter().product::<usize>() * self.dtype.bytes()
     }
@@ -72,7 +70,7 @@ impl PlaneTensor {
         self.strides[0] * self.dtype.bytes()
     }
 
-    /// Returns whether the tensor is contiguous: frames follow each other without gaps.
+    /// Returns whether frames follow each other without gaps.
     pub fn is_contiguous(&self) -> bool {
         self.frame_bytes() == self.frame_stride()
     }
@@ -99,9 +97,7 @@ impl LayerPlanes {
     }
 }
 
-/// The planes of a storage, and an owner of their memory; see [`Storage::planes`].
-///
-/// [`Storage::planes`]: super::Storage::planes
+/// The planes of a storage and an owner of their memory; see [`planes`](super::Storage::planes).
 #[derive(Clone)]
 pub struct StoragePlanes {
     layers: Box<[LayerPlanes]>,
@@ -112,12 +108,8 @@ pub struct StoragePlanes {
 }
 
 impl StoragePlanes {
-    /// Describes planes given by base and stride, in the order of [`KvLayout::planes`].
-    ///
-    /// For backends; users get planes from a storage.
-    ///
-    /// # Panics
-    /// If the number of planes is not the layout's.
+    /// For backends: describes planes given by base and stride, in the order of
+    /// [`KvLayout::planes`]. Panics if their number is not the layout's.
     ///
     /// # Safety
     /// As long as `owner` lives, the planes are memory of the device, for all frames that the
@@ -145,7 +137,7 @@ impl StoragePlanes {
         self.layers.iter().flat_map(LayerPlanes::tensors)
     }
 
-    /// Returns the number of frames that were usable when the planes were asked for.
+    /// Returns the number of frames that were usable when the planes were requested.
     pub fn frames(&self) -> usize {
         self.frames
     }
@@ -160,14 +152,12 @@ impl StoragePlanes {
         self.device
     }
 
-    /// Returns the owner: while a clone of it lives, the memory is neither returned nor reused for
-    /// anything else.
+    /// Returns the owner: while a clone of it lives, the memory is neither returned nor reused.
     pub fn owner(&self) -> &Arc<dyn Any + Send + Sync> {
         &self.owner
     }
 }
 
-/// Splits the planes of one layer into K and V.
 fn of_layer(layout: &KvLayout, planes: &[AdoptedPlane], frames: usize) -> LayerPlanes {
     let tensors = |kind: PlaneKind, planes: &[AdoptedPlane]| {
         let (dtype, inner) = match kind {

@@ -1,14 +1,11 @@
-//! The routines that move bytes. They use addresses, strides and sizes; the table determines the
-//! order of layers and blocks.
+//! Routines that move bytes by addresses, strides and sizes. The table determines the order of
+//! layers and blocks; [`check`](super::check) has validated all arguments, except for the frame
+//! rule.
 //!
 //! Two views of the same memory:
 //! - *tiles*, for rows of single tokens: one base, stride and size per plane;
-//! - *extents*, for whole frames: planes whose tiles are adjacent form one extent, so that a
-//!   block-first frame is one copy, and consecutive frames of a run are one copy per extent if they
-//!   are contiguous.
-//!
-//! All arguments have been validated by [`check`](super::check); only the frame rule is left to the
-//! callers.
+//! - *extents*, for whole frames: planes with adjacent tiles form one extent. A block-first frame
+//!   is one copy, and consecutive frames of a run are one copy per extent if they are contiguous.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -26,7 +23,6 @@ use super::stream::Copier;
 
 mod receive;
 
-/// Position of a plane or an extent in this process.
 #[derive(Clone, Copy, Debug)]
 struct Tile {
     base: *mut u8,
@@ -39,15 +35,13 @@ struct Tile {
 pub struct Extent {
     /// Address in frame 0.
     pub base: u64,
-    /// Bytes from one frame's part to the next frame's.
+    /// Bytes from one frame's part to the next.
     pub frame_stride: usize,
     /// Size of the part.
     pub bytes: usize,
 }
 
 impl Tile {
-    /// Returns the address of a frame's tile.
-    ///
     /// # Safety
     /// The frame exists.
     #[inline]
@@ -57,7 +51,6 @@ impl Tile {
     }
 }
 
-/// Selects K or V.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Half {
     K,
@@ -73,27 +66,21 @@ struct Rows {
     len: usize,
 }
 
-/// The memory of all frames, by plane.
 #[derive(Debug)]
 pub(super) struct Tiles {
     planes: Box<[Tile]>,
     extents: Box<[Tile]>,
 }
 
-// SAFETY: the addresses are only used in the unsafe functions below, whose callers keep the frame
-// rule.
+// SAFETY: only unsafe functions use the addresses, and their callers keep the frame rule.
 unsafe impl Send for Tiles {}
 // SAFETY: as above.
 unsafe impl Sync for Tiles {}
 
 impl Tiles {
-    /// Builds the tiles from the planes' addresses, in the layout's order.
-    ///
-    /// `frames_max` is the maximum number of frames.
-    ///
-    /// Planes are joined only if their tiles interleave, so that the memory between the first
-    /// plane's tiles contains the second's, and both belong to one allocation. With a single frame
-    /// there would be no evidence of that.
+    /// Builds the tiles from the planes' addresses, in the layout's order. Planes are joined only
+    /// if their tiles interleave, which proves that both belong to one allocation. A single frame
+    /// gives no such evidence.
     pub(super) fn new(planes: impl Iterator<Item = (*mut u8, Plane)>, frames_max: usize) -> Self {
         let planes: Box<[Tile]> = planes
             .map(|(base, plane)| Tile { base, frame_stride: plane.frame_stride, bytes: plane.tile_bytes })
@@ -120,7 +107,7 @@ impl Tiles {
         self.planes.iter().map(|tile| AdoptedPlane { base: tile.base, frame_stride: tile.frame_stride })
     }
 
-    /// Returns the extents, in packed order. A device writes through their addresses.
+    /// Returns the extents in packed order. Exposes their addresses, through which a device writes.
     pub(super) fn extents(&self) -> impl Iterator<Item = Extent> {
         self.extents.iter().map(|&Tile { base, frame_stride, bytes }| Extent {
             base: base.expose_provenance() as u64,
@@ -129,8 +116,6 @@ impl Tiles {
         })
     }
 
-    /// Returns the memory of one frame in one layer.
-    ///
     /// # Safety
     /// The layer and the frame exist; the frame rule, for every access through the result.
     pub(super) unsafe fn host_tile(&self, layout: &KvLayout, layer: usize, frame: usize) -> HostTile {
@@ -157,7 +142,6 @@ impl Tiles {
         unsafe { HostTile::new(layout.dtype(), layout.block_tokens(), values, scales) }
     }
 
-    /// Returns the address ranges of the first `frames` frames, extent by extent.
     pub(super) fn spans(&self, frames: usize) -> impl Iterator<Item = Range<usize>> {
         self.extents.iter().map(move |extent| {
             let start = extent.base.addr();
@@ -165,7 +149,7 @@ impl Tiles {
         })
     }
 
-    /// Returns the plane of one token's row of K or V, and its offset in a frame's tile.
+    /// Returns the plane of K's or V's rows, and their offset in a frame's tile.
     #[inline]
     fn lane(&self, layout: &KvLayout, layer: usize, kind: PlaneKind, half: Half) -> (Tile, usize) {
         let separate = layout.parts() == KvPlanes::Separate;
@@ -197,8 +181,8 @@ impl Tiles {
             if source.dtype() == layout.dtype() {
                 for rows in rows_of(slots, layout.block_tokens()) {
                     let from = source.as_bytes()[rows.index * row_bytes..][..rows.len * row_bytes].as_ptr();
-                    // SAFETY: the rows lie within the tile of a frame that exists and that the
-                    // caller owns; the check has shown that the buffer lies elsewhere.
+                    // SAFETY: the rows lie within the tile of an existing frame that the caller
+                    // owns; the check has shown that the buffer lies elsewhere.
                     unsafe {
                         let to = tile.of(rows.frame).add(lane + rows.offset * row_bytes);
                         from.copy_to_nonoverlapping(to, rows.len * row_bytes);
@@ -297,7 +281,7 @@ impl Tiles {
         for extent in &self.extents {
             for (step, len) in joined_moves(moves) {
                 // SAFETY: the frames exist and the caller owns them. Sources and destinations are
-                // distinct, and a joined move advances through both in step, so that the two pieces
+                // distinct, and a joined move advances through both in step, so the two pieces
                 // cannot overlap.
                 unsafe {
                     let (from, to) = (extent.of(step.src.index()), extent.of(step.dst.index()));
@@ -308,7 +292,6 @@ impl Tiles {
         copier.finish();
     }
 
-    /// Returns the size of this many frames in bytes.
     fn bytes_of(&self, frames: usize) -> usize {
         self.extents.iter().map(|extent| extent.bytes * frames).sum()
     }
@@ -320,8 +303,8 @@ impl Tiles {
         let mut rest = out;
         self.each_packed(runs, |from, bytes| {
             let (to, after) = std::mem::take(&mut rest).split_at_mut(bytes);
-            // SAFETY: a piece of frames that exist and that no one writes; the check has shown that
-            // the buffer lies elsewhere.
+            // SAFETY: a piece of existing frames that no one writes; the check has shown that the
+            // buffer lies elsewhere.
             unsafe { copier.copy(from, to.as_mut_ptr(), bytes) };
             rest = after;
         });
@@ -335,8 +318,8 @@ impl Tiles {
         let mut rest = packed;
         self.each_packed(runs, |to, bytes| {
             let (from, after) = rest.split_at(bytes);
-            // SAFETY: a piece of frames that exist and that the caller owns; the check has shown
-            // that the buffer lies elsewhere.
+            // SAFETY: a piece of existing frames that the caller owns; the check has shown that the
+            // buffer lies elsewhere.
             unsafe { copier.copy(from.as_ptr(), to, bytes) };
             rest = after;
         });
@@ -379,9 +362,7 @@ fn halves(layout: &KvLayout) -> usize {
     if layout.parts() == KvPlanes::Latent { 1 } else { 2 }
 }
 
-/// Calls `f` with the contiguous pieces of consecutive frames of an extent.
-///
-/// The arguments are the offset from the first frame, and the size in bytes.
+/// Calls `f` with offset and size of the contiguous pieces of consecutive frames of an extent.
 #[inline]
 fn each_piece(extent: &Tile, frames: usize, mut f: impl FnMut(usize, usize)) {
     if extent.bytes == extent.frame_stride {
@@ -413,9 +394,7 @@ fn rows_of(slots: &[i64], block_tokens: usize) -> impl Iterator<Item = Rows> {
     })
 }
 
-/// Splits a list of moves into runs of frames that move together.
-///
-/// Returns the first move and the length of each run.
+/// Splits a list of moves into runs of consecutive frames, as first move and length.
 fn joined_moves(moves: &[FrameMove]) -> impl Iterator<Item = (FrameMove, usize)> {
     moves
         .chunk_by(|a, b| a.src.0 + 1 == b.src.0 && a.dst.0 + 1 == b.dst.0)

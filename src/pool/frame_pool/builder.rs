@@ -1,5 +1,3 @@
-//! The builder of a frame pool.
-
 use crate::block::{Blocks, BlocksConfig, Evictor};
 use crate::error::PrefixError;
 use crate::ids::{DeviceId, Order};
@@ -19,7 +17,7 @@ pub struct FramePoolBuilder {
 }
 
 impl FramePool {
-    /// Returns a builder of a pool of `frames` frames, and one more for the null block.
+    /// Returns a builder of a pool of `frames` frames plus the null block.
     pub fn builder(frames: usize) -> FramePoolBuilder {
         FramePoolBuilder { frames, shape: Shape::default(), config: PrefixConfig::new() }
     }
@@ -27,7 +25,7 @@ impl FramePool {
 
 impl FramePoolBuilder {
     /// Sets the number of frames, without the null block's, up to which the pool may
-    /// [grow](FramePool::grow). Without it, the pool grows only to its first size, after a shrink.
+    /// [grow](FramePool::grow); by default its initial size.
     pub fn frames_max(mut self, frames: usize) -> Self {
         self.shape.blocks_max = Some(frames);
         self
@@ -39,8 +37,8 @@ impl FramePoolBuilder {
         self
     }
 
-    /// Sets the number of frames per magazine: at most 64; 0 disables magazines, and evictions
-    /// ahead of need.
+    /// Sets the number of frames per magazine: at most 64; 0 disables magazines and evictions ahead
+    /// of need.
     pub fn magazine_frames(mut self, frames: usize) -> Self {
         self.shape.magazine_blocks = Some(frames);
         self
@@ -52,21 +50,20 @@ impl FramePoolBuilder {
         self
     }
 
-    /// Builds the pool without a null block: frame 0 is allocated like any other, and not refused.
+    /// Builds the pool without a null block: frame 0 is allocated like any other.
     pub fn without_null_block(mut self) -> Self {
         self.shape.has_null_block = false;
         self
     }
 
-    /// Sets the order of the free runs that [moves](FramePool::propose_moves) gain, and at which
+    /// Sets the order of the free runs that [moves](FramePool::propose_moves) create, and at which
     /// fragmentation is reported; 4 by default, which is runs of 16.
     pub fn fragmentation_order(mut self, order: Order) -> Self {
         self.shape.order = order;
         self
     }
 
-    /// Sets the key by which foreign hashes become [keys](FramePool::key) of this pool. By default,
-    /// it is drawn at random.
+    /// Sets the key that derives [keys](FramePool::key) from foreign hashes; random by default.
     pub fn hash_key(mut self, key: HashKey) -> Self {
         self.config = self.config.key(key);
         self
@@ -88,7 +85,7 @@ impl FramePoolBuilder {
     }
 }
 
-/// Apart from `build`, because the stacks of a model checker have no room for both.
+/// Apart from `build`: loom's small stacks have no room for both.
 #[inline(never)]
 fn cache_of(shape: &BlocksConfig, config: PrefixConfig) -> Result<Arc<PrefixCache>, PrefixError> {
     Ok(Arc::new(PrefixCache::foreign(shape.frames, shape.frames_max, config)?))

@@ -1,5 +1,3 @@
-//! The frame pool: allocation and references by frame, batches, counts.
-
 use std::sync::PoisonError;
 
 use crate::block::{Accounts, AllocRequest, AuditError, AuditReport, Blocks, Counts};
@@ -15,24 +13,20 @@ use crate::sync::{Arc, Mutex, call};
 /// Cloning is cheap, and all clones are the same pool. Any number of threads may call it at once.
 /// Allocation, free, share and lookup take no locks.
 ///
-/// A call that names frames is checked as a whole. A refusal names the position of the first wrong
-/// entry, and changes nothing: neither the pool nor what a call appends to. A frame that is freed
-/// twice is refused while it is free or cached; a frame number has no generation, so that a second
-/// free is not noticed once the frame belongs to another owner.
-///
-/// # Ids
-///
-/// A frame with references keeps its contents where they are: only cached frames without references
-/// [move](Self::propose_moves). The number of such a frame, as [`cached`](Self::cached) returns it,
-/// is valid until the next call of any thread that allocates, uncaches or commits moves.
+/// A call that names frames is checked as a whole. An error names the position of the first wrong
+/// entry, and changes neither the pool nor the caller's output list. Freeing a frame twice is an
+/// error while the frame is free or cached; frame numbers have no generation, so the error goes
+/// unnoticed once the frame has another owner. The number of a cached frame without references is
+/// valid until the next call of any thread that allocates, uncaches or commits
+/// [moves](Self::propose_moves).
 ///
 /// # Eviction order
 ///
-/// Free frames are taken first. Then cached frames without references are evicted: those that were
-/// freed [to be evicted first](Self::free_evict_first), then the others, each in the order in which they were
-/// freed. Exceptions: contiguous requests and [claims](Self::claim) evict the frames that they
-/// need, and a thread of a pool of 512 frames or more evicts up to 32 frames ahead, unless
-/// [magazines](crate::FramePoolBuilder::magazine_frames) are switched off.
+/// Free frames are allocated first. Then cached frames without references are evicted: first those
+/// freed with [`free_evict_first`](Self::free_evict_first), then the others, each in the order in
+/// which they were freed. Exceptions: contiguous requests and [claims](Self::claim) evict the
+/// frames that they need, and a thread of a pool of 512 frames or more evicts up to 32 frames
+/// ahead, unless [magazines](crate::FramePoolBuilder::magazine_frames) are disabled.
 ///
 /// # Example
 ///
@@ -63,12 +57,10 @@ use crate::sync::{Arc, Mutex, call};
 #[derive(Clone)]
 pub struct FramePool(pub(super) Arc<Shared>);
 
-/// State shared by all clones of a frame pool.
 pub(super) struct Shared {
     pub(super) blocks: Blocks,
     pub(super) cache: Arc<PrefixCache>,
     pub(super) order: Order,
-    /// Counts of proposed moves.
     pub(super) moves: Mutex<MoveCounts>,
 }
 
@@ -97,9 +89,9 @@ pub struct FrameInfo {
     pub frame: FrameId,
     /// Number of references.
     pub references: u32,
-    /// Number of hashes by which it is found.
+    /// Number of its hashes.
     pub hashes: usize,
-    /// Whether its bytes are being copied to another frame. If it has references, it stays.
+    /// Whether its bytes are being copied to another frame; a reference cancels the move.
     pub moving: bool,
     /// Newest batch when it was allocated.
     pub last_access: Ticket,
@@ -107,7 +99,7 @@ pub struct FrameInfo {
     pub sequence: Option<SequenceId>,
 }
 
-/// A batch in flight: one step of the engine. Dropping it ends it.
+/// A batch in flight: one step of the engine. Ends when dropped.
 #[must_use = "dropping it ends the batch"]
 pub struct FrameBatch {
     blocks: Blocks,
@@ -116,7 +108,7 @@ pub struct FrameBatch {
 }
 
 impl FrameBatch {
-    /// Returns its ticket.
+    /// Returns the ticket.
     pub fn ticket(&self) -> Ticket {
         self.ticket
     }
@@ -136,22 +128,22 @@ impl FramePool {
         Self(Arc::new(Shared { blocks, cache, order, moves: Mutex::default() }))
     }
 
-    /// Returns the block floor.
+    /// Returns the block metadata.
     #[cfg(feature = "internals")]
     pub fn blocks(&self) -> &Blocks {
         &self.0.blocks
     }
 
-    /// Allocates frames, each with one reference, and appends them to `out`. Never waits.
+    /// Allocates frames with one reference each, and appends them to `out`. Never waits.
     pub fn allocate(&self, request: AllocRequest, out: &mut Vec<u32>) -> Result<(), AllocError> {
         let _call = call();
-        // First, so that a failure to allocate memory loses no frame.
+        // First, so that a failed memory allocation leaks no frame.
         out.reserve(request.blocks.min(self.frames()));
         self.0.blocks.allocate_frames(&request.pinned(), false, &mut |run| out.extend(run.start.0..run.end()))
     }
 
-    /// Allocates frames in few runs, each frame with one reference, and appends the runs to `out`:
-    /// one run if the free frames have one that is long enough. Evicts only for missing frames.
+    /// Allocates frames with one reference each, as few runs, which it appends to `out`: one run if
+    /// a free run is long enough. Evicts only for missing frames.
     pub fn allocate_runs(&self, request: AllocRequest, out: &mut Vec<Run>) -> Result<(), AllocError> {
         let _call = call();
         let before = out.len();
@@ -162,12 +154,10 @@ impl FramePool {
         })
     }
 
-    /// Allocates the named frames, each with one reference.
-    ///
-    /// The frames must have no references. Cached ones are evicted: to keep a frame's contents,
-    /// [`share`](Self::share) it. A free frame in the magazine of a thread that is using the pool
-    /// at this moment is not found. If another thread takes one of the cached frames concurrently,
-    /// others may have been evicted when the call is refused.
+    /// Allocates the named frames, with one reference each. They must have no references. Cached
+    /// frames are evicted; [`share`](Self::share) a frame to keep its contents. A free frame in the
+    /// magazine of a thread that is inside a call is not found. If another thread concurrently
+    /// takes a cached frame, others may have been evicted although the call fails.
     pub fn claim(&self, frames: &[u32]) -> Result<(), FrameError> {
         let _call = call();
         self.0.blocks.claim_frames(frames, &AllocRequest::new(frames.len()).pinned())
@@ -175,18 +165,17 @@ impl FramePool {
 
     /// Drops one reference on each frame, in this order. A frame that is listed twice loses two.
     ///
-    /// A frame without further references becomes free or, if it has hashes, is cached until it is
-    /// evicted: after those that were freed before it.
-    ///
-    /// If another thread concurrently frees a frame of the list, though only one reference is left,
-    /// that frame is reported, and the others are freed.
+    /// A frame that loses its last reference becomes free or, if it has hashes, cached: it is
+    /// evicted after those freed before it. If another thread concurrently frees the last reference
+    /// of a listed frame, that frame is reported, and the others are freed.
     pub fn free(&self, frames: &[u32]) -> Result<(), FrameError> {
         let _call = call();
         self.free_with(frames, PolicyInfo::default())
     }
 
-    /// As [`free`](Self::free), to be evicted before all frames that were freed in that way, in the
-    /// order of these calls and of each list. A hit or share takes a frame out of the order.
+    /// Frees like [`free`](Self::free), but the frames are evicted before all frames freed by
+    /// `free`, in the order of these calls and of each list. A hit or share takes a frame out of
+    /// the order.
     pub fn free_evict_first(&self, frames: &[u32]) -> Result<(), FrameError> {
         let _call = call();
         self.free_with(frames, PolicyInfo { is_evict_first: true, ..PolicyInfo::default() })
@@ -197,17 +186,16 @@ impl FramePool {
         blocks.free_frames(frames, |kept, tag| cache.keep(blocks, kept, tag, policy_info))
     }
 
-    /// Adds one reference to each frame, which must be referenced or cached.
-    ///
-    /// In an engine of several threads, a frame number read by [`cached`](Self::cached) may mean
-    /// other contents by now: use [`hit`](Self::hit).
+    /// Adds one reference to each frame, which must be referenced or cached. If several threads use
+    /// the pool, a frame number from [`cached`](Self::cached) may be outdated: use
+    /// [`hit`](Self::hit).
     pub fn share(&self, frames: &[u32]) -> Result<(), FrameError> {
         let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
         blocks.share_frames(frames, |kept, tag| cache.keep(blocks, kept, tag, Default::default()))
     }
 
-    /// Appends the number of references of each frame to `out`; 0 for free and for cached frames.
+    /// Appends the number of references of each frame to `out`; 0 for free and cached frames.
     pub fn references(&self, frames: &[u32], out: &mut Vec<u32>) -> Result<(), FrameError> {
         let before = out.len();
         for (index, &frame) in frames.iter().enumerate() {
@@ -218,7 +206,7 @@ impl FramePool {
         Ok(())
     }
 
-    /// Appends a snapshot of each frame to `out`. A free frame is refused.
+    /// Appends a snapshot of each frame to `out`. A free frame is an error.
     pub fn info(&self, frames: &[u32], out: &mut Vec<FrameInfo>) -> Result<(), FrameError> {
         let Shared { blocks, cache, .. } = &*self.0;
         let before = out.len();
@@ -238,8 +226,8 @@ impl FramePool {
         Ok(())
     }
 
-    /// Returns whether the engine may write to a frame, which is not free: it has one reference and
-    /// no hash.
+    /// Returns whether the engine may write to a frame, which must not be free: it has one
+    /// reference and no hash.
     pub fn is_writable(&self, frame: u32) -> Result<bool, FrameError> {
         let (_, word) = self.0.blocks.used_in_place(0, frame)?;
         Ok(word.refs() == 1 && !word.is_cached())
@@ -251,10 +239,8 @@ impl FramePool {
     }
 
     /// Begins a batch: frames that are freed while it is in flight are not reused before it ends.
-    ///
-    /// # Panics
-    ///
-    /// If 65,536 batches are in flight.
+    /// An engine that orders all work on one stream needs none. Panics if 65,536 batches are in
+    /// flight.
     pub fn begin_batch(&self) -> FrameBatch {
         let _call = call();
         let blocks = self.0.blocks.clone();
@@ -264,8 +250,7 @@ impl FramePool {
     }
 
     /// Evicts up to `frames` cached frames without references, in the order of an allocation, and
-    /// returns the number that it freed. An engine that evicts ahead of its requests allocates
-    /// longer runs.
+    /// returns their number. An engine that evicts ahead of its requests allocates longer runs.
     ///
     /// ```
     /// # use kvpool::{AllocRequest, FrameGroup, FramePool};
@@ -286,19 +271,18 @@ impl FramePool {
         self.0.blocks.evict_free(frames)
     }
 
-    /// Returns free frames cached by threads to the bitmaps, where they join into runs.
+    /// Returns free frames in magazines to the bitmaps, where they merge into runs.
     pub fn trim(&self) {
         let _call = call();
         self.0.blocks.trim();
     }
 
-    /// Returns the number of frames, including the null block's: all frame numbers are below it.
+    /// Returns the number of frames, including the null block's.
     pub fn frames(&self) -> usize {
         self.0.blocks.total_frames()
     }
 
-    /// Returns the number of frames that an allocation can get: free, or cached without references.
-    /// O(threads).
+    /// Returns the number of frames that are free, or cached without references. O(threads).
     pub fn available(&self) -> usize {
         let _call = call();
         self.0.blocks.counts().available()
@@ -315,18 +299,17 @@ impl FramePool {
         self.0.cache.stats()
     }
 
-    /// Returns the [fragmentation rate](crate::Pool::fragmentation) of the free frames, from 0 to
-    /// 1. Walks the bitmaps.
+    /// Returns the [fragmentation rate](crate::Pool::fragmentation), from the bitmaps.
     pub fn fragmentation(&self) -> f64 {
         self.0.blocks.fragmentation(self.0.order)
     }
 
-    /// Returns the number that tells this pool's keys from those of other pools.
+    /// Returns the number that distinguishes this pool's keys from those of other pools.
     pub fn tag(&self) -> PoolTag {
         self.0.blocks.tag()
     }
 
-    /// Returns the number of threads that cache free frames of this pool.
+    /// Returns the number of threads with a thread cache in this pool.
     pub fn thread_caches(&self) -> usize {
         self.0.blocks.thread_caches_in_use()
     }

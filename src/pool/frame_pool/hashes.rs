@@ -7,11 +7,11 @@ use crate::sync::call;
 
 use super::frame_pool::{FramePool, Shared};
 
-/// Number of a group of layers that shares the pool with others. Part of a [key](FramePool::key).
+/// Number of a group of layers among those that share a pool. Part of a [key](FramePool::key).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct FrameGroup(pub u32);
 
-/// A foreign hash in a group, as a pool knows it: 128 + 64 bits, derived from both.
+/// A pool's 192-bit key of a foreign hash in a group.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FrameKey {
     hash: BlockHash,
@@ -26,11 +26,9 @@ impl FrameKey {
 }
 
 impl FramePool {
-    /// Returns the key of a foreign hash, of any length but zero, in a group of layers.
-    ///
-    /// Two different hashes have the same key with probability 2^-192. What the engine's own hash
-    /// confuses, the pool confuses too: of `n` contents, two share a hash of `b` bits with
-    /// probability about `n^2 / 2^(b + 1)`.
+    /// Returns the key of a foreign hash, of any length but zero, in a group of layers. Two hashes
+    /// have the same key with probability 2^-192, but contents with the same hash collide: among
+    /// `n` contents, two share a hash of `b` bits with probability about `n^2 / 2^(b + 1)`.
     pub fn key(&self, group: FrameGroup, hash: &[u8]) -> Result<FrameKey, FrameError> {
         self.key_at(0, group, hash)
     }
@@ -66,13 +64,13 @@ impl FramePool {
         }
     }
 
-    /// Makes frames known by keys, so that lookups find them. Their contents must be final.
+    /// Registers frames under keys, so that lookups find them. Their contents must be final.
     ///
     /// The caller has a reference on each frame. A frame may have several keys, and a key several
-    /// frames, of which a lookup returns any one of at most 16; more are
-    /// [counted](crate::prefix::PrefixStats::forgotten_blocks). Calls that add and remove keys take
-    /// turns by a lock. A frame that another thread frees concurrently, though it has only one
-    /// reference, is not registered.
+    /// frames: lookups return any one of at most 16, and further ones are
+    /// [counted](crate::prefix::PrefixStats::forgotten_blocks). A lock serializes calls that add or
+    /// remove keys. A frame whose last reference another thread drops concurrently is not
+    /// registered.
     pub fn register(&self, frames: &[(u32, FrameKey)]) -> Result<(), FrameError> {
         let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
@@ -91,17 +89,16 @@ impl FramePool {
         if word.is_owned() { Ok(id) } else { Err(FrameError::Unreferenced { index, frame: word.frame() }) }
     }
 
-    /// Returns a frame that is known by the key, if there is one, without a reference; for an
-    /// engine of one thread, which [shares](Self::share) it before it calls anything else. Others
-    /// use [`hit`](Self::hit).
+    /// Returns a frame of the key, if any, without taking a reference; for a single-threaded
+    /// engine, which [shares](Self::share) it before any other call. Others use [`hit`](Self::hit).
     pub fn cached(&self, key: FrameKey) -> Result<Option<u32>, FrameError> {
         let _call = call();
         let hash = self.check_key(0, key)?;
         Ok(self.0.cache.peek(&self.0.blocks, hash).map(|frame| frame.0))
     }
 
-    /// Appends a frame for each of the leading keys that are known to `out`, without a reference,
-    /// and returns their number. It counts as no lookup.
+    /// Appends a frame for each of the leading keys that are known to `out`, without taking
+    /// references, and returns their number. Does not count as a lookup.
     pub fn cached_prefix(&self, keys: &[FrameKey], out: &mut Vec<u32>) -> Result<usize, FrameError> {
         let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
@@ -111,14 +108,14 @@ impl FramePool {
         Ok(out.len() - before)
     }
 
-    /// Takes a reference on one frame for each of the leading keys that are known, and appends the
-    /// frames to `out`. Returns their number.
+    /// Takes a reference on one frame for each of the leading keys that are known, appends the
+    /// frames to `out`, and returns their number.
     pub fn hit(&self, keys: &[FrameKey], out: &mut Vec<u32>) -> Result<usize, FrameError> {
         let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
         let hashes = keys.iter().enumerate().map(|(index, &key)| self.check_key(index, key));
         let hashes = hashes.collect::<Result<Vec<_>, _>>()?;
-        // First, so that a failure to allocate memory loses no reference.
+        // First, so that a failed memory allocation leaks no reference.
         out.reserve(hashes.len());
         // A referenced block stays in its frame.
         let (mut hits, mut last) = (0, None);
@@ -132,10 +129,9 @@ impl FramePool {
         Ok(hits)
     }
 
-    /// Takes all keys of these frames away, and returns the number of frames that had any.
-    ///
-    /// Frames with references keep them. Cached frames without references become free. Free frames
-    /// are skipped: in a pool in use, a cached frame may be evicted at any time.
+    /// Removes all keys of these frames, and returns the number of frames that had any. Cached
+    /// frames without references become free. Free frames are skipped, since a cached frame may be
+    /// evicted at any time.
     pub fn uncache(&self, frames: &[u32]) -> Result<usize, FrameError> {
         let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
@@ -144,8 +140,8 @@ impl FramePool {
         Ok(cache.uncache(blocks, ids))
     }
 
-    /// Takes a key away from all frames that are known by it, and returns their number. Frames
-    /// without other keys are cached no more.
+    /// Removes a key from all of its frames, and returns their number. Frames without other keys
+    /// are no longer cached.
     pub fn unregister(&self, key: FrameKey) -> Result<usize, FrameError> {
         let _call = call();
         let hash = self.check_key(0, key)?;
@@ -153,9 +149,8 @@ impl FramePool {
     }
 
     /// Moves all keys of a frame to another one, for an engine that copied its contents, and
-    /// returns their number. The caller has a reference on both.
-    ///
-    /// [`FrameError`], with index 0 for `from` and 1 for `to`, also if `to` has keys or is `from`.
+    /// returns their number. The caller has a reference on both. An error has index 0 for `from`
+    /// and 1 for `to`, which must be another frame without keys.
     pub fn move_keys(&self, from: u32, to: u32) -> Result<usize, FrameError> {
         let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
@@ -169,16 +164,15 @@ impl FramePool {
         })
     }
 
-    /// Returns the derived hashes of a frame's keys, in no order.
+    /// Returns the derived hashes of a frame's keys, in no particular order.
     pub fn hashes(&self, frame: u32) -> Result<Vec<BlockHash>, FrameError> {
         let id = self.0.blocks.block_in_place(0, frame)?;
         Ok(self.0.cache.hashes_of(&self.0.blocks, id))
     }
 
     /// Clears the cache if no frame has references, and returns the number of frames evicted.
-    ///
-    /// Visits every frame. If another thread takes a reference meanwhile, its frame keeps the
-    /// reference and loses its keys.
+    /// Visits every frame. If another thread takes a reference meanwhile, its frame keeps it and
+    /// loses its keys.
     pub fn clear_idle(&self) -> Result<usize, FrameError> {
         let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
@@ -192,7 +186,7 @@ impl FramePool {
     }
 
     /// Subscribes to registrations, removals and clears from now on. Events name keys by
-    /// [`FrameKey::hash`]; a frame that is evicted loses each of its keys.
+    /// [`FrameKey::hash`]; an eviction removes each key of the frame.
     pub fn events(&self) -> Result<KvEvents, PrefixError> {
         self.0.cache.events().subscribe()
     }

@@ -1,5 +1,3 @@
-//! Metrics of a frame pool: those of any pool.
-
 use crate::block::{Latency, Sampler};
 use crate::migrate::MigrationCounts;
 use crate::pool::metrics::{Latencies, Metrics};
@@ -11,9 +9,9 @@ use super::frame_pool::{FramePool, Shared};
 impl FramePool {
     /// Returns counters since the pool was built, current gauges, and histograms. O(threads).
     ///
-    /// `query_tokens` and `hit_tokens` count keys. Moves count those that
+    /// `query_tokens` and `hit_tokens` count keys. Moves are those that
     /// [`FrameMoves`](crate::FrameMoves) proposed, without bytes. Only waits are timed. A
-    /// [claim](Self::claim) counts as an allocation; a refused one is not counted.
+    /// successful [claim](Self::claim) counts as an allocation.
     pub fn metrics(&self) -> Metrics {
         let Shared { blocks, cache, .. } = &*self.0;
         let prefix: PrefixStats = cache.stats();

@@ -1,11 +1,7 @@
 //! Pools for engines with ids, hashes and schedulers of their own: ids are frames, hashes are
 //! foreign, and calls take lists.
 //!
-//! # Ids
-//!
-//! An engine's id is the number of a frame. A block with references stays in its frame: allocations
-//! and hits pin it, and only blocks without references move. So the number means the block for as
-//! long as the engine has a reference.
+//! A frame number is valid as long as the engine has a reference: allocations and hits pin blocks.
 //!
 //! # States of a frame
 //!
@@ -15,21 +11,12 @@
 //!                           ──an allocation needs it, claim, uncache──► free
 //! ```
 //!
-//! # Batches in flight
-//!
-//! A frame that is freed while a [batch](FramePool::begin_batch) is in flight is not reused before
-//! that batch has ended. Engines that order everything on one stream need no batches.
-//!
 //! # Keys
 //!
-//! The pool knows a frame by the engine's [hash and group](FramePool::key) alone. The hash must
-//! cover all tokens up to the frame's end, and the salt, the adapter and the images among them, as
-//! vLLM's block hashes do. It has any length, so that an engine can append these to its own.
-//!
-//! # Below
-//!
-//! Words, magazines, ladder, retire lists, eviction queues, index and moves are those of
-//! [`Pool`](crate::Pool). See `block/release/in_place.rs`, and `prefix/names.rs` for further
+//! The pool knows a frame only by the engine's [hash and group](FramePool::key). The hash must
+//! cover all tokens up to the frame's end, including salt, adapter and images, as vLLM's block
+//! hashes do. It may have any length, so an engine can append these to its own. All else is shared
+//! with [`Pool`](crate::Pool); see `block/release/in_place.rs`, and `prefix/names.rs` for further
 //! hashes.
 //!
 //! | file | contents |
@@ -38,7 +25,7 @@
 //! | `frame_pool` | the pool: allocation and references by frame, batches, counts |
 //! | `hashes` | keys, registration, lookups |
 //! | `moves` | compaction in two steps: pairs for the engine to copy, then the commit |
-//! | `resize` | growing, and shrinking in two steps |
+//! | `resize` | growth, and shrinking in two steps |
 //! | `waiting` | allocation that waits in the queue |
 //! | `metrics` | counters, gauges and histograms |
 

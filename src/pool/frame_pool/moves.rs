@@ -1,5 +1,4 @@
-//! Compaction in two steps: the pool proposes pairs of frames, the engine copies, then the moves
-//! take effect.
+//! Compaction in two steps: the pool proposes pairs of frames, the engine copies, then commits.
 //!
 //! ```text
 //! propose   snapshot, plan;  sources marked as moving, destinations held       a wave of `block::moving`
@@ -9,7 +8,7 @@
 //! ```
 //!
 //! Only cached frames without references move. A hit in between pins the block, which cancels its
-//! move, also if all references are gone again: an owner may have written other contents.
+//! move, even if all references are dropped again: an owner may have written to the frame.
 
 use crate::block::Wave;
 use crate::compact::{FRAGMENTATION_PENALTY, GivenUp, Goal, MoveCancelled, Snapshot, plan};
@@ -17,10 +16,8 @@ use crate::ids::FrameId;
 
 use super::frame_pool::{FramePool, Shared};
 
-/// Moves that a pool proposes: the engine copies each pair, and [commits](Self::commit).
-///
-/// Until then the destinations are held, and the sources are not evicted. Dropping it cancels all
-/// moves.
+/// Moves that a pool proposes: the engine copies each pair, and [commits](Self::commit). Until then
+/// the destinations are held, and the sources are not evicted. Dropping it cancels all moves.
 #[must_use = "moves that are dropped are cancelled"]
 pub struct FrameMoves {
     pool: FramePool,
@@ -31,7 +28,7 @@ pub struct FrameMoves {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct MovedFrames {
-    /// Source and destination of the blocks that moved.
+    /// Source and destination of each block that moved.
     pub moved: Vec<(u32, u32)>,
     /// Frames whose blocks stayed, and why.
     pub stayed: Vec<(u32, MoveCancelled)>,
@@ -39,13 +36,12 @@ pub struct MovedFrames {
 
 impl FramePool {
     /// Proposes at most `moves_max` moves of cached frames without references towards a goal, and
-    /// holds both frames of each pair.
+    /// holds both frames of each pair. Frames with references stay.
     ///
-    /// For [`Goal::Fragmentation`], each group of moves gains a free aligned run of the order, the
-    /// cheapest first, as long as it gains more than the breaks of neighbouring cached frames cost,
-    /// at the [price](FRAGMENTATION_PENALTY) of compaction. Frames with references stay.
-    /// `Goal::Run` makes one run for a contiguous request. Visits every frame; reclaims free frames
-    /// that threads cache.
+    /// For [`Goal::Fragmentation`], each group of moves frees an aligned run of the order, cheapest
+    /// first, as long as the gain exceeds the cost of separating neighbouring cached frames at the
+    /// [penalty](FRAGMENTATION_PENALTY) of compaction. `Goal::Run` makes one run for a contiguous
+    /// request. Visits every frame, and takes the free frames out of magazines.
     ///
     /// ```
     /// # use kvpool::{AllocRequest, FrameGroup, FramePool, Order, compact::Goal};
@@ -69,11 +65,10 @@ impl FramePool {
         self.propose_moves_with_penalty(goal, moves_max, FRAGMENTATION_PENALTY)
     }
 
-    /// As [`propose_moves`](Self::propose_moves), with another price of a break, in free aligned
-    /// runs of the order. That neighbouring cached frames belong together is a guess: the price
-    /// refuses nearly every plan where free frames lie between long stretches of cached ones. At a
-    /// price of 0 all runs are gained that the free frames can form, until traffic takes them apart
-    /// again.
+    /// Proposes moves like [`propose_moves`](Self::propose_moves), with another penalty per break,
+    /// in free aligned runs of the order. The default rejects nearly every plan where free frames
+    /// lie between long stretches of cached ones, which may belong together. A penalty of 0 creates
+    /// all runs that the free frames can form, until traffic fragments them again.
     pub fn propose_moves_with_penalty(
         &self,
         goal: Goal,
@@ -87,7 +82,7 @@ impl FramePool {
     }
 
     internal! {
-        /// Begins those of these moves that are possible now.
+        /// Begins those of these moves that are currently possible.
         fn moves_of(&self, pairs: impl IntoIterator<Item = (FrameId, FrameId)>) -> FrameMoves {
             let mut given_up = GivenUp::default();
             let wave = self.0.blocks.begin_wave(pairs, &mut |_, why| given_up.count(why));
@@ -101,7 +96,7 @@ impl FramePool {
 }
 
 impl FrameMoves {
-    /// Returns the copies to make: source and destination frames. No frame occurs twice.
+    /// Returns the source and destination frame of each copy to make. No frame occurs twice.
     pub fn pairs(&self) -> impl ExactSizeIterator<Item = (u32, u32)> + '_ {
         self.wave.moves().map(|(from, to)| (from.0, to.0))
     }
@@ -116,14 +111,12 @@ impl FrameMoves {
         self.wave.is_empty()
     }
 
-    /// Makes the copied moves take effect, except those of frames that got references or were
-    /// uncached meanwhile. The engine has copied the bytes of all pairs: lookups return the new
-    /// frames from now on.
+    /// Commits the moves, except those of frames that got references or were uncached meanwhile.
+    /// The engine must have copied the bytes of all pairs: lookups now return the new frames.
     pub fn commit(self) -> MovedFrames {
         let mut outcome = MovedFrames { moved: self.pairs().collect(), stayed: Vec::new() };
         let mut cancelled = |from: FrameId, why| outcome.stayed.push((from.0, why));
-        // SAFETY: the pool has no storage; the engine, which owns the bytes, says that it copied
-        // them.
+        // SAFETY: the pool has no storage; the engine owns the bytes, and states that it copied.
         unsafe { self.wave.publish_in_place(&mut cancelled) };
         let stayed = &outcome.stayed;
         outcome.moved.retain(|(from, _)| stayed.iter().all(|(stayed, _)| stayed != from));
@@ -135,6 +128,6 @@ impl FrameMoves {
         outcome
     }
 
-    /// Cancels all moves, as dropping does.
+    /// Cancels all moves, like dropping.
     pub fn cancel(self) {}
 }

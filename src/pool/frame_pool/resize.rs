@@ -1,4 +1,4 @@
-//! Growing and shrinking while the pool serves.
+//! Growth, and shrinking in two steps, while the pool serves.
 //!
 //! ```text
 //! begin     the frames beyond the new end are closed to allocation, and collected where they are free
@@ -7,8 +7,8 @@
 //! or drop   the pool is as before
 //! ```
 //!
-//! A frame with references stays in its place: the engine frees it, or its requests end. There is
-//! no wait in here: an engine knows its requests, and when to try again.
+//! A frame with references stays in place until the engine frees it. Nothing here waits: an engine
+//! knows its requests, and when to try again.
 
 use crate::block::Shrinking;
 use crate::compact::Goal;
@@ -18,8 +18,8 @@ use crate::ids::{FrameId, Run};
 use super::frame_pool::{FramePool, Shared};
 use super::moves::FrameMoves;
 
-/// A shrink of a pool in use: the frames beyond the new end are not allocated.
-/// [`finish`](Self::finish) makes the pool smaller; dropping it keeps the pool's size.
+/// A shrink in progress: the frames beyond the new end are not allocated. Dropping it keeps the
+/// pool's size.
 #[must_use = "dropping it keeps the pool's size"]
 #[derive(Debug)]
 pub struct FrameShrink {
@@ -34,7 +34,7 @@ impl FramePool {
     }
 
     /// Begins to shrink the pool to `frames` frames, without the null block's. Allocations avoid
-    /// the frames beyond the new end; their contents are found and shared as before.
+    /// the frames beyond the new end, whose contents can still be found and shared.
     ///
     /// ```
     /// # use kvpool::{AllocRequest, FrameGroup, FramePool, FrameShrinkError};
@@ -58,17 +58,16 @@ impl FramePool {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// # Errors
-    ///
-    /// [`ShrinkError`]: the size is zero or not below the current one, or another shrink is open.
+    /// Fails if the size is zero or not below the current one, or another shrink is open.
     pub fn begin_shrink(&self, frames: usize) -> Result<FrameShrink, ShrinkError> {
         let mut shrinking = self.0.blocks.begin_shrink(frames)?;
         shrinking.collect();
         Ok(FrameShrink { pool: self.clone(), shrinking })
     }
 
-    /// Shrinks the pool to `frames` frames, without the null block's, at once. Cached frames beyond
-    /// the new end are evicted; [`begin_shrink`](Self::begin_shrink) lets the engine move them.
+    /// Shrinks the pool to `frames` frames, without the null block's, immediately, and evicts
+    /// cached frames beyond the new end, which [`begin_shrink`](Self::begin_shrink) lets the engine
+    /// move.
     pub fn shrink(&self, frames: usize) -> Result<(), FrameShrinkError> {
         self.begin_shrink(frames)?.finish()
     }
@@ -80,7 +79,7 @@ impl FrameShrink {
         self.shrinking.region()
     }
 
-    /// Returns those frames to be removed that have references, in ascending order.
+    /// Returns the frames to be removed that have references, in ascending order.
     pub fn in_use(&self) -> Vec<FrameId> {
         let blocks = &self.pool.0.blocks;
         let is_owned = |&frame: &FrameId| {
@@ -91,8 +90,8 @@ impl FrameShrink {
     }
 
     /// Proposes at most `moves_max` moves of cached frames out of the frames to be removed, to be
-    /// [committed](FrameMoves::commit) before [`finish`](Self::finish). As many as find no room in
-    /// the smaller pool are evicted first, in eviction order.
+    /// [committed](FrameMoves::commit) before [`finish`](Self::finish). First evicts as many cached
+    /// frames, in eviction order, as do not fit into the smaller pool.
     pub fn propose_moves(&self, moves_max: usize) -> FrameMoves {
         let Shared { blocks, .. } = &*self.pool.0;
         let counts = blocks.recount();
@@ -102,17 +101,15 @@ impl FrameShrink {
         self.pool.propose_moves(Goal::Empty { region: self.region() }, moves_max)
     }
 
-    /// Removes the frames, and evicts cached ones among them: the pool is smaller.
+    /// Removes the frames, and evicts cached ones among them.
     ///
     /// # Errors
-    ///
-    /// [`FrameShrinkError::InUse`] names the frames that have references, as
-    /// [`in_use`](Self::in_use) does; [`FrameShrinkError::NotFree`] counts those that a batch in
-    /// flight may see, or that are in uncommitted moves. The pool keeps its size, and its cache
-    /// unless another thread interferes.
+    /// [`FrameShrinkError::NotFree`] counts the frames that a batch in flight may see, or that are
+    /// in uncommitted moves. The pool keeps its size, and its cache unless another thread
+    /// interferes.
     pub fn finish(mut self) -> Result<(), FrameShrinkError> {
         let (region, blocks) = (self.region(), &self.pool.0.blocks);
-        // Checked before anything is evicted.
+        // Before anything is evicted.
         self.check_unused()?;
         let not_free = self.shrinking.collect().saturating_sub(blocks.evictable_in(region));
         if not_free > 0 {
@@ -121,7 +118,6 @@ impl FrameShrink {
         blocks.evict_region(region);
         let missing = self.shrinking.collect();
         if missing > 0 {
-            // Taken, or retired, by another thread since.
             self.check_unused()?;
             return Err(FrameShrinkError::NotFree { frames: missing });
         }

@@ -1,7 +1,4 @@
-//! Allocation that waits in the queue, and frames that free themselves.
-//!
-//! The pool has no bytes and moves no blocks by itself, so a request for a run waits until frees or
-//! [committed moves](super::FrameMoves::commit) make one.
+//! Allocation that waits in the queue. The pool moves no blocks itself.
 
 use crate::block::{AllocRequest, Class};
 use crate::error::AllocError;
@@ -10,7 +7,7 @@ use crate::pool::waiting::in_line;
 
 use super::frame_pool::FramePool;
 
-/// Frames with one reference each, which dropping it drops, so that a cancelled task leaks none.
+/// Frames with one reference each, freed on drop, so that a cancelled task leaks none.
 #[must_use = "dropping it frees the frames"]
 pub struct FrameLease {
     pool: FramePool,
@@ -23,7 +20,7 @@ impl FrameLease {
         &self.frames
     }
 
-    /// Returns the frames, whose references are the caller's from now on.
+    /// Returns the frames, and passes their references to the caller.
     pub fn into_frames(mut self) -> Vec<u32> {
         std::mem::take(&mut self.frames)
     }
@@ -31,11 +28,11 @@ impl FrameLease {
 
 impl Drop for FrameLease {
     fn drop(&mut self) {
-        // A list with a frame that the engine has freed by its number would be refused as a whole.
+        // `free` would refuse the whole list if the engine has freed one of the frames by number.
         let blocks = &self.pool.0.blocks;
         let is_owned = |&frame: &u32| blocks.used_in_place(0, frame).is_ok_and(|(_, word)| word.is_owned());
         self.frames.retain(is_owned);
-        // An error means that another thread frees them by their numbers at this moment.
+        // An error means that another thread is freeing them by their numbers.
         let _ = self.pool.free(&self.frames);
     }
 }
@@ -47,13 +44,10 @@ impl std::fmt::Debug for FrameLease {
 }
 
 impl FramePool {
-    /// Allocates frames, and waits for them if necessary, in the queue as
-    /// [`Pool::allocate_async`](crate::Pool::allocate_async) does: urgent requests first, and those
-    /// of equal priority in order of arrival. The future may be dropped at any time; its turn
-    /// passes on.
-    ///
-    /// A contiguous request waits until frees, or moves that the engine
-    /// [commits](crate::FrameMoves::commit), make a run.
+    /// Allocates frames, and waits for them if necessary, in a queue like that of
+    /// [`Pool::allocate_async`](crate::Pool::allocate_async), with the same errors. The future may
+    /// be dropped at any time. A contiguous request waits until frees or [committed
+    /// moves](crate::FrameMoves::commit) make a run.
     ///
     /// ```
     /// # use kvpool::{AllocRequest, FramePool};
@@ -70,16 +64,6 @@ impl FramePool {
     /// # Ok(())
     /// # }
     /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`AllocError::Deadline`] at the deadline of [`Wait::until`]. Immediately, for errors that waiting cannot resolve: [`AllocError::Zero`],
-    /// [`AllocError::WrongDevice`], [`AllocError::TooLarge`] (also if the pool shrinks meanwhile);
-    /// and on a thread that cannot wait, [`AllocError::FenceRefused`].
-    ///
-    /// # Panics
-    ///
-    /// If a contiguous request has to wait in a tokio runtime whose timer is disabled.
     pub fn allocate_async(
         &self,
         request: AllocRequest,

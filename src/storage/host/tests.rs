@@ -20,7 +20,7 @@ fn counts_are_checked() {
             "{refused}"
         );
     }
-    // More than a process can address, but within the range of the number.
+    // More than a process can address, but a valid number of frames.
     if cfg!(not(miri)) {
         let huge = KvLayout::named("llama-3.1-405b").unwrap();
         let refused = HostStorage::new(huge, 1, FRAMES_MAX).unwrap_err();
@@ -39,7 +39,6 @@ fn grows_up_to_the_reservation() {
     assert_eq!(storage.frames(), 5);
 }
 
-/// A shrink returns the pages of removed frames, and keeps every byte of the others.
 #[test]
 #[cfg_attr(miri, ignore = "Miri does not support mappings")]
 fn a_shrink_spares_the_remaining_frames() {
@@ -70,7 +69,6 @@ fn a_shrink_spares_the_remaining_frames() {
     }
 }
 
-/// A buffer inside the storage's own memory is refused, for reads and for writes.
 #[test]
 fn buffers_inside_the_frames_are_refused() {
     let layout = KvLayout::named("tiny").unwrap();
@@ -82,8 +80,7 @@ fn buffers_inside_the_frames_are_refused() {
         .iter()
         .map(|plane| AdoptedPlane { base: base.wrapping_add(plane.base), frame_stride: plane.frame_stride })
         .collect();
-    // SAFETY: the memory outlives the storage; while the storage is used, no slice of the memory
-    // is.
+    // SAFETY: the memory outlives the storage; no slice of it exists while the storage is used.
     let storage =
         unsafe { HostStorage::adopt_tensors(layout, AdoptedTensors::Planes(&planes), 3, ()) }.unwrap();
     // SAFETY: initialised, and only its address is used.

@@ -67,7 +67,6 @@ fn bad_fields_are_named() {
     }
 }
 
-/// Two heads on four ranks: each rank stores one, if replication is allowed.
 #[test]
 fn more_ranks_than_heads_keep_the_same_ones() {
     let whole = || KvLayout::builder().layers(3).kv_heads(2).head_dim(8).tensor_parallel(4);
@@ -128,7 +127,7 @@ fn absurd_sizes_are_refused() {
     ] {
         assert_eq!(builder.build(), Err(too_large("block", "its size")));
     }
-    // Within the address space, but with more planes than a table may have.
+    // Within the address space, but with too many planes for a table.
     for layers in [1 << 40, 1 << 32, PLANES_MAX / 2 + 1] {
         assert_eq!(whole().layers(layers).build().unwrap_err().what, "number of planes");
     }
@@ -139,7 +138,6 @@ fn absurd_sizes_are_refused() {
     }
 }
 
-/// No two tiles of a table share a byte; all lie inside the reservation and are aligned.
 #[test]
 fn tiles_never_overlap() {
     for arrangement in [Arrangement::LayerFirst, Arrangement::BlockFirst] {

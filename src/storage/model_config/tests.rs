@@ -4,7 +4,6 @@ fn layout(text: &str) -> Result<KvLayout, String> {
     builder(text)?.build().map_err(|error| error.to_string())
 }
 
-/// The layout of a published configuration is that of its name.
 #[test]
 fn uniform_models_have_the_layouts_of_their_names() {
     for (name, config) in [

@@ -72,7 +72,6 @@ fn a_caller_that_cannot_lock_leaves_it_to_others() {
     assert!(locks.get_now(4, lock).is_some());
 }
 
-/// While the last owner of a retired lock unlocks the pages, no other lock is made.
 #[test]
 fn pages_are_locked_again_when_they_were_unlocked() {
     struct Unlocks(Arc<PageLocks>);
@@ -91,7 +90,7 @@ fn pages_are_locked_again_when_they_were_unlocked() {
 #[test]
 fn a_lock_has_the_frames_that_a_retirement_left() {
     let locks = PageLocks::default();
-    // The number falls between the call and the count, as in a shrink beside it.
+    // The number falls between the call and the count, as in a concurrent shrink.
     let usable = std::cell::Cell::new(100);
     let mut made = 0;
     let count = || {

@@ -1,10 +1,9 @@
 //! Copies frames directly from another storage's memory.
 //!
-//! The packed form of a frame is the same byte sequence for every arrangement; arrangements only
-//! cut it differently. Two cases:
-//! - equal extents on both sides: copied extent by extent, with consecutive frames as one piece if
-//!   they are contiguous;
-//! - otherwise: the packed forms of both sides, cut wherever either side is cut.
+//! The packed form of a frame is the same for every arrangement; arrangements only cut it
+//! differently. If the extents of both sides are equal, they are copied one by one, with
+//! consecutive frames as one piece if contiguous. Otherwise pieces are cut wherever either side is
+//! cut.
 
 use crate::ids::Run;
 
@@ -12,7 +11,6 @@ use super::super::FrameMove;
 use super::super::stream::Copier;
 use super::{Tile, Tiles, joined_moves};
 
-/// Returns the frames of the runs, in order.
 fn frames_of(runs: &[Run]) -> impl Iterator<Item = crate::ids::FrameId> {
     runs.iter().flat_map(|run| run.frames())
 }
@@ -21,7 +19,7 @@ impl Tiles {
     /// # Safety
     /// The frames exist on both sides; `to` and `from` have equally many, and those in `to` are
     /// distinct; the blocks have the same packed form; the storages use different memory; the frame
-    /// rule for both.
+    /// rule.
     pub(in super::super) unsafe fn receive(&self, source: &Self, from: &[Run], to: &[Run]) {
         let moves: Vec<FrameMove> =
             frames_of(from).zip(frames_of(to)).map(|(src, dst)| FrameMove::new(src, dst)).collect();
@@ -44,8 +42,6 @@ impl Tiles {
     }
 }
 
-/// Copies `len` consecutive frames of an extent.
-///
 /// # Safety
 /// The frames exist on both sides; the extents have the same size and are different memory; the
 /// frame rule.
@@ -72,7 +68,6 @@ unsafe fn copy_neighbours(theirs: &Tile, ours: &Tile, first: FrameMove, len: usi
 unsafe fn copy_frame(theirs: &[Tile], ours: &[Tile], step: FrameMove, copier: &mut Copier) {
     let (mut theirs, mut ours) = (theirs.iter(), ours.iter());
     let (mut source, mut target) = (theirs.next(), ours.next());
-    // Bytes copied of the current extents.
     let (mut read, mut written) = (0, 0);
     while let (Some(from), Some(to)) = (source, target) {
         let bytes = (from.bytes - read).min(to.bytes - written);
