@@ -13,7 +13,6 @@ impl Signals {
     /// Takes signals of these kinds from now on.
     ///
     /// # Errors
-    ///
     /// The system's error.
     pub fn new(kinds: impl IntoIterator<Item = SignalKind>) -> io::Result<Self> {
         kinds.into_iter().map(|kind| Ok((kind, signal(kind)?))).collect::<io::Result<_>>().map(Self)

@@ -17,8 +17,7 @@ pub struct Request {
     pub input_tokens: u32,
     /// Tokens of the answer.
     pub output_tokens: u32,
-    /// One id for each piece of the text, where equal ids mean an equal prefix; empty without
-    /// them.
+    /// One id for each piece of the text, where equal ids mean an equal prefix; empty without them.
     pub hash_ids: Vec<u64>,
     /// Tokens that these ids stand for: the prompt's, or none; in generated conversations also the
     /// answer's.

@@ -2,8 +2,8 @@
 //! determines their bytes.
 //!
 //! A trace has no tokens, but an id for each piece of a prompt, such as 512 tokens: equal ids mean
-//! equal prefixes.
-//! Tokens are generated so that two requests have exactly the common prefixes of the trace.
+//! equal prefixes. Tokens are generated so that two requests have exactly the common prefixes of
+//! the trace.
 //!
 //! | tokens | id |
 //! |---|---|

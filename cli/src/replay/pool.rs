@@ -60,11 +60,10 @@ impl Deref for ReplayPool {
 }
 
 impl ReplayPool {
-    /// Builds a pool of `blocks` blocks that can grow to `blocks_max`, with a prefix cache if
-    /// there is an `eviction`.
+    /// Builds a pool of `blocks` blocks that can grow to `blocks_max`, with a prefix cache if there
+    /// is an `eviction`.
     ///
     /// # Errors
-    ///
     /// The error of the memory, the pool or the runtime, as text.
     pub fn new(
         backend: &Backend,

@@ -8,10 +8,10 @@
 //! # Progress
 //!
 //! Threads that share a full pool could preempt their requests without end. So the earliest request
-//! of all is never preempted when it is the only one of its thread: it
-//! [pauses admission](SharedClock::pause_admission) for all threads until it has its blocks. All
-//! other requests end or are preempted, so it gets them, and each request becomes the earliest in
-//! its turn.
+//! of all is never preempted when it is the only one of its thread: it [pauses
+//! admission](SharedClock::pause_admission) for all threads until it has its blocks. All other
+//! requests end or are preempted, so it gets them, and each request becomes the earliest in its
+//! turn.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};

@@ -1,8 +1,8 @@
 //! Messages on the standard error: lines of text, or of JSON objects.
 //!
-//! An object has `timestamp` (RFC 3339), `level`, `target` (the module), and `fields`: `message`, and
-//! what else the message has, such as `peer` or `error`. A line of text is `kvpool: MESSAGE, NAME:
-//! VALUE`, with the level before the message unless it is a warning or an error.
+//! An object has `timestamp` (RFC 3339), `level`, `target` (the module), and `fields`: `message`,
+//! and what else the message has, such as `peer` or `error`. A line of text is `kvpool: MESSAGE,
+//! NAME: VALUE`, with the level before the message unless it is a warning or an error.
 //!
 //! A message that is the same as one of the last second, with all its fields, is left out.
 

@@ -56,7 +56,6 @@ const HASH_KEY: &str = "kvpool 2026 hashes of cached blocks";
 /// Serves until a signal, and returns the exit code.
 ///
 /// # Errors
-///
 /// Errors from before the time at which messages have the form of the settings.
 pub fn serve(sources: &Sources) -> anyhow::Result<u8> {
     let Loaded { settings, warnings, .. } = sources.load()?;

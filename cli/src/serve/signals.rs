@@ -30,7 +30,6 @@ impl Signals {
     /// Takes signals from now on, on the current runtime.
     ///
     /// # Errors
-    ///
     /// The system's error.
     pub fn new() -> io::Result<Self> {
         let (end, ended) = watch::channel(false);

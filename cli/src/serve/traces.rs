@@ -6,8 +6,9 @@
 //! ```
 //!
 //! A span that ends is put into a bounded queue and nothing waits for it, so that a collector that
-//! refuses, hangs or is away slows nothing. What it does not take is lost, and a warning says so once a
-//! minute. The standard variables of OpenTelemetry for headers, batches, samplers and attributes hold.
+//! refuses, hangs or is away slows nothing. What it does not take is lost, and a warning says so
+//! once a minute. The standard variables of OpenTelemetry for headers, batches, samplers and
+//! attributes hold.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -37,7 +37,6 @@ const OWNERS: usize = 500;
 /// Shows a node until a key or a signal, and returns the exit code.
 ///
 /// # Errors
-///
 /// Without a terminal, or if the node gives no answer to begin with; or the terminal has gone away.
 pub fn run(runtime: &Runtime, client: &Client) -> anyhow::Result<u8> {
     if !Screen::is_there() {

@@ -7,8 +7,8 @@ use crossterm::execute;
 use crossterm::terminal::{Clear, ClearType};
 use ratatui::{DefaultTerminal, Frame};
 
-/// The terminal while it is drawn on: its other screen, without echo. Dropping this restores it, and
-/// so does a panic, before its message is printed.
+/// The terminal while it is drawn on: its other screen, without echo. Dropping this restores it,
+/// and so does a panic, before its message is printed.
 pub struct Screen {
     terminal: DefaultTerminal,
 }
@@ -22,7 +22,6 @@ impl Screen {
     /// Takes the terminal.
     ///
     /// # Errors
-    ///
     /// The system's error.
     pub fn open() -> io::Result<Self> {
         match ratatui::try_init() {
@@ -43,8 +42,8 @@ impl Screen {
 impl Drop for Screen {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // The hook has left the other screen and printed the message. Leaving it once more would
-            // put the cursor back, in front of the message.
+            // The hook has left the other screen and printed the message. Leaving it once more
+            // would put the cursor back, in front of the message.
             let _ = execute!(stdout(), Show);
             return;
         }

@@ -37,8 +37,8 @@ impl OwnerOrder {
         }
     }
 
-    /// Returns the owners in this order: the largest first, sequences by their ids. Owners without a
-    /// value come last, and equal ones stay as they are.
+    /// Returns the owners in this order: the largest first, sequences by their ids. Owners without
+    /// a value come last, and equal ones stay as they are.
     pub fn sorted(self, owners: &[OwnerRecord]) -> Vec<&OwnerRecord> {
         let mut sorted: Vec<&OwnerRecord> = owners.iter().collect();
         match self {

@@ -1,7 +1,7 @@
 //! Traces: the arrivals of requests, and the tokens of their prompts and answers.
 //!
-//! A reader for each format parses one line at a time, or one session of an agent;
-//! [`Trace::load`] sorts the requests by their arrival.
+//! A reader for each format parses one line at a time, or one session of an agent; [`Trace::load`]
+//! sorts the requests by their arrival.
 //!
 //! | format | line |
 //! |---|---|
@@ -190,7 +190,6 @@ impl Trace {
     /// Reads a file, or a folder of [sessions](Format::Agents); `-` is the standard input.
     ///
     /// # Errors
-    ///
     /// [`TraceError`], with the line if there is one: the file cannot be read, or is not a trace.
     pub fn load(path: &Path, options: &ReadOptions) -> Result<Self, TraceError> {
         if path == Path::new("-") {
@@ -240,10 +239,6 @@ impl Trace {
     }
 
     /// Reads any source of bytes.
-    ///
-    /// # Errors
-    ///
-    /// [`TraceError`], as [`Trace::load`].
     pub fn read<R: BufRead>(file: Arc<str>, input: R, options: &ReadOptions) -> Result<Self, TraceError> {
         let (max, mut line) = (REQUESTS_MAX as usize, None);
         let limit = options.limit.unwrap_or(usize::MAX).min(max + 1);

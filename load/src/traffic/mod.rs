@@ -12,9 +12,9 @@
 //! | `exchange` | conversations that leave and arrive |
 //! | `shared` | what the threads share: requests, counters, halts |
 //!
-//! The traffic never fails for lack of blocks: it admits a request while there is room for it,
-//! and closes the sequence that began last when an append is refused. Any other error, and
-//! any byte that is not as it was written, is a finding.
+//! The traffic never fails for lack of blocks: it admits a request while there is room for it, and
+//! closes the sequence that began last when an append is refused. Any other error, and any byte
+//! that is not as it was written, is a finding.
 
 mod coming;
 mod conversation;
@@ -51,7 +51,6 @@ impl Load {
     /// Processes that exchange sequences need different seeds.
     ///
     /// # Errors
-    ///
     /// A text that says why the pool cannot have traffic, or a thread could not be started.
     pub fn start(
         pool: &Pool,

@@ -59,10 +59,6 @@ impl AdminAccess {
     }
 
     /// Checks that the server may have these tokens and this certificate, or none.
-    ///
-    /// # Errors
-    ///
-    /// [`AccessError`].
     pub fn check(&self, credentials: &AdminCredentials) -> Result<(), AccessError> {
         let has_certificate = credentials.tls.as_ref().is_some_and(|tls| tls.acceptor().is_some());
         if !self.address.address().is_loopback() && credentials.all.is_none() {
@@ -75,7 +71,6 @@ impl AdminAccess {
     /// begin from now on need one of the new tokens.
     ///
     /// # Errors
-    ///
     /// [`AccessError`]; then the former ones stay.
     pub fn replace(&self, mut credentials: AdminCredentials) -> Result<(), AccessError> {
         self.check(&credentials)?;

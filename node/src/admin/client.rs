@@ -139,12 +139,7 @@ impl Client {
 
     /// Gets an answer.
     ///
-    /// # Errors
-    ///
-    /// [`ClientError`].
-    ///
     /// # Panics
-    ///
     /// Outside of a tokio runtime with I/O and a timer.
     pub async fn get(&self, path: &str) -> Result<Value, ClientError> {
         self.send(Method::GET, path, Bytes::new()).await
@@ -152,12 +147,7 @@ impl Client {
 
     /// Posts an order and gets the answer.
     ///
-    /// # Errors
-    ///
-    /// [`ClientError`].
-    ///
     /// # Panics
-    ///
     /// As for [`get`](Self::get).
     pub async fn post(&self, path: &str, order: &impl Serialize) -> Result<Value, ClientError> {
         let order = serde_json::to_vec(order).map_err(|error| self.broken(error))?;

@@ -146,7 +146,8 @@ impl ConnectionPermit {
         })
     }
 
-    /// Waits until the connection must end: it was cut, or the caller did not read the answer in time.
+    /// Waits until the connection must end: it was cut, or the caller did not read the answer in
+    /// time.
     pub async fn expired(&self, write: Duration) {
         let unread = async {
             self.answered.notified().await;

@@ -30,49 +30,42 @@ pub trait Admin: Send + Sync + 'static {
     /// Returns the statistics.
     ///
     /// # Errors
-    ///
     /// [`AdminError::Unavailable`] if the node has ended.
     fn stats(&self) -> Answer<'_, StatsReport>;
 
     /// Returns the migrations under way, and the latest ones that ended.
     ///
     /// # Errors
-    ///
     /// [`AdminError::Unavailable`] if the node has ended.
     fn migrations(&self) -> Answer<'_, MigrationList>;
 
     /// Returns the state of every frame.
     ///
     /// # Errors
-    ///
     /// [`AdminError::Failed`].
     fn snapshot(&self) -> Answer<'_, Snapshot>;
 
     /// Returns the owners with the most blocks, at most `limit` of them.
     ///
     /// # Errors
-    ///
     /// [`AdminError::Failed`].
     fn owners(&self, limit: usize) -> Answer<'_, OwnersReport>;
 
     /// Returns the links to peers; none for a pool alone.
     ///
     /// # Errors
-    ///
     /// [`AdminError::Unavailable`] if the node has ended.
     fn peers(&self) -> Answer<'_, Vec<PeerLink>>;
 
     /// Returns the machine, the paths between its parts, and the links to peers.
     ///
     /// # Errors
-    ///
     /// [`AdminError::Unavailable`] if the node has ended.
     fn topology(&self) -> Answer<'_, TopologyReport>;
 
     /// Returns the values of all metrics.
     ///
     /// # Errors
-    ///
     /// [`AdminError::Failed`].
     fn scrape(&self) -> Answer<'_, Scrape>;
 
@@ -80,28 +73,24 @@ pub trait Admin: Send + Sync + 'static {
     /// keep. The memory stays the pool's: a [resize](Self::resize) returns it to the system.
     ///
     /// # Errors
-    ///
     /// [`AdminError::Unavailable`] if the node ends.
     fn trim(&self, order: TrimOrder) -> Answer<'_, TrimOutcome>;
 
     /// Compacts the pool.
     ///
     /// # Errors
-    ///
     /// [`AdminError::Failed`], with the work done before the failure.
     fn defragment(&self) -> Answer<'_, DefragOutcome>;
 
     /// Changes the size of the pool.
     ///
     /// # Errors
-    ///
     /// [`AdminError::Conflict`] if the pool cannot have this size now; it keeps its size.
     fn resize(&self, order: ResizeOrder) -> Answer<'_, ResizeOutcome>;
 
     /// Begins to migrate a sequence to another node. Does not wait for its end.
     ///
     /// # Errors
-    ///
     /// [`AdminError::NotFound`] for an unknown sequence or peer; [`AdminError::Conflict`] if the
     /// sequence is not offered, or is migrated already; [`AdminError::Unsupported`] without peers.
     fn migrate(&self, order: MigrateOrder) -> Answer<'_, MigrationRecord>;
@@ -110,7 +99,6 @@ pub trait Admin: Send + Sync + 'static {
     /// own again.
     ///
     /// # Errors
-    ///
     /// [`AdminError::NotFound`] for an unknown peer; [`AdminError::Conflict`] for one that has a
     /// link; [`AdminError::Unsupported`] without peers; [`AdminError::Unavailable`] if the node has
     /// ended.
@@ -119,7 +107,6 @@ pub trait Admin: Send + Sync + 'static {
     /// Recounts every frame of the pool.
     ///
     /// # Errors
-    ///
     /// [`AdminError::Conflict`] if the pool was never at rest. A contradiction is no error, but an
     /// outcome.
     fn audit(&self) -> Answer<'_, AuditOutcome>;

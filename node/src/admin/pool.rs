@@ -115,7 +115,6 @@ impl PoolAdmin {
     /// Checks that the node does not end.
     ///
     /// # Errors
-    ///
     /// [`AdminError::Unavailable`].
     pub fn check_serving(&self) -> Result<(), AdminError> {
         if self.draining.load(Relaxed) {

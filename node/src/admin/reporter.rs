@@ -30,8 +30,8 @@ pub trait Reporter: Send + Sync + 'static {
 
 /// The services beside a pool. Clones are the same list.
 ///
-/// An admin interface gets the list before it starts, and services are added at any time: a follower
-/// of a membership, for example, needs a node that runs.
+/// An admin interface gets the list before it starts, and services are added at any time: a
+/// follower of a membership, for example, needs a node that runs.
 #[derive(Clone, Default)]
 pub struct Reporters(Arc<Mutex<Vec<Arc<dyn Reporter>>>>);
 

@@ -83,10 +83,6 @@ enum Bound {
 impl AdminServer {
     /// Binds an address: a port, or a Unix socket that only the user of this process can open.
     /// Requests are served from [`run`](Self::run) on.
-    ///
-    /// # Errors
-    ///
-    /// [`BindError`].
     pub fn bind(
         address: &AdminUrl,
         credentials: impl Into<AdminCredentials>,
@@ -128,11 +124,9 @@ impl AdminServer {
     /// Dropping the future ends all connections.
     ///
     /// # Errors
-    ///
     /// The system's error if the listener cannot be used on this runtime.
     ///
     /// # Panics
-    ///
     /// Outside of a tokio runtime with I/O and a timer.
     pub async fn run(
         self,

@@ -114,8 +114,7 @@ pub struct OwnerRecord {
     pub tokens: Option<usize>,
     /// Priority of its last request: normal, high or urgent.
     pub priority: Option<String>,
-    /// Seconds since it has had the first of them, if known: for leases in debug builds
-    /// only.
+    /// Seconds since it has had the first of them, if known: for leases in debug builds only.
     pub held_s: Option<f64>,
     /// Place in the program that allocated them, in debug builds only.
     pub allocated_at: Option<String>,

@@ -62,8 +62,8 @@ impl Changes {
     }
 }
 
-/// Returns whether a block extends a chain. The tokens of a chain are one list, so that all blocks need
-/// theirs.
+/// Returns whether a block extends a chain. The tokens of a chain are one list, so that all blocks
+/// need theirs.
 fn continues(last: &StoredBlock, next: &StoredBlock) -> bool {
     let is_whole = |block: &StoredBlock| block.tokens.len() == block.block_tokens as usize;
     next.parent == Some(last.hash)

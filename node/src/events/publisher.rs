@@ -82,11 +82,9 @@ impl KvEventPublisher {
     /// Starts to publish on the current tokio runtime. The first batch lists the cache.
     ///
     /// # Errors
-    ///
     /// [`KvEventError`]. Nothing is left running.
     ///
     /// # Panics
-    ///
     /// Outside of a tokio runtime.
     pub async fn start(pool: Pool, settings: KvEventSettings) -> Result<Self, KvEventError> {
         let KvEventSettings { topic, medium, hashes, rank, connections, patience, .. } = settings;
@@ -141,8 +139,8 @@ impl KvEventPublisher {
         Ok(Self { publication, address, replay, flushes, following, listening })
     }
 
-    /// Publishes the events that the pool has emitted, and ends when all subscribers were sent the newest
-    /// batch. Returns whether they were by the deadline; others are cut off then.
+    /// Publishes the events that the pool has emitted, and ends when all subscribers were sent the
+    /// newest batch. Returns whether they were by the deadline; others are cut off then.
     pub async fn close(mut self, deadline: Instant) -> bool {
         let closed = async {
             let (done, is_done) = oneshot::channel();
@@ -275,8 +273,7 @@ impl Publishing {
     /// Lists the cached blocks of the pool. Events that follow may repeat what the list has.
     async fn relist(&mut self, changes: &mut Changes) {
         let pool = self.pool.clone();
-        // It visits all blocks.
-        // An error is the end of the runtime.
+        // It visits all blocks. An error is the end of the runtime.
         if let Ok(cached) = spawn_blocking(move || pool.cached_blocks()).await {
             self.view.relist(cached, self.block_tokens, changes);
         }

@@ -64,8 +64,8 @@ pub(super) struct Counts {
     pub(super) snapshots: AtomicU64,
 }
 
-/// Accepts connections until it is dropped, and ends them then. Once the publisher closes, it waits for
-/// the connections that exist.
+/// Accepts connections until it is dropped, and ends them then. Once the publisher closes, it waits
+/// for the connections that exist.
 pub(super) async fn listen(
     listener: TcpListener,
     shared: Arc<Shared>,

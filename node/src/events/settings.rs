@@ -11,8 +11,8 @@ use crate::settings;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum HashForm {
-    /// The lower 64 bits of the key as an integer: the default of vLLM, which all routers read. Two of
-    /// 2^32 cached blocks may share one.
+    /// The lower 64 bits of the key as an integer: the default of vLLM, which all routers read. Two
+    /// of 2^32 cached blocks may share one.
     #[default]
     Integer,
     /// Key and check, 24 bytes, as [`BlockHash::to_bytes`](kvpool::prefix::BlockHash::to_bytes).
@@ -42,7 +42,8 @@ pub struct KvEventSettings {
     /// Connections at a time that have subscribed, or greeted for replays, for each socket. As many
     /// others have 10 s to do so; the oldest of the host that has most gives way to a new one.
     pub connections: usize,
-    /// Time after which a connection is closed whose peer takes no byte of what is sent. Default 60 s.
+    /// Time after which a connection is closed whose peer takes no byte of what is sent. Default 60
+    /// s.
     pub patience: Duration,
 }
 
@@ -66,7 +67,6 @@ impl KvEventSettings {
     /// Parses the address of a socket: `tcp://IP:PORT`, or `tcp://*:PORT` for all interfaces.
     ///
     /// # Errors
-    ///
     /// [`KvEventError::Address`].
     pub fn address(text: &str) -> Result<SocketAddr, KvEventError> {
         settings::socket(text).map_err(|_| KvEventError::Address { text: text.to_owned() })

@@ -1,8 +1,8 @@
 //! The cache as subscribers see it: a set of hashes.
 //!
-//! Several blocks may have one hash. Subscribers keep a set, so that a hash is announced with its first
-//! block and removed with its last one. The view also keeps parents and tokens, which the pool does
-//! not, for listings: about 100 bytes and the tokens for each cached block.
+//! Several blocks may have one hash. Subscribers keep a set, so that a hash is announced with its
+//! first block and removed with its last one. The view also keeps parents and tokens, which the
+//! pool does not, for listings: about 100 bytes and the tokens for each cached block.
 
 use std::collections::{HashMap, HashSet};
 
@@ -26,8 +26,8 @@ struct Entry {
 }
 
 impl CacheView {
-    /// Applies an event, and adds the changes that it means. Returns false for lost events, after which
-    /// the view must be [listed](Self::relist) again.
+    /// Applies an event, and adds the changes that it means. Returns false for lost events, after
+    /// which the view must be [listed](Self::relist) again.
     #[must_use]
     pub(super) fn apply(&mut self, event: KvEvent, changes: &mut Changes) -> bool {
         match event {
@@ -75,8 +75,8 @@ impl CacheView {
         }
     }
 
-    /// Takes over a listing of the pool. Parents and tokens that are known are kept. The changes are a
-    /// clear and the whole cache.
+    /// Takes over a listing of the pool. Parents and tokens that are known are kept. The changes
+    /// are a clear and the whole cache.
     pub(super) fn relist(
         &mut self,
         cached: Vec<(BlockId, BlockHash)>,
@@ -111,8 +111,8 @@ impl CacheView {
                 _ => pending.push(hash),
             }
         }
-        // Depth first, so that a chain is in one piece. A hash covers all that is before it, so that
-        // there is no circle.
+        // Depth first, so that a chain is in one piece. A hash covers all that is before it, so
+        // that there is no circle.
         while let Some(hash) = pending.pop() {
             changes.stored(self.entries[&hash].block.clone());
             pending.extend(children.remove(&hash).unwrap_or_default());

@@ -9,8 +9,8 @@ use super::members::Members;
 
 /// A directory of the nodes of a cluster.
 ///
-/// Both functions return at once, and work in the background on the current tokio runtime. A directory
-/// that cannot be reached is no error: it is tried again.
+/// Both functions return at once, and work in the background on the current tokio runtime. A
+/// directory that cannot be reached is no error: it is tried again.
 pub trait Membership: Send + Sync + 'static {
     /// Enters a node, which stays entered until the returned value is dropped.
     ///
@@ -18,19 +18,16 @@ pub trait Membership: Send + Sync + 'static {
     /// `lease`. A directory may extend the time to a minimum of its own.
     ///
     /// # Errors
-    ///
-    /// [`MembershipError::Lease`] and [`MembershipError::Member`] for values that the directory cannot
-    /// hold.
+    /// [`MembershipError::Lease`] and [`MembershipError::Member`] for values that the directory
+    /// cannot hold.
     ///
     /// # Panics
-    ///
     /// Outside of a tokio runtime.
     fn join(&self, member: Member, lease: Duration) -> Result<Joined, MembershipError>;
 
     /// Follows the members.
     ///
     /// # Panics
-    ///
     /// Outside of a tokio runtime.
     fn watch(&self) -> Members;
 }

@@ -32,7 +32,6 @@ impl Follower {
     /// [`Node::set_peers`](crate::Node::set_peers).
     ///
     /// # Panics
-    ///
     /// Outside of a tokio runtime.
     pub fn start(node: &Arc<Node>, members: Members, configured: Vec<PeerSettings>) -> Self {
         let (configured, receiver) = watch::channel(configured);

@@ -41,8 +41,8 @@ pub(super) struct JoinSender {
 
 /// An entry in a directory, kept alive by a task until this value is dropped.
 ///
-/// Dropping it ends the renewals, so that the entry expires. [`leave`](Self::leave) removes the entry
-/// at once.
+/// Dropping it ends the renewals, so that the entry expires. [`leave`](Self::leave) removes the
+/// entry at once.
 #[derive(Debug)]
 pub struct Joined {
     state: watch::Receiver<JoinState>,

@@ -13,8 +13,8 @@ use crate::admin::Failures;
 pub struct MemberList {
     /// The members, by name.
     pub members: Vec<Member>,
-    /// Whether the directory was in reach when the list was made. If not, the list is the last known
-    /// one.
+    /// Whether the directory was in reach when the list was made. If not, the list is the last
+    /// known one.
     pub is_current: bool,
 }
 
@@ -53,8 +53,8 @@ impl Members {
         self.lists.borrow().clone()
     }
 
-    /// Waits for a list that was not returned before; at first, returns the current one. `None` once
-    /// the directory was dropped. Cancel safe.
+    /// Waits for a list that was not returned before; at first, returns the current one. `None`
+    /// once the directory was dropped. Cancel safe.
     pub async fn next(&mut self) -> Option<Arc<MemberList>> {
         self.lists.changed().await.ok()?;
         Some(self.lists.borrow_and_update().clone())

@@ -1,9 +1,9 @@
 //! Histograms of a pool as those of Prometheus.
 //!
 //! A pool counts times in intervals of a sixteenth of a power of two, in nanoseconds, inclusive of
-//! their upper ends. Two bounds per power of two are exported, `2^n - 1` and `1.5 * 2^n - 1`. Both end
-//! an interval of the pool, so that every time is on the right side of every bound. Times beyond the
-//! pool's last interval are counted in it, and thus only below `+Inf`.
+//! their upper ends. Two bounds per power of two are exported, `2^n - 1` and `1.5 * 2^n - 1`. Both
+//! end an interval of the pool, so that every time is on the right side of every bound. Times
+//! beyond the pool's last interval are counted in it, and thus only below `+Inf`.
 
 use kvpool::LatencyHistogram;
 

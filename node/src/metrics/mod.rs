@@ -13,8 +13,8 @@
 //!   table of `docs/operate.md` and the queries of `docs/grafana.json` can be compared with it.
 //! - A family whose values are not known, such as those of peers for a pool without a node, is left
 //!   out.
-//! - A bound of a histogram is the end of an interval that the pool counts by itself, so that no time
-//!   is counted on the wrong side of it.
+//! - A bound of a histogram is the end of an interval that the pool counts by itself, so that no
+//!   time is counted on the wrong side of it.
 //!
 //! | file | content |
 //! |---|---|

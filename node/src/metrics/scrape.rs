@@ -41,7 +41,6 @@ impl Scrape {
     /// Sets the number of a gauge.
     ///
     /// # Panics
-    ///
     /// As for [`count`](Self::count).
     pub fn number(&mut self, family: &Family, labels: &[&str], value: f64) {
         self.add(family, labels, Sample::Number(value));
@@ -50,7 +49,6 @@ impl Scrape {
     /// Sets the whole number of a gauge, a counter or an info.
     ///
     /// # Panics
-    ///
     /// If the number of labels is not the family's.
     pub fn count(&mut self, family: &Family, labels: &[&str], value: u64) {
         self.add(family, labels, Sample::Count(value));
@@ -59,7 +57,6 @@ impl Scrape {
     /// Sets the times of a histogram.
     ///
     /// # Panics
-    ///
     /// As for [`count`](Self::count).
     pub fn times(&mut self, family: &Family, labels: &[&str], times: &LatencyHistogram) {
         self.add(family, labels, Sample::Times(seconds(times)));
@@ -71,7 +68,8 @@ impl Scrape {
         self.values.entry(family.name).or_default().push((labels, sample));
     }
 
-    /// Returns the text of all values, each with the label `pool`, in the format of OpenMetrics 1.0.
+    /// Returns the text of all values, each with the label `pool`, in the format of OpenMetrics
+    /// 1.0.
     pub fn encode(self, pool: &str) -> String {
         let label = ("pool".into(), pool.to_owned().into());
         let mut registry = Registry::with_prefix_and_labels(PREFIX, [label].into_iter());

@@ -20,9 +20,9 @@ pub struct Arrival {
 
 /// Arriving sequences, as a stream for the engine's scheduler. Ends with the node.
 ///
-/// Sequences that are not taken stay open, and keep their blocks. There is a place for each sequence
-/// on its way: a node refuses those for which there is none, until the engine takes some. Once this
-/// is dropped, the node refuses all, and those that were not taken are closed.
+/// Sequences that are not taken stay open, and keep their blocks. There is a place for each
+/// sequence on its way: a node refuses those for which there is none, until the engine takes some.
+/// Once this is dropped, the node refuses all, and those that were not taken are closed.
 #[derive(Debug)]
 pub struct Arrivals(pub(super) mpsc::Receiver<Arrival>);
 

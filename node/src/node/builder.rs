@@ -123,23 +123,25 @@ impl NodeBuilder {
 
     /// Serves the admin interface, on an address that was [bound](AdminServer::bind) already.
     ///
-    /// Binding comes first, because it refuses an address outside of the loopback without a token, and a
-    /// port that another node has, before this node takes memory. The interface ends with the node.
+    /// Binding comes first, because it refuses an address outside of the loopback without a token,
+    /// and a port that another node has, before this node takes memory. The interface ends with the
+    /// node.
     #[must_use]
     pub fn admin(mut self, server: AdminServer) -> Self {
         self.admin = Some(server);
         self
     }
 
-    /// Sets the engine's traffic, which audits of the admin interface halt, and its statistics count.
+    /// Sets the engine's traffic, which audits of the admin interface halt, and its statistics
+    /// count.
     #[must_use]
     pub fn traffic(mut self, traffic: Arc<dyn Quiet>) -> Self {
         self.traffic = Some(traffic);
         self
     }
 
-    /// Sets the services beside the pool, such as a tier, whose counters the admin interface reports.
-    /// They can be added after the start, to a clone of the list.
+    /// Sets the services beside the pool, such as a tier, whose counters the admin interface
+    /// reports. They can be added after the start, to a clone of the list.
     #[must_use]
     pub fn reporters(mut self, reporters: Reporters) -> Self {
         self.reporters = reporters;
@@ -238,12 +240,12 @@ impl NodeBuilder {
         self
     }
 
-    /// Sets the number of cached blocks that may be under way to one peer that asked for them; by default
-    /// half of the pool, and 64 in a smaller one; at least 1.
+    /// Sets the number of cached blocks that may be under way to one peer that asked for them; by
+    /// default half of the pool, and 64 in a smaller one; at least 1.
     ///
     /// They cannot be evicted meanwhile. A request beyond it is refused
-    /// ([`AbortReason::Quota`](crate::protocol::AbortReason::Quota)); one that is larger alone gets as
-    /// many.
+    /// ([`AbortReason::Quota`](crate::protocol::AbortReason::Quota)); one that is larger alone gets
+    /// as many.
     #[must_use]
     pub fn fetch_blocks(mut self, blocks: usize) -> Self {
         self.fetch_blocks = Some(blocks);
@@ -261,13 +263,11 @@ impl NodeBuilder {
     /// Starts the node on the current tokio runtime. Returns it with the sequences that arrive.
     ///
     /// # Errors
-    ///
-    /// [`NodeError::Pool`] for a pool without storage, [`NodeError::Heads`], [`NodeError::Link`] for an
-    /// address that cannot be used, [`NodeError::Transport`], [`NodeError::PoolInUse`] for a pool with
-    /// another node. Nothing is left running.
+    /// [`NodeError::Pool`] for a pool without storage, [`NodeError::Heads`], [`NodeError::Link`]
+    /// for an address that cannot be used, [`NodeError::Transport`], [`NodeError::PoolInUse`] for a
+    /// pool with another node. Nothing is left running.
     ///
     /// # Panics
-    ///
     /// Outside of a tokio runtime.
     pub async fn start(self) -> Result<(Node, Arrivals), NodeError> {
         let storage = self.pool.storage().cloned();

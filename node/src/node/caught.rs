@@ -13,7 +13,6 @@ use crate::protocol::Text;
 pub(super) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, Text> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let reason = reason(&*panic);
-        // A payload whose destructor panics too; that of the second panic is not dropped.
         if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
             std::mem::forget(again);
         }
@@ -21,7 +20,6 @@ pub(super) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, Text> {
     })
 }
 
-/// Runs a future that may panic.
 pub(super) async fn caught_async<T>(work: impl Future<Output = T>) -> Result<T, Text> {
     let mut work = pin!(work);
     poll_fn(|cx| match caught(|| work.as_mut().poll(cx)) {

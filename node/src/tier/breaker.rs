@@ -16,12 +16,12 @@ use super::settings::after;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BreakerState {
-    /// The store is asked.
+    /// The store is called.
     #[default]
     Closed,
-    /// The store failed, and is not asked for a while.
+    /// The store failed, and is not called for a while.
     Open,
-    /// The store is tried by one call.
+    /// One trial call is in progress.
     Trying,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Breaker {
     rest: Duration,
     /// Failures since the last success.
     failures: u32,
-    /// End of the rest, or of the time for the trial.
+    /// End of the rest, or of the trial.
     until: Instant,
     opened: u64,
 }
@@ -46,7 +46,6 @@ impl Breaker {
         self.state
     }
 
-    /// Returns how often it opened.
     pub(super) fn opened(&self) -> u64 {
         self.opened
     }
@@ -65,14 +64,14 @@ impl Breaker {
         true
     }
 
-    /// Notes that the store answered. A late answer does not close an open breaker.
+    /// Notes a success. A late answer does not close an open breaker.
     pub(super) fn succeeded(&mut self) {
         if self.state != BreakerState::Open {
             (self.state, self.failures) = (BreakerState::Closed, 0);
         }
     }
 
-    /// Notes that the store failed.
+    /// Notes a failure.
     pub(super) fn failed(&mut self, now: Instant) {
         self.failures = self.failures.saturating_add(1);
         let opens = match self.state {
@@ -85,7 +84,7 @@ impl Breaker {
         }
     }
 
-    /// Opens at once: all calls of the store are stuck.
+    /// Opens immediately: all calls of the store are stuck.
     pub(super) fn open(&mut self, now: Instant) {
         if self.state != BreakerState::Open {
             (self.state, self.until) = (BreakerState::Open, after(now, self.rest));

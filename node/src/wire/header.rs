@@ -18,8 +18,9 @@
 //! connections is misread, and fails. The spare fields of a node that states versions are ignored.
 //!
 //! The proof is a MAC, keyed by the token, over both headers and a value that only the two ends of
-//! this TLS connection know, as in RFC 9266. The nonces make each proof single-use; the exported value
-//! makes a proof worthless on any other connection, so that it can be neither replayed nor relayed.
+//! this TLS connection know, as in RFC 9266. The nonces make each proof single-use; the exported
+//! value makes a proof worthless on any other connection, so that it can be neither replayed nor
+//! relayed.
 
 use super::WireError;
 

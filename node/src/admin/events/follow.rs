@@ -14,10 +14,6 @@ use super::hub::{Entry, Hub, Next, Place};
 
 impl Hub {
     /// Returns an answer without end, from behind the event of this id if it is known.
-    ///
-    /// # Errors
-    ///
-    /// [`AdminError::TooMany`], [`AdminError::Unavailable`].
     pub(in super::super) fn follow(
         self: &Arc<Self>,
         last: Option<&str>,

@@ -20,7 +20,8 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// Follows the events of a node.
 ///
 /// After an error, the next call connects again, and continues behind the last event if the node
-/// still has what followed it. Otherwise a whole [`Map`](Notice::Map) and all migrations come first.
+/// still has what followed it. Otherwise a whole [`Map`](Notice::Map) and all migrations come
+/// first.
 pub struct Follower {
     client: Client,
     answer: Option<Opened>,
@@ -42,11 +43,9 @@ impl Follower {
     /// May be dropped and called again: no event is lost.
     ///
     /// # Errors
-    ///
     /// [`ClientError`]; [`ClientError::Broken`] if the connection ended.
     ///
     /// # Panics
-    ///
     /// Outside of a tokio runtime with I/O and a timer.
     pub async fn next(&mut self) -> Result<Notice, ClientError> {
         let result = self.receive().await;

@@ -1,4 +1,5 @@
-//! Callers that connect and do not do their part, with real sockets: none keeps others out, none stays.
+//! Callers that connect and do not do their part, with real sockets: none keeps others out, none
+//! stays.
 
 use std::time::Instant;
 

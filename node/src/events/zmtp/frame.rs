@@ -97,8 +97,8 @@ fn head(to: &mut Vec<u8>, flags: u8, length: usize) {
     }
 }
 
-/// Returns everything of a message before its last body: the frames `first`, and the head of the last
-/// one, so that a large body need not be copied.
+/// Returns everything of a message before its last body: the frames `first`, and the head of the
+/// last one, so that a large body need not be copied.
 pub(in crate::events) fn multipart(first: &[&[u8]], last: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for body in first {

@@ -11,8 +11,8 @@ use crate::settings::EtcdLocation;
 /// Longest time of a call.
 const CALL: Duration = Duration::from_secs(2);
 
-/// Pings on connections: time between two, and time for the answer. etcd closes connections with pings
-/// less than 5 s apart.
+/// Pings on connections: time between two, and time for the answer. etcd closes connections with
+/// pings less than 5 s apart.
 const PING: (Duration, Duration) = (Duration::from_secs(6), Duration::from_secs(3));
 
 /// Shortest and longest pause between two attempts.

@@ -41,7 +41,6 @@ impl EtcdMembership {
     /// that this node presents, by default none. Without an `etcds://` location it has no effect.
     ///
     /// # Errors
-    ///
     /// [`LinkError::TlsFile`].
     pub fn tls(
         mut self,
@@ -56,7 +55,8 @@ impl EtcdMembership {
         Ok(self)
     }
 
-    /// Sets the time for which a member stays that was lost while etcd was out of reach. Default: 10 s.
+    /// Sets the time for which a member stays that was lost while etcd was out of reach. Default:
+    /// 10 s.
     ///
     /// Choose it not below the lease of the members, so that all of them can join again.
     #[must_use]

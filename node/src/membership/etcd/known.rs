@@ -38,11 +38,10 @@ impl KnownMembers {
         members.into_iter().filter_map(|member| self.put(member).err()).collect()
     }
 
-    /// Adds or replaces a member. If there are too many, one leaves that etcd lacks, the longest missing
-    /// first.
+    /// Adds or replaces a member. If there are too many, one leaves that etcd lacks, the longest
+    /// missing first.
     ///
     /// # Errors
-    ///
     /// Its name: there is no room.
     pub(super) fn put(&mut self, member: Member) -> Result<(), String> {
         if self.entries.len() >= MEMBERS_MAX && !self.entries.contains_key(&member.name) {

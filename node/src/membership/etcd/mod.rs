@@ -1,7 +1,7 @@
 //! A directory in etcd.
 //!
-//! Each member is a key `/kvpool/CLUSTER/members/NAME` with a lease of etcd, which its process renews
-//! every third of the time.
+//! Each member is a key `/kvpool/CLUSTER/members/NAME` with a lease of etcd, which its process
+//! renews every third of the time.
 //!
 //! ```text
 //! join:   connect -> grant a lease -> put the key, unless a later process has it -> renew, check the key

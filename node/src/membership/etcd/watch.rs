@@ -11,7 +11,8 @@ use crate::admin::Failures;
 use crate::membership::member::Member;
 use crate::membership::members::{ListSender, MemberList, publish};
 
-/// Keys that are read in one call, at first: fewer where the answer is larger than a message may be.
+/// Keys that are read in one call, at first: fewer where the answer is larger than a message may
+/// be.
 const PAGE: usize = 256;
 
 /// Code of a status of gRPC: the answer is larger than a message may be.
@@ -90,8 +91,8 @@ impl Watch {
         Ok(Listed { client, revision })
     }
 
-    /// Reads the entries of one revision, page by page: the first [`MEMBERS_MAX`], since anything may
-    /// have been written to etcd.
+    /// Reads the entries of one revision, page by page: the first [`MEMBERS_MAX`], since anything
+    /// may have been written to etcd.
     async fn members(&self, client: &mut Client) -> Result<(Vec<Member>, i64), Trouble> {
         let prefix = self.servers.location.prefix().into_bytes();
         let (mut members, mut read, mut revision) = (Vec::new(), 0, 0);

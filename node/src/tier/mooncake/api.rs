@@ -1,8 +1,8 @@
-//! The C interface of Mooncake Store, found at run time.
+//! The C interface of Mooncake Store, loaded at run time.
 //!
-//! The declarations follow its header `store_c.h` of 2026-04-12 and later. Eleven days older libraries
-//! have a shorter [`ReplicateConfig`]; they have no symbol by which they can be told apart, and the
-//! probe at the start finds them.
+//! The declarations follow its header `store_c.h` of 2026-04-12 and later. Libraries of 2026-04-01
+//! have a shorter [`ReplicateConfig`]; no symbol distinguishes them, but the probe at the start
+//! detects them.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -21,7 +21,6 @@ pub const LOCATION: &str = "KVPOOL_MOONCAKE";
 
 const LIBRARY: &str = "libmooncake_store.so";
 
-/// A client of a store.
 pub(super) type Raw = *mut c_void;
 
 /// How a value is stored.
@@ -36,11 +35,11 @@ pub(super) struct ReplicateConfig {
 
 macro_rules! table {
     ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions, and the library that they are in.
+        /// The functions, and their library.
         #[allow(dead_code, reason = "a library that lacks a function of the interface is refused at the start")]
         pub(super) struct Api {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
-            // Stays loaded for ever: it starts threads that outlive their clients.
+            // Never unloaded: it starts threads that outlive their clients.
             _library: ManuallyDrop<Library>,
         }
 
@@ -85,12 +84,7 @@ table! {
 }
 
 impl Api {
-    /// Loads the library: from `location`, else from [`LOCATION`], else from where the dynamic linker
-    /// looks.
-    ///
-    /// # Errors
-    ///
-    /// [`TierError::Library`].
+    /// Loads the library: from `location`, else from [`LOCATION`], else by the dynamic linker.
     pub(super) fn load(location: Option<&Path>) -> Result<Self, TierError> {
         let given = location.map(Path::to_owned).or_else(|| std::env::var_os(LOCATION).map(PathBuf::from));
         let hint = if given.is_none() { format!("; set {LOCATION} to its path") } else { String::new() };
@@ -102,14 +96,14 @@ impl Api {
                 None => format!("{}: {reason}{hint}", path.display()),
             },
         };
-        // SAFETY: the initialisers of Mooncake's library have no requirements. All symbols are bound at
-        // once, so that a missing one is an error here.
+        // SAFETY: the initialisers of Mooncake's library have no requirements. All symbols are
+        // bound at once, so a missing one is an error here.
         let library = unsafe { UnixLibrary::open(Some(&path), RTLD_NOW | RTLD_LOCAL) };
         Self::of(library.map_err(failed)?.into()).map_err(failed)
     }
 }
 
-/// Codes that say for certain that no byte is under way.
+/// Codes after which certainly no byte is in flight.
 pub(super) const NO_SPACE: i64 = -200;
 pub(super) const PARAMETERS: i64 = -600;
 pub(super) const NOT_READY: i64 = -703;
@@ -126,7 +120,7 @@ pub(super) fn is_unreachable(code: i64) -> bool {
     matches!(code, RPC | RPC_TIMEOUT)
 }
 
-/// Returns whether memory of the call may still be read or written although it failed.
+/// Returns whether memory of a failed call may still be read or written.
 pub(super) fn is_uncertain(code: i64) -> bool {
     code < 0 && !matches!(code, NO_SPACE | PARAMETERS | NOT_READY | NOT_FOUND | EXISTS | LEASED)
 }

@@ -1,4 +1,4 @@
-//! The state of the transport: regions, peers with their links, grants, transfers.
+//! State of the transport: regions, peers with their links, grants, transfers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -45,7 +45,6 @@ pub(super) struct PeerEntry {
     pub(super) links: Vec<Attached>,
 }
 
-/// A link that carries items.
 pub(super) struct Attached {
     pub(super) link: Arc<LinkShared>,
     pub(super) streams: Vec<Arc<Stream>>,
@@ -58,7 +57,7 @@ impl std::fmt::Debug for Inner {
 }
 
 impl State {
-    /// Adds a peer, and forgets those without a link, a grant and a transfer. Returns its number.
+    /// Adds a peer, and forgets those without a link, a grant and a transfer. Returns its id.
     pub(super) fn add_peer(&mut self, peer: &Peer) -> u32 {
         let Self { peers, grants, transfers, .. } = self;
         peers.retain(|&index, entry| {
@@ -78,7 +77,7 @@ impl Inner {
     pub(super) fn next_item(&self, peer: PeerId, link: u128, stream: &Stream) -> Option<Item> {
         let mut state = self.state.lock();
         let entry = state.peers.get(&peer.0)?;
-        // Without this, an item could be noted behind the back of `end_link`.
+        // Without this, an item could be noted after `end_link`.
         entry.links.iter().find(|attached| attached.link.number == link)?;
         let streams = entry.links.iter().map(|attached| attached.streams.len()).sum();
         let item = state.transfers.next_item(peer, self.limits.item_bytes, streams)?;
@@ -100,7 +99,6 @@ impl Inner {
         self.state.lock().grants.claim(peer, head)
     }
 
-    /// Returns the bytes of the largest frame of all storages.
     pub(super) fn frame_bytes_max(&self) -> usize {
         self.state.lock().regions.iter().map(|region| region.frame_bytes()).max().unwrap_or(0)
     }
@@ -125,7 +123,6 @@ impl Inner {
         drop(remains);
     }
 
-    /// Closes all links to a peer.
     pub(super) fn remove(&self, peer: PeerId, error: &TransportError) {
         let links: Vec<_> = {
             let state = self.state.lock();
@@ -143,7 +140,6 @@ impl Inner {
         state.regions.get(region.0 as usize).cloned().ok_or(unknown)
     }
 
-    /// Returns a peer that has a link.
     pub(super) fn peer(state: &State, peer: PeerId) -> Result<&PeerEntry, TransportError> {
         let unknown = TransportError::Unknown { what: "peer", number: peer.0.into() };
         let entry = state.peers.get(&peer.0).ok_or(unknown)?;

@@ -74,8 +74,8 @@ impl Link {
     /// Messages arrive in order, each at most once; the last ones may be lost with the link.
     ///
     /// # Errors
-    /// [`LinkError::Wire`] for a message above the limit of either side; the cause, once the link is
-    /// closed.
+    /// [`LinkError::Wire`] for a message above the limit of either side; the cause, once the link
+    /// is closed.
     pub async fn send<M: Serialize>(&self, message: &M) -> Result<(), LinkError> {
         let message = wire::encode(message, self.message_max())?;
         let room = tokio::select! {

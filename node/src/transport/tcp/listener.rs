@@ -57,7 +57,8 @@ pub(crate) fn bind_unix(path: &Path) -> io::Result<(StdUnixListener, SocketFile)
     }
     let socket = open()?;
     let only_ours = || Permissions::from_mode(0o600);
-    // On Linux the file is made with the mode of the socket: no connection is made before it is set.
+    // On Linux the file is made with the mode of the socket: no connection is made before it is
+    // set.
     File::from(OwnedFd::from(socket.try_clone()?)).set_permissions(only_ours())?;
     socket.bind(&address)?;
     let file = SocketFile::new(path);

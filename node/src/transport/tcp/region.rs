@@ -85,7 +85,8 @@ impl Region {
         if self.planes.is_some() && by_layer && run.len > 1 { Form::Planes } else { Form::Packed }
     }
 
-    /// Returns the memory of a run, in the order of `form`; `None` if the processor cannot reach it.
+    /// Returns the memory of a run, in the order of `form`; `None` if the processor cannot reach
+    /// it.
     pub(super) fn pieces(&self, run: Run, form: Form) -> Option<Pieces> {
         let planes = self.planes.as_ref()?;
         let mut pieces = Pieces::default();

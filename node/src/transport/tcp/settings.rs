@@ -41,8 +41,8 @@ impl Token {
 
 /// What a node says of itself, and how it proves it.
 ///
-/// A certificate proves a node's name. A token proves only that a node belongs to the cluster: nodes
-/// that share a token trust each other with their names.
+/// A certificate proves a node's name. A token proves only that a node belongs to the cluster:
+/// nodes that share a token trust each other with their names.
 #[derive(Clone, Debug)]
 pub struct Identity {
     pub(super) name: String,

@@ -71,8 +71,8 @@ impl Tls {
 
     /// TLS with a certificate of the acceptor only, for links that are authenticated by a token.
     ///
-    /// `certificate` is the chain and the key of this node, which it needs to listen;
-    /// `authorities` are those of peers, which it needs to connect. All are PEM.
+    /// `certificate` is the chain and the key of this node, which it needs to listen; `authorities`
+    /// are those of peers, which it needs to connect. All are PEM.
     ///
     /// # Errors
     /// [`LinkError::TlsFile`].

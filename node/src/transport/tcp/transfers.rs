@@ -56,8 +56,8 @@ pub(super) struct Sent {
     run: Run,
 }
 
-/// What a transfer leaves when it ends. It is dropped outside of any lock, because dropping the hold
-/// runs its owner's code.
+/// What a transfer leaves when it ends. It is dropped outside of any lock, because dropping the
+/// hold runs its owner's code.
 #[must_use]
 pub(super) struct Remains(#[expect(dead_code, reason = "only dropped")] Option<Arc<Held>>);
 
