@@ -40,6 +40,7 @@ const NAME: &str = "peer";
 /// Number of repeated fetches when another call evicts the blocks.
 const ATTEMPTS: u32 = 3;
 
+/// A peer of a node as a [`Store`].
 #[derive(Clone)]
 pub struct Peer {
     node: Arc<Node>,

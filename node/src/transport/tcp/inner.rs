@@ -163,7 +163,6 @@ impl Inner {
     }
 }
 
-/// Returns the error for a peer that cannot be reached.
 pub(super) fn gone(peer: &str, reason: &str) -> TransportError {
     TransportError::PeerGone { peer: peer.into(), reason: reason.into() }
 }
