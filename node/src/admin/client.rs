@@ -47,13 +47,14 @@ pub enum ClientError {
         /// The address.
         url: AdminUrl,
     },
-    /// The address begins with `https`, and there is no authority by which to check the server.
+    /// An `https` address, without an authority by which to check the server.
     #[error("{url} needs the certificate of an authority (`--tls-ca`), by which the server is checked")]
     NoAuthority {
         /// The address.
         url: AdminUrl,
     },
-    /// The server speaks no TLS, or has no certificate for this host of one of the authorities.
+    /// The server does not speak TLS, or lacks a certificate of one of the authorities for this
+    /// host.
     #[error("{url} cannot be trusted: {reason}")]
     Tls {
         /// The address.
@@ -69,7 +70,7 @@ pub enum ClientError {
         /// The address.
         url: AdminUrl,
     },
-    /// The server broke off.
+    /// The server closed the connection early.
     #[error("{url} broke off: {reason}")]
     Broken {
         /// The address.
@@ -77,7 +78,7 @@ pub enum ClientError {
         /// What happened.
         reason: String,
     },
-    /// The answer is not that of an admin interface.
+    /// The answer is not from an admin interface.
     #[error("{url} is no admin interface, or that of another version: {reason}")]
     Foreign {
         /// The address.
@@ -90,7 +91,7 @@ pub enum ClientError {
     Problem(Problem),
 }
 
-/// An answer whose body is still to be read.
+/// An answer whose body is not read yet.
 pub(super) struct Opened {
     pub(super) status: u16,
     pub(super) content_type: String,
@@ -98,7 +99,7 @@ pub(super) struct Opened {
     _driver: Driver,
 }
 
-/// Returns whether a request failed because of what the server said, perhaps before it was asked.
+/// Returns whether a request failed because of what the server sent, perhaps unasked.
 fn is_foreign(error: &hyper::Error) -> bool {
     // A request that was not sent yet is cancelled with the error of its connection.
     let cause = error.source().and_then(|cause| cause.downcast_ref()).unwrap_or(error);
@@ -106,7 +107,7 @@ fn is_foreign(error: &hyper::Error) -> bool {
     cause.is_parse() || is_unexpected() && !cause.is_closed()
 }
 
-/// The task of a connection, which ends with this.
+/// The task of a connection, aborted on drop.
 struct Driver(JoinHandle<()>);
 
 impl Drop for Driver {
@@ -129,7 +130,7 @@ impl Client {
         Self { url, token, tls: None }
     }
 
-    /// Sets the authorities by which servers are checked whose address begins with `https`, as of
+    /// Sets the authorities that sign the certificates of `https` servers, as of
     /// [`Tls::with_token`].
     #[must_use]
     pub fn tls(mut self, tls: Tls) -> Self {
@@ -145,7 +146,7 @@ impl Client {
         self.send(Method::GET, path, Bytes::new()).await
     }
 
-    /// Posts an order and gets the answer.
+    /// Posts an order and returns the answer.
     ///
     /// # Panics
     /// As for [`get`](Self::get).
@@ -170,7 +171,6 @@ impl Client {
         serde_json::from_slice(&bytes).map_err(|error| self.foreign(error))
     }
 
-    /// Sends a request; returns status, content type and body of the answer.
     async fn exchange(
         &self,
         method: Method,
@@ -184,7 +184,7 @@ impl Client {
     }
 
     /// Sends a request, with the number of the last event if there is one; returns the head of the
-    /// answer, and its body to be read.
+    /// answer, and its unread body.
     pub(super) async fn open(
         &self,
         method: Method,

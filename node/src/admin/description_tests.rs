@@ -41,7 +41,7 @@ impl Description {
         }
     }
 
-    /// Checks an answer of a route against the description of it.
+    /// Checks an answer of a route against its description.
     fn check_answer(&mut self, line: &str, status: u16, content_type: &str, answer: &Value) {
         let (method, path) = line.split_once(' ').unwrap();
         let path = path.split('?').next().unwrap();
@@ -177,7 +177,7 @@ async fn events_are_as_described() {
     served.stop().await;
 }
 
-/// The schemas refuse what is not as described: the test above could fail.
+/// The schemas are strict: the test above could fail.
 #[test]
 #[should_panic(expected = "Health")]
 fn an_answer_with_an_unknown_field_is_refused() {

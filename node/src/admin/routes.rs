@@ -1,5 +1,3 @@
-//! The routes.
-
 use std::sync::Arc;
 
 use axum::Router;
@@ -30,7 +28,7 @@ use super::limits::Limits;
 use super::page::{self, PAGE};
 use super::problem::AdminError;
 
-/// What every route sees.
+/// State shared by all routes.
 #[derive(Clone)]
 pub(super) struct Shared {
     pub admin: Arc<dyn Admin>,
@@ -39,7 +37,7 @@ pub(super) struct Shared {
     pub hub: Arc<Hub>,
 }
 
-/// Declares the routes: a list of them, and their handlers.
+/// Declares the routes and their handlers.
 macro_rules! routes {
     ($($method:ident $path:literal => $handler:ident;)*) => {
         /// Methods and paths.
@@ -74,13 +72,13 @@ routes! {
     post "/audit" => audit;
 }
 
-/// The description of the routes.
+/// The OpenAPI description.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
 
-/// Owners that are listed, unless a request names another number.
+/// Default number of owners listed.
 const OWNERS: usize = 1000;
 
-/// Most sequences of a cell of the map that are listed.
+/// Most sequences listed for a cell of the map.
 const CELL_SEQUENCES: usize = 16;
 
 /// Most characters of a path in a span: more than any route has.
@@ -99,7 +97,7 @@ pub(super) fn router(shared: Shared) -> Router {
         .with_state(shared)
 }
 
-/// Returns the routes of callers for which there is no place: only the state of the node is
+/// Returns the routes for callers beyond the connection limit: only the state of the node is
 /// answered.
 pub(super) fn refusals(shared: Shared) -> Router {
     let connections = shared.limits.connections;
@@ -115,7 +113,7 @@ pub(super) fn refusals(shared: Shared) -> Router {
 async fn admit(State(at): State<Shared>, request: Request, next: Next) -> Response {
     use tracing::field::Empty;
     let (method, path) = (request.method(), request.uri().path());
-    // What the caller sends is bounded before it is recorded.
+    // Untrusted text is bounded before it is recorded.
     let path: String = path.chars().take(SPAN_PATH_CHARS).collect();
     let span = tracing::info_span!(
         parent: None,
@@ -136,7 +134,7 @@ async fn admit(State(at): State<Shared>, request: Request, next: Next) -> Respon
     response
 }
 
-/// Checks who calls, and bounds the time of the answer.
+/// Checks authorization, and bounds the time of the answer.
 async fn admit_within(at: Shared, request: Request, next: Next) -> Response {
     let needs = Needs::of(request.uri().path());
     if let Err(error) = guard::check(&at.access.credentials(), request.method(), request.headers(), needs) {
@@ -273,7 +271,7 @@ async fn bytes(at: &Shared, request: Request) -> Result<Vec<u8>, AdminError> {
     }
 }
 
-/// States that the caller of a request has sent all of it.
+/// Notes that the caller has sent the whole request.
 fn read_as_a_whole(permit: Option<&Arc<ConnectionPermit>>) {
     if let Some(permit) = permit {
         permit.answering();

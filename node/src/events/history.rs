@@ -1,18 +1,16 @@
-//! The newest batches, for connections that read at their own pace.
-
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
-/// Sequence numbers and payloads of the newest batches, bounded by their number and their bytes.
+/// Sequence numbers and payloads of the newest batches, bounded in number and bytes, for
+/// connections that read at their own pace.
 ///
 /// Invariant: the number of the oldest batch plus the number of batches is the next number.
 #[derive(Debug)]
 pub(super) struct History {
     kept: Mutex<Kept>,
-    /// The next number.
     next: watch::Sender<u64>,
     batches_max: usize,
     bytes_max: usize,
@@ -22,7 +20,6 @@ pub(super) struct History {
 struct Kept {
     batches: VecDeque<Arc<[u8]>>,
     bytes: usize,
-    /// Number of the oldest batch.
     oldest: u64,
 }
 
@@ -30,7 +27,7 @@ struct Kept {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum At {
     Batch(Arc<[u8]>),
-    /// The batch was there; the oldest one has this number.
+    /// The batch was dropped; the oldest one has this number.
     Gone {
         oldest: u64,
     },
@@ -50,7 +47,7 @@ impl History {
         self.kept.lock()
     }
 
-    /// Appends a batch, and removes the oldest ones that exceed the bounds.
+    /// Appends a batch, and drops the oldest ones beyond the bounds.
     pub(super) fn push(&self, payload: Vec<u8>) {
         let mut kept = self.kept();
         kept.bytes += payload.len();
@@ -78,7 +75,7 @@ impl History {
         (kept.oldest, kept.oldest + kept.batches.len() as u64)
     }
 
-    /// Returns the next number, as it changes.
+    /// Returns a receiver of the next number.
     pub(super) fn follow(&self) -> watch::Receiver<u64> {
         self.next.subscribe()
     }

@@ -7,9 +7,9 @@ use std::pin::pin;
 
 use crate::protocol::Text;
 
-/// Runs work that may panic: a storage can be a user's own.
+/// Runs work that may panic: a storage may be user code.
 ///
-/// What the work borrows is only given back, or dropped, after a panic.
+/// After a panic, what the work borrows is only returned or dropped.
 pub(super) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, Text> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let reason = reason(&*panic);

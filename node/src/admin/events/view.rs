@@ -25,7 +25,7 @@ pub(super) struct View {
 }
 
 impl View {
-    /// Asks for the state, and for the times since the view before.
+    /// Reads the state, and the times since the previous view.
     pub(super) async fn of(admin: &dyn Admin, before: Option<&Self>) -> Result<Self, AdminError> {
         let stats = admin.stats().await?;
         let snapshot = admin.snapshot().await?;
@@ -77,7 +77,6 @@ impl View {
         Ok(Self { summary, metrics, cells, migrations })
     }
 
-    /// Returns all of it.
     pub(super) fn whole(&self) -> Vec<Notice> {
         vec![
             Notice::Stats(Box::new(self.summary.clone())),
@@ -86,12 +85,12 @@ impl View {
         ]
     }
 
-    /// Returns what changed since an earlier view.
+    /// Returns the changes since an earlier view.
     pub(super) fn since(&self, before: &Self) -> Vec<Notice> {
         let mut notices = vec![Notice::Stats(Box::new(self.summary.clone()))];
         match before.cells.changes(&self.cells) {
             Some(runs) if runs.changes.is_empty() => {}
-            // Many small changes are longer than the whole.
+            // Many small changes are longer than the complete map.
             Some(runs)
                 if runs.changes.iter().map(|(_, cells)| cells.len() + 12).sum::<usize>()
                     < self.cells.cells.len() =>
@@ -111,7 +110,7 @@ impl View {
     }
 }
 
-/// Returns the times of some kinds of operations that were counted since an earlier reading.
+/// Returns the times of some kinds of operations since an earlier reading.
 fn since<'a>(
     kinds: impl IntoIterator<Item = (&'a LatencyHistogram, Option<&'a LatencyHistogram>)>,
 ) -> Latency {

@@ -7,8 +7,8 @@
 //! messages of frames   -->  <--  subscriptions (PUB), requests (ROUTER)
 //! ```
 //!
-//! A frame is a byte of flags, a length of 1 or 8 bytes, and the body. Everything that a peer sends
-//! is bounded before it is read: see [`frame::BODY_MAX`] and [`frame::FRAMES_MAX`].
+//! A frame is a byte of flags, a length of 1 or 8 bytes, and the body. Received data is bounded
+//! before it is read: see [`frame::BODY_MAX`] and [`frame::FRAMES_MAX`].
 
 mod frame;
 mod greeting;
