@@ -20,7 +20,6 @@ pub fn catch() {
     }
 }
 
-/// Returns whether an interrupt was caught.
 pub fn is_interrupted() -> bool {
     IS_INTERRUPTED.load(Relaxed)
 }

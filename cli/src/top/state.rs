@@ -1,4 +1,4 @@
-//! The state of the program, and what changes it.
+//! The state of the program, and its transitions.
 
 use std::time::{Duration, Instant};
 
@@ -9,23 +9,23 @@ use super::sort::OwnerOrder;
 use crate::figures::{count, percent};
 use crate::output::printable;
 
-/// Time without an event after which the node is said to be silent: several periods.
+/// Time without an event after which the node counts as silent: several periods.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// Time for which a message stays.
+/// Time for which a message is shown.
 const MESSAGE: Duration = Duration::from_secs(10);
 
-/// What happens to the program.
+/// Inputs of the program.
 pub(super) enum Input {
     /// An event of the node.
     Notice(Notice),
-    /// The connection was lost, or could not be made, for a reason.
+    /// The connection was lost or could not be made, with the reason.
     Lost(String),
     Stats(Box<StatsReport>),
     Owners(Result<OwnersReport, String>),
     Compacted(Result<DefragOutcome, String>),
     Key(Key),
-    /// Time has passed, or the terminal has another size.
+    /// Time has passed, or the terminal was resized.
     Tick,
 }
 
@@ -44,32 +44,31 @@ pub(super) enum Key {
     Escape,
 }
 
-/// What the program is to do.
+/// Outputs of the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Effect {
     Compact,
     Quit,
 }
 
-/// How the node can be reached.
+/// State of the connection to the node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Link {
     Connecting,
     Live,
-    /// There is a connection, and nothing came for this time.
+    /// Connected, but without an event for this time.
     Silent(Duration),
-    /// There is none, for this time.
+    /// Disconnected, for this time.
     Lost {
         since: Duration,
         reason: String,
     },
 }
 
-/// The state of the program.
 pub(super) struct State {
     pub url: String,
     live: Figures,
-    /// The figures at the time of a pause, while it lasts.
+    /// The figures at the start of a pause, while it lasts.
     paused: Option<(Figures, Instant)>,
     /// Time of the last event.
     heard: Option<Instant>,
@@ -98,7 +97,7 @@ impl State {
         }
     }
 
-    /// Changes the state by what happened now, and returns what is to be done.
+    /// Updates the state by an input, and returns the resulting effect.
     pub fn update(&mut self, input: Input, now: Instant) -> Option<Effect> {
         match input {
             Input::Notice(notice) => {
@@ -168,7 +167,7 @@ impl State {
         self.message = Some((printable(&message.into()), now));
     }
 
-    /// Returns the figures to be shown.
+    /// Returns the figures to show.
     pub fn figures(&self) -> &Figures {
         self.paused.as_ref().map_or(&self.live, |(figures, _)| figures)
     }
@@ -191,7 +190,7 @@ impl State {
         }
     }
 
-    /// Returns the message to be shown, if there is one: the newest of what the user asked for.
+    /// Returns the message to show, if any: the newest that the user caused.
     pub fn message(&self) -> Option<&str> {
         match &self.message {
             _ if self.is_compacting => Some("compacting"),

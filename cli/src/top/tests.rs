@@ -89,7 +89,7 @@ fn services() -> Value {
     })
 }
 
-/// Returns the state of a node that serves, and the time of its last event.
+/// Returns the state of a serving node, and the time of its last event.
 fn serving() -> (State, Instant) {
     let (mut state, now) = (State::new("http://127.0.0.1:7410"), Instant::now());
     for second in 0..30 {
@@ -199,7 +199,7 @@ fn no_number_is_cut_at_any_width() {
             }
         }
     }
-    // As it is, without large numbers, every column has room at 80 columns.
+    // Without large numbers, every column has room at 80 columns.
     state.update(Input::Owners(Ok(owners(50))), now);
     let all = drawn(&state, (80, 24), Styles::None, now).join("\n");
     assert!(all.contains("kind      sequence  blocks  tokens    held shared"), "{all}");

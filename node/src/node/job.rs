@@ -77,7 +77,7 @@ impl Incoming {
         }
     }
 
-    /// Makes it the pool's own; of a part, the whole copy.
+    /// Commits it to the pool; for a part, commits the whole copy.
     pub(super) fn commit(self, is_current: bool) -> Result<Imported, Text> {
         match self {
             Self::Whole(import) => work::commit(import, is_current),
@@ -86,7 +86,7 @@ impl Incoming {
     }
 }
 
-/// Commits it to the pool; for a part, commits the whole copy.
+/// How a job ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Ending {
     /// The target has the copy.
