@@ -218,7 +218,7 @@ fn compressed_traces_are_read() {
         assert_eq!(read(gzip(text), None).unwrap(), plain);
         assert_eq!(read(zstd(text), None).unwrap(), plain);
     }
-    // Gzip members of an appended file are concatenated.
+    // Compressed members of an appended file follow one another.
     let lines: Vec<_> = MOONCAKE.split_inclusive('\n').collect();
     let appended = |one: &dyn Fn(&str) -> Vec<u8>| [one(lines[0]), one(lines[1])].concat();
     for bytes in [appended(&gzip), appended(&zstd)] {

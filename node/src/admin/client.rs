@@ -25,7 +25,7 @@ use super::problem::Problem;
 /// Maximum size of an answer in bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
-/// Time limits for connecting, and for an answer: longer than any answer of a server takes.
+/// Timeouts of connecting, and of an answer: longer than any answer of a server takes.
 const CONNECT: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(180);
 
