@@ -40,7 +40,6 @@ impl Backend {
         }
     }
 
-    /// Returns the free bytes, if known.
     pub(crate) fn free_bytes(&self) -> Option<u64> {
         match self {
             Self::Host => host_free_bytes(),

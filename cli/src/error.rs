@@ -1,5 +1,3 @@
-//! Errors of commands: a message, and whether the command ran.
-
 use std::fmt::Display;
 
 use anyhow::{Error, anyhow};

@@ -149,7 +149,6 @@ mod tests {
         assert!(Destination::new(&folder.path().join("none/new.svg")).is_err());
     }
 
-    /// Symbolic links, the modes of files, and devices are kept.
     #[cfg(unix)]
     #[test]
     fn links_modes_and_devices_are_kept() {

@@ -7,7 +7,6 @@ use std::str::FromStr;
 /// The largest number of blocks of a pool: every addressable frame but the null block's.
 pub const BLOCKS_MAX: u64 = kvpool::FRAMES_MAX as u64 - 1;
 
-/// Most steps of a schedule.
 const STEPS_MAX: usize = 1000;
 
 /// A share of the requests of a replay, above 0 % and below 100 %.

@@ -1,5 +1,3 @@
-//! Signals to the process, for commands with a runtime.
-
 use std::future::poll_fn;
 use std::io;
 use std::task::Poll;
@@ -27,7 +25,6 @@ impl Signals {
     }
 }
 
-/// Returns the exit code of a process that a signal ended.
 pub(crate) fn exit_code(kind: SignalKind) -> u8 {
     128 + kind.as_raw_value() as u8
 }

@@ -1,5 +1,3 @@
-//! Requests.
-
 use std::time::Duration;
 
 /// Prompt tokens per hash id, unless the trace says otherwise.

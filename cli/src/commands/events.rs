@@ -1,5 +1,3 @@
-//! `kvpool events`: follows a node.
-
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,3 @@
-//! `kvpool completions` and `kvpool man`, both generated from the command line.
-
 use std::fs;
 use std::path::Path;
 

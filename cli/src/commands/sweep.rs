@@ -1,5 +1,3 @@
-//! `kvpool replay --sweep`: contiguity by usage.
-
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
 use std::thread;

@@ -1,5 +1,3 @@
-//! The trace and the pool of the commands that replay.
-
 use std::path::PathBuf;
 use std::thread;
 
@@ -18,7 +16,6 @@ use crate::trace::{HashIds, Trace};
 /// that a replay measures the pool and not the memory.
 const PROBE: &str = "probe";
 
-/// The default number of generated requests.
 const REQUESTS_DEFAULT: usize = 30_000;
 
 pub struct Workload {

@@ -34,7 +34,6 @@ const HALT_INTERVAL: Duration = Duration::from_millis(1);
 /// More requests than any trace has.
 const NEVER: u64 = u64::MAX;
 
-/// No request.
 const NO_REQUEST: u32 = u32::MAX;
 
 /// Returns the virtual nanoseconds of an engine's step, as of a model with 8 billion parameters on

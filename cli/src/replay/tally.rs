@@ -1,5 +1,3 @@
-//! The counters of a scheduler thread, and their sum over threads.
-
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -183,6 +181,7 @@ impl Tally {
         *found += hits as u64;
     }
 
+    /// Adds the counts of another thread.
     pub fn merge(&mut self, other: Self) {
         self.completed += other.completed;
         self.rejected += other.rejected;

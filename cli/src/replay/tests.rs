@@ -13,19 +13,15 @@ use kvpool_load::Corrupt;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     None,
-    /// A stored byte has a bit flipped.
     FlippedBit,
-    /// Rows are not stored.
     LostStore,
     /// Rows are also stored in the slots of the first call, as if blocks had two owners.
     DoubleOwner,
     /// Rows are loaded from another frame.
     WrongFrame,
-    /// A store panics.
     Panic,
     /// Copies fail. Stores are slow until one has failed.
     Copy,
-    /// Stores are slow.
     Slow,
 }
 
@@ -293,7 +289,6 @@ fn without_verification_nothing_is_read() {
     assert_eq!(outcome.tally.tokens_verified, 0);
 }
 
-/// Each fault, once in a replay, is found.
 #[test]
 fn one_fault_anywhere_is_found() {
     let trace = crowd(100);

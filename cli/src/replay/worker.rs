@@ -32,7 +32,6 @@ const STUCK: Duration = Duration::from_secs(10);
 /// Maximum that counts as waited between two checks for progress.
 const CHECK_MAX: Duration = Duration::from_millis(100);
 
-/// Most prompt tokens of a step.
 const STEP_TOKENS: u64 = 8192;
 
 /// Most concurrent sequences of a thread.
@@ -98,7 +97,6 @@ enum Turn {
     Preempted,
 }
 
-/// Tokens of a step, for its cost.
 #[derive(Default)]
 struct StepTokens {
     prompt: u64,

@@ -1,5 +1,3 @@
-//! The process's limit of file descriptors.
-
 use kvpool_node::events::KvEventSettings;
 use kvpool_node::settings::{EventSettings, Settings};
 use kvpool_node::wire::Limits;

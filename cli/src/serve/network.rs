@@ -1,5 +1,3 @@
-//! Settings for the network side of a node: addresses, certificates, token and limits.
-
 use std::hash::{DefaultHasher, Hasher};
 use std::path::Path;
 

@@ -218,7 +218,6 @@ fn of_etcd(settings: &MembershipSettings) -> anyhow::Result<EtcdMembership> {
     })
 }
 
-/// Returns the address at which members reach a node.
 #[cfg(feature = "etcd")]
 fn advertised(node: &Node, settings: &MembershipSettings) -> kvpool_node::settings::Address {
     use kvpool_node::settings::Address;

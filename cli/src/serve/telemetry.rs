@@ -1,5 +1,3 @@
-//! Log messages and traces of the process.
-
 use std::io;
 
 use kvpool_node::admin::Reporters;

@@ -35,7 +35,6 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// Time to send the rest at the end.
 const FLUSH: Duration = Duration::from_secs(3);
 
-/// Result of [`Traces::start`].
 type Started = (Traces, Box<dyn Layer<Registry> + Send + Sync>);
 
 pub(super) struct Traces {
@@ -179,7 +178,6 @@ impl HttpClient for OnRuntime {
     }
 }
 
-/// Returns an error with its causes.
 fn reasons(error: &(dyn std::error::Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")

@@ -1,5 +1,3 @@
-//! The reported figures of the node.
-
 use std::collections::VecDeque;
 
 use kvpool_node::admin::{Cells, MigrationRecord, Notice, OwnersReport, StatsReport, StatsSummary};

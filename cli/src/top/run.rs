@@ -31,7 +31,6 @@ const POLL: Duration = Duration::from_secs(2);
 /// Interval of redrawing without events.
 const TICK: Duration = Duration::from_millis(500);
 
-/// Owners requested.
 const OWNERS: usize = 500;
 
 /// Shows a node until a key or a signal. Fails without a terminal, if the node does not answer at

@@ -1,5 +1,3 @@
-//! Peers, tiers and directories, from the statistics of a node.
-
 use kvpool_node::admin::StatsReport;
 use serde_json::Value;
 

@@ -1,5 +1,3 @@
-//! The state of the program, and its transitions.
-
 use std::time::{Duration, Instant};
 
 use kvpool_node::admin::{DefragOutcome, Notice, OwnersReport, StatsReport};
@@ -15,7 +13,6 @@ const SILENCE: Duration = Duration::from_secs(5);
 /// Time for which a message is shown.
 const MESSAGE: Duration = Duration::from_secs(10);
 
-/// Inputs of the program.
 pub(super) enum Input {
     /// An event of the node.
     Notice(Notice),
@@ -29,7 +26,6 @@ pub(super) enum Input {
     Tick,
 }
 
-/// A key that has an effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Key {
     Quit,

@@ -1,5 +1,3 @@
-//! The state, and what is drawn of it.
-
 use std::time::{Duration, Instant};
 
 use kvpool_node::admin::{Notice, OwnersReport, StatsReport};

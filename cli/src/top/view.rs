@@ -60,7 +60,6 @@ impl Styles {
         self.of(Style::new().fg(colour))
     }
 
-    /// Returns a line in which each character has the style of its class.
     fn classes(self, text: &str) -> Line<'static> {
         let mut spans: Vec<Span<'static>> = Vec::new();
         let mut part = String::new();

@@ -97,7 +97,6 @@ impl<R: BufRead> Read for Records<'_, R> {
     }
 }
 
-/// Reads up to `max` rows.
 pub(super) fn read<R: BufRead>(
     lines: &mut Lines<R>,
     columns: &Columns,

@@ -1,5 +1,3 @@
-//! A request of a JSON trace, with validated hash ids.
-
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;

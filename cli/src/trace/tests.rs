@@ -355,7 +355,6 @@ fn bad_mooncake_lines_are_refused_with_line_and_reason() {
     }
 }
 
-/// A replay without prefix reuse ignores hash ids, valid or not.
 #[test]
 fn hash_ids_are_required_only_for_prefix_reuse() {
     let line =

@@ -49,7 +49,6 @@ impl Exchange {
         *lock(&self.desks[thread]) = running;
     }
 
-    /// Keeps a sequence that no traffic continues.
     pub(super) fn keep(&self, sequence: Sequence) {
         lock(&self.kept).push(sequence);
     }

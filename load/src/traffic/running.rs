@@ -1,5 +1,3 @@
-//! A running conversation, identified by the id of its sequence.
-
 use kvpool::{Sequence, SequenceId};
 
 use crate::{Request, Shape, Text, turn};

@@ -1,5 +1,3 @@
-//! Tokens and certificate of a server, which can be replaced while it runs.
-
 use std::sync::{Arc, PoisonError, RwLock};
 
 use thiserror::Error;

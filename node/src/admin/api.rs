@@ -1,5 +1,3 @@
-//! Requests and answers of the admin interface, as JSON.
-
 use kvpool::{AuditReport, CompactionState, DefragReport, Fragmentation, Metrics, SequenceRuns};
 use serde::{Deserialize, Serialize};
 

@@ -1,5 +1,3 @@
-//! A client of the admin interface: one request per connection.
-
 use std::error::Error as _;
 use std::io;
 use std::time::Duration;
@@ -22,7 +20,6 @@ use crate::transport::tcp::{self, Socket, Tls};
 
 use super::problem::Problem;
 
-/// Maximum size of an answer in bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// Timeouts of connecting, and of an answer: longer than any answer of a server takes.

@@ -1,5 +1,3 @@
-//! Compares `docs/openapi.json` with the routes and with real answers.
-
 use std::collections::BTreeSet;
 
 use boon::{Compiler, SchemaIndex, Schemas};
@@ -41,7 +39,6 @@ impl Description {
         }
     }
 
-    /// Checks an answer of a route against its description.
     fn check_answer(&mut self, line: &str, status: u16, content_type: &str, answer: &Value) {
         let (method, path) = line.split_once(' ').unwrap();
         let path = path.split('?').next().unwrap();

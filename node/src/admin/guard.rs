@@ -14,7 +14,6 @@ pub(super) enum Needs {
     Nothing,
     /// Any token, also one that only reads.
     ReadToken,
-    /// A token for all routes.
     Token,
 }
 

@@ -1,5 +1,3 @@
-//! Errors of the admin interface, and their form on the wire.
-
 use std::fmt;
 
 use serde::{Deserialize, Serialize};

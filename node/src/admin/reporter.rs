@@ -1,5 +1,3 @@
-//! Services beside a pool, such as a tier, whose counters the admin interface reports.
-
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

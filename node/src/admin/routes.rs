@@ -28,7 +28,6 @@ use super::limits::Limits;
 use super::page::{self, PAGE};
 use super::problem::AdminError;
 
-/// State shared by all routes.
 #[derive(Clone)]
 pub(super) struct Shared {
     pub admin: Arc<dyn Admin>,
@@ -40,7 +39,6 @@ pub(super) struct Shared {
 /// Declares the routes and their handlers.
 macro_rules! routes {
     ($($method:ident $path:literal => $handler:ident;)*) => {
-        /// Methods and paths.
         #[cfg(test)]
         pub(super) const ROUTES: &[(&str, &str)] = &[$((stringify!($method), $path)),*];
 

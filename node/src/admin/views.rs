@@ -1,5 +1,3 @@
-//! Further answers of the admin interface: readiness, owners, and trimming.
-
 use std::cmp::Reverse;
 use std::collections::HashMap;
 

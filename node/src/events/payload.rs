@@ -102,7 +102,6 @@ impl Writer {
     }
 }
 
-/// Returns the extra keys of each block of a chain, if any has some.
 fn extra_keys(chain: &[StoredBlock]) -> Option<Vec<Option<Vec<WireKey<'_>>>>> {
     let keys: Vec<_> = chain.iter().map(extra_keys_of).collect();
     keys.iter().any(Option::is_some).then_some(keys)

@@ -19,7 +19,6 @@ use super::view::CacheView;
 use super::zmtp::SocketType;
 use crate::admin::Failures;
 
-/// Most events per batch.
 const BATCH_EVENTS: usize = 1024;
 
 /// Time in which events are gathered into a batch.

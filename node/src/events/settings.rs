@@ -1,5 +1,3 @@
-//! Settings of a publisher, and its errors.
-
 use std::net::SocketAddr;
 use std::time::Duration;
 

@@ -129,7 +129,6 @@ fn merge(configured: Vec<PeerSettings>, followed: &BTreeMap<String, Followed>) -
     [configured, members].concat()
 }
 
-/// Returns the peers with a migration in progress.
 fn busy_peers(migrations: &[MigrationRecord]) -> HashSet<String> {
     let is_over =
         |state: MigrationState| matches!(state, MigrationState::Committed | MigrationState::Aborted);

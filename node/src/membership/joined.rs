@@ -3,7 +3,6 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-/// Timeout of leaving.
 const LEAVE: Duration = Duration::from_secs(3);
 
 /// Whether a node is a member.
@@ -86,7 +85,6 @@ impl Joined {
 pub(super) struct JoinedState(watch::Receiver<JoinState>);
 
 impl JoinedState {
-    /// Returns the current or last state.
     pub(super) fn current(&self) -> JoinState {
         self.0.borrow().clone()
     }

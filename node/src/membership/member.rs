@@ -48,7 +48,6 @@ impl Member {
         self
     }
 
-    /// Validates a member.
     pub(super) fn check(&self) -> Result<(), MembershipError> {
         let refused = |reason: String| MembershipError::Member { name: self.name.clone(), reason };
         check_name(&self.name).map_err(|error| refused(error.to_string()))?;

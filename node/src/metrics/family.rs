@@ -1,6 +1,3 @@
-//! A metric: its name, kind and labels.
-
-/// Prefix of all names.
 pub(super) const PREFIX: &str = "kvpool";
 
 /// Kind of a metric.

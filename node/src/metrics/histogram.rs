@@ -10,7 +10,6 @@ use kvpool::LatencyHistogram;
 /// Powers of two whose multiples are bounds: from 63 ns to 0.8 s.
 const POWERS: std::ops::Range<u32> = 6..30;
 
-/// A histogram in seconds.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Seconds {
     pub(super) sum: f64,

@@ -1,5 +1,3 @@
-//! The admin interface of a node: that of its pool, with peers and migrations.
-
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,3 @@
-//! Panics of work become errors of its migration.
-
 use std::any::Any;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};

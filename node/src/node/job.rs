@@ -1,5 +1,3 @@
-//! State of one side of a migration, besides its machine.
-
 use std::time::Instant;
 
 use kvpool::transfer::{Import, Imported};
@@ -56,9 +54,7 @@ impl<T> Slot<T> {
 /// An import of a target.
 #[allow(clippy::large_enum_variant, reason = "one exists for each migration")]
 pub(super) enum Incoming {
-    /// Of a whole copy.
     Whole(Import),
-    /// Of a part of a copy.
     Part(PartImport),
 }
 
@@ -86,7 +82,6 @@ impl Incoming {
     }
 }
 
-/// How a job ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Ending {
     /// The target has the copy.

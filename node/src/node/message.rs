@@ -1,5 +1,3 @@
-//! Messages between two nodes over the control stream of a link.
-
 use serde::{Deserialize, Serialize};
 
 use crate::protocol::{Bytes, CacheAnswer, CacheQuestion, Envelope};

@@ -139,7 +139,6 @@ async fn cached(pool: &Pool, offload: &OffloadBelow, blocks: usize) -> Option<Re
     Some(moved.map(|report| report.evicted_blocks + report.leaving_blocks > 0))
 }
 
-/// Returns whether a sequence moved; `None` if none is on offer.
 async fn sequence(
     pool: &Pool,
     offload: &OffloadBelow,

@@ -1,5 +1,3 @@
-//! Open queries about the caches of peers.
-
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -49,7 +47,6 @@ impl Questions {
         Ok(self.last)
     }
 
-    /// Returns the number of hashes of a query, if this peer was sent it.
     pub(super) fn hashes(&self, number: u64, peer: LinkId) -> Option<usize> {
         self.open.get(&number).filter(|open| open.peer == peer).map(|open| open.hashes)
     }

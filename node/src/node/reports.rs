@@ -1,5 +1,3 @@
-//! Rate limit of log messages that peers can cause.
-
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 

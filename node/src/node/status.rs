@@ -138,7 +138,6 @@ pub(super) fn ended(job: &Job, peer: String, outcome: &Outcome) -> MigrationReco
     }
 }
 
-/// Records the results of a migration on its span.
 pub(super) fn trace(job: &Job, record: &MigrationRecord) {
     let span = &job.span;
     if span.is_disabled() {

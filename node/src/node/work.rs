@@ -80,7 +80,6 @@ pub(super) fn export_prefix(
     }
 }
 
-/// Encodes the description of blocks to fetch.
 pub(super) fn fetch_bytes(first: u32, hashes: &[BlockHash]) -> Result<FetchBytes, Text> {
     FetchBytes::new(postcard::to_allocvec(&(first, hashes)).map_err(text)?).map_err(text)
 }

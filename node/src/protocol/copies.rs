@@ -69,7 +69,6 @@ impl Copy {
     }
 }
 
-/// Checks that a part can exist.
 pub(super) fn check(kind: Kind, part: Part) -> Result<(), PartFault> {
     if part.index >= part.of || part.of > PARTS_MAX {
         return Err(PartFault::Number);

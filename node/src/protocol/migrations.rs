@@ -272,7 +272,6 @@ impl Migrations {
         machine
     }
 
-    /// Handles a message to an unknown target.
     fn new_target(&mut self, now: Millis, link: LinkId, id: MigrationId, message: ToTarget) -> Actions {
         let ToTarget::Prepare { kind, part, manifest } = message else {
             return self.send_all(link, id, target::unknown(&message));
@@ -297,7 +296,6 @@ impl Migrations {
         self.begin(machine, Entry::target(id, link, Origin::Peer, target), actions)
     }
 
-    /// Handles a message to an unknown source.
     fn new_source(&mut self, now: Millis, link: LinkId, id: MigrationId, message: ToSource) -> Actions {
         let ToSource::Fetch { what } = message else {
             return self.send_all(link, id, source::unknown(&message));
@@ -311,7 +309,6 @@ impl Migrations {
         self.begin(machine, Entry::source(id, link, Origin::Peer, None, source), actions)
     }
 
-    /// Returns a refusal if the peer has too many migrations here.
     fn too_many(&self, link: LinkId) -> Option<Refusal> {
         let committed = |entry: &&Entry| entry.machine.state() == SideState::Target(TargetState::Committed);
         let of_peer = |entry: &&Entry| entry.link == link && entry.origin == Origin::Peer;

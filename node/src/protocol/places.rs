@@ -1,5 +1,3 @@
-//! Places of blocks within a manifest, as ranges.
-
 use std::fmt;
 
 use serde::{Deserialize, Serialize};

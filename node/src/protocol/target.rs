@@ -348,7 +348,6 @@ impl Target {
         Sent::new()
     }
 
-    /// Returns the message that is repeated unasked.
     fn repeat_message(&self) -> Option<Action<ToSource>> {
         match self.state {
             TargetState::Asking => {

@@ -1,5 +1,3 @@
-//! Values of the sources before they are parsed.
-
 use std::collections::BTreeMap;
 
 use super::origin::Origin;

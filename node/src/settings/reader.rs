@@ -1,5 +1,3 @@
-//! Parsed values of keys, and errors about them.
-
 use super::entries::{Entries, Entry};
 use super::error::SettingsError;
 use super::keys::Key;

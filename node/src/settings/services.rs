@@ -1,5 +1,3 @@
-//! Settings of services beside the pool: the shared tier, the membership and the published events.
-
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -188,7 +186,6 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns the TLS files of an etcd client.
     fn membership_tls(&self, is_tls: bool) -> Result<MembershipFiles, SettingsError> {
         const NAMES: [&str; 3] = ["membership-ca", "membership-cert", "membership-key"];
         let mut files = [None, None, None];

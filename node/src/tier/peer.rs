@@ -143,7 +143,6 @@ impl Peer {
         }
     }
 
-    /// Returns the distinct hashes of the blocks that are not held.
     fn lacking(&self, keys: &[TierKey], held: &[Option<Export>], absent: &[BlockHash]) -> Vec<BlockHash> {
         let mut hashes = Vec::new();
         let lacking = keys.iter().zip(held).filter(|(_, held)| held.is_none()).map(|(key, _)| key);

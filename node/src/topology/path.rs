@@ -195,7 +195,6 @@ fn between_devices(machine: &Machine, a: &Device, b: &Device) -> Way {
     }
 }
 
-/// Returns the path from device or host memory to a peer.
 fn to_peer(machine: &Machine, device: Option<&Device>, peer: &Peer) -> Way {
     // Only RDMA reads the memory of a device.
     let staged = |transport, via: &str, reason: &str| match device {

@@ -38,7 +38,6 @@ const STATED: [u8; 4] = *b"\x8bkv\xf1";
 
 const STATED_AT: usize = 24;
 
-/// Key derivation context of a token.
 const CONTEXT: &str = "kvpool node 2026 token of a connection";
 
 /// Purpose of a connection.

@@ -1,5 +1,3 @@
-//! Limits on lengths, counts and times.
-
 use std::time::Duration;
 
 /// Limits that a node sets for its peers.

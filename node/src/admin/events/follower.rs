@@ -9,7 +9,6 @@ use super::super::client::{Client, ClientError, Opened};
 use super::super::problem::Problem;
 use super::notice::Notice;
 
-/// Longest event in bytes.
 const EVENT_BYTES_MAX: usize = 4 << 20;
 
 /// Time without an event after which the node counts as gone: many periods.
@@ -110,7 +109,6 @@ struct Raw {
     id: Option<String>,
 }
 
-/// The lines of an answer.
 #[derive(Default)]
 struct Lines {
     bytes: Vec<u8>,

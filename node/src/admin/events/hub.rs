@@ -67,7 +67,6 @@ pub(super) const WHOLE: u64 = u64::MAX;
 pub(super) enum Next {
     /// Events, up to this number.
     Events(Vec<Entry>),
-    /// Nothing yet.
     Nothing,
     /// The ring has overtaken it.
     Lost,

@@ -1,5 +1,3 @@
-//! The state of a node, and what changed since another one.
-
 use std::collections::HashMap;
 use std::time::SystemTime;
 
@@ -85,7 +83,6 @@ impl View {
         ]
     }
 
-    /// Returns the changes since an earlier view.
     pub(super) fn since(&self, before: &Self) -> Vec<Notice> {
         let mut notices = vec![Notice::Stats(Box::new(self.summary.clone()))];
         match before.cells.changes(&self.cells) {

@@ -82,7 +82,6 @@ fn command(bytes: Vec<u8>) -> Result<Inbound, ZmtpError> {
     Ok(Inbound::Command { name: name.into(), body: body.into() })
 }
 
-/// Appends the flags and the length of a frame.
 fn head(to: &mut Vec<u8>, flags: u8, length: usize) {
     match u8::try_from(length) {
         Ok(length) => to.extend([flags, length]),

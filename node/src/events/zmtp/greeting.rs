@@ -30,7 +30,6 @@ impl SocketType {
         }
     }
 
-    /// Returns the socket types that may connect.
     fn peers(self) -> &'static [&'static [u8]] {
         match self {
             Self::Pub => &[b"SUB", b"XSUB"],

@@ -6,7 +6,6 @@ use tokio::time::timeout;
 
 use crate::settings::EtcdLocation;
 
-/// Timeout of a call.
 const CALL: Duration = Duration::from_secs(2);
 
 /// Interval and timeout of pings. etcd closes connections with pings less than 5 s apart.

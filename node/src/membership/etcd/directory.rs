@@ -1,5 +1,3 @@
-//! A directory in etcd, as a [`Membership`].
-
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -1,5 +1,3 @@
-//! Keeps the entry of this node.
-
 use std::convert::Infallible;
 use std::time::Duration;
 

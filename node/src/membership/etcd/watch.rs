@@ -1,5 +1,3 @@
-//! Follows the keys of members.
-
 use std::time::Duration;
 
 use etcd_client::{Client, Error, EventType, GetOptions, KeyValue, WatchOptions, WatchResponse};

@@ -68,7 +68,6 @@ pub(in crate::node) struct Driver {
     pub(super) history: VecDeque<MigrationRecord>,
     pub(super) quarantined: Vec<Quarantined>,
     ask_at: Instant,
-    /// Grants of peers that this node may be writing.
     pub(super) writing: HashSet<PeerGrant>,
     /// The latest grants of peers that this node reported as finished; it no longer writes them.
     pub(super) said_over: VecDeque<PeerGrant>,

@@ -23,7 +23,6 @@ use crate::transport::tcp::{Held, Link};
 /// peers.
 pub(in crate::node) const INPUTS: usize = 1024;
 
-/// An input of a driver.
 pub(in crate::node) enum Input {
     /// A handshake was completed.
     LinkUp(Arc<Link>),
@@ -39,9 +38,7 @@ pub(in crate::node) enum Input {
     Over(LinkId, Way, u64),
     /// Sends an export, or a part of one.
     Send(Box<Parcel>, Option<(MigrationId, Part)>),
-    /// Fetches cached blocks.
     Fetch(String, (u32, Vec<BlockHash>), oneshot::Sender<Result<Carried, TransferError>>),
-    /// Asks which blocks a peer has cached.
     AskCached(String, Vec<BlockHash>, Cached),
     /// Declares that a peer's process has ended; the answer has the sequences that were in doubt.
     PeerEnded(String, oneshot::Sender<Result<Vec<u64>, NodeError>>),

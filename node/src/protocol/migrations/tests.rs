@@ -1,5 +1,3 @@
-//! Routing, refusals, and answers for migrations that are not here.
-
 use super::*;
 use crate::protocol::message::{FetchBytes, ManifestBytes, Phase};
 use crate::protocol::outcome::{Cause, Outcome};

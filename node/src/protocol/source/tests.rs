@@ -1,5 +1,3 @@
-//! One test per row of the source's table.
-
 use super::*;
 use crate::protocol::message::Refusal;
 use crate::protocol::places::Range;
@@ -43,7 +41,6 @@ fn manifest() -> ManifestBytes {
     ManifestBytes::new(vec![1, 2, 3]).unwrap()
 }
 
-/// Puts a source of this kind into a state.
 fn source(kind: Kind, state: SourceState) -> Source {
     let (mut source, actions) = Source::begin(NOW, (kind, None), None, timing());
     assert_eq!(actions.to_vec(), [Action::Do(Task::Export { what: None })]);
@@ -72,7 +69,6 @@ fn migrate(state: SourceState) -> Source {
 
 const ONE: Attempt = Attempt(1);
 
-/// All undecided states.
 const UNDECIDED: [SourceState; 4] = [
     SourceState::Exporting,
     SourceState::Preparing,
@@ -357,7 +353,6 @@ fn messages_are_repeated_at_growing_intervals() {
     assert_eq!(source.on(NOW.plus(5_000), Event::Tick).to_vec(), [heartbeat]);
 }
 
-/// While a target reports that it waits for other parts, there is no doubt.
 #[test]
 fn a_target_that_waits_for_other_parts_is_not_silent() {
     let mut source = self::source(Kind::Migrate, SourceState::Committing);

@@ -1,5 +1,3 @@
-//! One test per row of the target's table.
-
 use super::*;
 use crate::protocol::copies::CopyNumber;
 use crate::protocol::message::Grant;

@@ -1,5 +1,3 @@
-//! Blocking calls of a Mooncake store.
-
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
@@ -176,7 +174,6 @@ impl Client {
 }
 
 impl Got {
-    /// Delivers the answers.
     pub(super) fn answer(self, answer: &mut dyn FnMut(usize, Answer)) -> Result<(), StoreError> {
         let all = Arc::new(self);
         for (place, &got) in all.got.iter().enumerate() {

@@ -195,7 +195,6 @@ impl Link {
         again
     }
 
-    /// Returns a cached block as a value; `None` if it is no longer cached.
     fn cached_value(&self, hash: BlockHash) -> Option<TierValue> {
         let export = self.pool.export_prefix(0, &[hash]).ok()?;
         if export.is_empty() {

@@ -261,7 +261,6 @@ impl Agent {
         }
     }
 
-    /// Releases a request that is done or failed.
     pub(super) fn release(&self, Request(request): Request) {
         // SAFETY: of this agent, and not used again. If the backend keeps it, the object stays
         // allocated until the process ends.

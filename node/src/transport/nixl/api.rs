@@ -25,7 +25,6 @@ pub(super) const IN_PROGRESS: Status = 1;
 /// Memory types.
 pub(super) const DRAM: c_int = 0;
 pub(super) const VRAM: c_int = 1;
-/// The write operation.
 pub(super) const WRITE: c_int = 1;
 
 #[repr(C)]

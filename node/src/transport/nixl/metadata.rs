@@ -5,10 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use super::span::Region;
 
-/// Version of this form.
 const VERSION: u16 = 1;
 
-/// Most bytes of metadata.
 const BYTES_MAX: usize = 64 << 10;
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

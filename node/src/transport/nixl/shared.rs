@@ -1,5 +1,3 @@
-//! State shared by the thread and its callers: regions, peers, grants, transfers.
-
 use std::collections::{HashMap, VecDeque};
 use std::task::Waker;
 
@@ -113,7 +111,6 @@ impl State {
         if self.is_closed { Err(TransportError::Closed) } else { Ok(()) }
     }
 
-    /// Checks a submission, and makes it a job.
     pub(super) fn job(&mut self, submission: Submission) -> Result<Job, TransportError> {
         self.open()?;
         let Submission { region, peer, remote_region, local, remote, hold, .. } = submission;

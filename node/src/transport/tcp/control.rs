@@ -1,5 +1,3 @@
-//! Loops of a control stream: messages and heartbeats.
-
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -37,7 +37,6 @@ pub struct Endpoint {
     _files: Vec<SocketFile>,
 }
 
-/// A refused connection.
 pub(crate) struct Refused {
     pub(crate) error: LinkError,
     /// Address of the peer, or of the Unix socket.

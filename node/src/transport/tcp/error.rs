@@ -202,7 +202,6 @@ impl LinkError {
     }
 }
 
-/// Converts an error of TLS.
 pub(super) fn tls_error(error: &Error) -> LinkError {
     use AlertDescription as Alert;
     let refused = |side, problem| LinkError::Certificate { side, problem };

@@ -1,5 +1,3 @@
-//! State of the transport: regions, peers with their links, grants, transfers.
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -1,5 +1,3 @@
-//! State of a link: an authenticated peer, its data streams, and whether it is closed.
-
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 

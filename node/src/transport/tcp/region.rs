@@ -58,7 +58,6 @@ impl Region {
         &self.storage
     }
 
-    /// Returns the bytes of a frame without padding.
     pub(super) fn frame_bytes(&self) -> usize {
         self.frame_bytes
     }

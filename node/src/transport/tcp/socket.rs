@@ -1,5 +1,3 @@
-//! A connection, with or without TLS, whole or split.
-
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::Shutdown;
 use std::pin::Pin;

@@ -1,5 +1,3 @@
-//! A data stream: its send queue and unacknowledged items.
-
 use std::collections::VecDeque;
 use std::sync::Arc;
 

@@ -1,5 +1,3 @@
-//! The links of an endpoint: their counts, and those that wait for data streams.
-
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 

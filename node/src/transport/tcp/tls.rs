@@ -165,7 +165,6 @@ pub(super) fn server_name(name: &str) -> Result<ServerName<'static>, LinkError> 
     ServerName::try_from(name.to_owned()).map_err(|error| unusable("name of the peer", &error))
 }
 
-/// Returns whether one of a connector's certificates has this name.
 pub(super) fn is_named(certificates: &[CertificateDer<'_>], name: &str) -> bool {
     let (Some(first), Ok(name)) = (certificates.first(), server_name(name)) else { return false };
     ParsedCertificate::try_from(first).is_ok_and(|first| verify_server_name(&first, &name).is_ok())

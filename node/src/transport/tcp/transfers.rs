@@ -18,7 +18,6 @@ pub(super) struct Transfers {
     next: u64,
     next_item: u64,
     entries: HashMap<TransferId, Entry>,
-    /// Transfers with unsent frames, by peer.
     queues: HashMap<PeerId, VecDeque<TransferId>>,
 }
 
