@@ -20,8 +20,7 @@ pub enum AccessError {
 /// The tokens that an admin interface accepts, and its certificate.
 #[derive(Clone, Debug, Default)]
 pub struct AdminCredentials {
-    /// Tokens for every route. `None`: no token is required, as over a Unix socket, which only the
-    /// user of this process can open.
+    /// Tokens for every route. `None`: none is required, as always over a Unix socket.
     pub all: Option<Tokens>,
     /// Tokens for the routes that only read. No effect without a token for all routes.
     pub read: Option<Tokens>,

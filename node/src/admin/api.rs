@@ -61,8 +61,7 @@ pub struct StatsReport {
     /// State of the background compaction, absent without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compaction: Option<CompactionState>,
-    /// Runs of adjacent frames in the block tables of open sequences: the descriptors that their
-    /// transfers need.
+    /// Runs of frames in the block tables of open sequences: the descriptors of their transfers.
     #[serde(default)]
     pub sequence_runs: SequenceRuns,
     /// Sampled times of allocations, including appends that needed blocks.
@@ -191,8 +190,7 @@ pub struct MigrationRecord {
     pub state: MigrationState,
     /// Blocks of the migration.
     pub blocks: usize,
-    /// Transport of the bytes; `None` before there are any, and if the target already had all
-    /// blocks.
+    /// Transport of the bytes; `None` before there are any, or if none were needed.
     pub transport: Option<MigrationTransport>,
     /// Bytes transferred so far; on the target, bytes requested.
     pub bytes: u64,

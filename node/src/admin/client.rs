@@ -50,8 +50,7 @@ pub enum ClientError {
         /// The address.
         url: AdminUrl,
     },
-    /// The server does not speak TLS, or lacks a certificate of one of the authorities for this
-    /// host.
+    /// The server does not speak TLS, or lacks a trusted certificate for this host.
     #[error("{url} cannot be trusted: {reason}")]
     Tls {
         /// The address.
@@ -127,8 +126,7 @@ impl Client {
         Self { url, token, tls: None }
     }
 
-    /// Sets the authorities that sign the certificates of `https` servers, as of
-    /// [`Tls::with_token`].
+    /// Sets the authorities of `https` servers, as of [`Tls::with_token`].
     #[must_use]
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
@@ -180,8 +178,8 @@ impl Client {
         Ok((status, content_type, body.map_err(|error| self.broken(error))?.to_bytes()))
     }
 
-    /// Sends a request, with the number of the last event if there is one; returns the head of the
-    /// answer, and its unread body.
+    /// Sends a request, with the id of the last event if any; returns the answer's head and unread
+    /// body.
     pub(super) async fn open(
         &self,
         method: Method,

@@ -128,8 +128,7 @@ impl ConnectionPermit {
         self.cut.notify_one();
     }
 
-    /// Enters a stage, and returns whether the connection is in it now: an endless answer stays
-    /// one.
+    /// Enters a stage; returns whether it is in it now, since an endless answer stays one.
     fn enter(&self, stage: Stage) -> bool {
         let mut places = self.connections.places();
         let place = places.open.iter_mut().find(|place| place.number == self.number);
@@ -141,8 +140,7 @@ impl ConnectionPermit {
         })
     }
 
-    /// Waits until the connection must end: it was cut, or the caller did not read the answer in
-    /// time.
+    /// Waits until the connection is cut, or the caller has not read the answer in time.
     pub async fn expired(&self, write: Duration) {
         let unread = async {
             self.answered.notified().await;
@@ -154,8 +152,7 @@ impl ConnectionPermit {
                 if !self.is_answered() {
                     return;
                 }
-                // It was chosen while it waited, but its request arrived: another connection has to
-                // go.
+                // It was chosen, but its request arrived: another one has to go.
                 self.connections.left.notify_one();
             }
         };

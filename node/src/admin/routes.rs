@@ -95,8 +95,7 @@ pub(super) fn router(shared: Shared) -> Router {
         .with_state(shared)
 }
 
-/// Returns the routes for callers beyond the connection limit: only the state of the node is
-/// answered.
+/// Returns the routes for callers beyond the connection limit: only the node's state.
 pub(super) fn refusals(shared: Shared) -> Router {
     let connections = shared.limits.connections;
     let busy = async move || AdminError::Busy { connections };

@@ -60,8 +60,7 @@ impl Changes {
     }
 }
 
-/// Returns whether a block extends a chain. All blocks of a chain need tokens, since they form one
-/// list.
+/// Returns whether a block extends a chain, whose blocks all need tokens.
 fn continues(last: &StoredBlock, next: &StoredBlock) -> bool {
     let is_whole = |block: &StoredBlock| block.tokens.len() == block.block_tokens as usize;
     next.parent == Some(last.hash)

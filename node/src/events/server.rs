@@ -61,8 +61,7 @@ pub(super) struct Counts {
     pub(super) snapshots: AtomicU64,
 }
 
-/// Accepts connections until it is dropped, which ends them. Once the publisher closes, waits for
-/// the existing ones.
+/// Accepts connections until dropped. Once the publisher closes, waits for the existing ones.
 pub(super) async fn listen(
     listener: TcpListener,
     shared: Arc<Shared>,
@@ -136,8 +135,7 @@ impl Entry {
     }
 }
 
-/// Enables TCP keep-alive: otherwise the connection of a dead host would keep its place until the
-/// next batch.
+/// Enables TCP keep-alive, so that a dead host's connection does not keep its place.
 fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {
     let probes = TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE / 4);
     SockRef::from(stream).set_tcp_keepalive(&probes)

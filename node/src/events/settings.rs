@@ -9,8 +9,7 @@ use crate::settings;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum HashForm {
-    /// The lower 64 bits of the key as an integer: vLLM's default, which all routers read. Two of
-    /// 2^32 cached blocks may collide.
+    /// The lower 64 bits of the key as an integer: vLLM's default. Two of 2^32 blocks may collide.
     #[default]
     Integer,
     /// Key and check, 24 bytes, as [`BlockHash::to_bytes`](kvpool::prefix::BlockHash::to_bytes).

@@ -74,8 +74,7 @@ impl CacheView {
         }
     }
 
-    /// Replaces the view by a listing of the pool, and keeps known parents and tokens. The changes
-    /// are a clear and the whole cache.
+    /// Replaces the view by a listing; keeps known parents and tokens. Adds a clear and all blocks.
     pub(super) fn relist(
         &mut self,
         cached: Vec<(BlockId, BlockHash)>,
@@ -110,8 +109,7 @@ impl CacheView {
                 _ => pending.push(hash),
             }
         }
-        // Depth first, so that chains are contiguous. A hash covers its prefix, so there are no
-        // cycles.
+        // Depth first, for contiguous chains. A hash covers its prefix: there are no cycles.
         while let Some(hash) = pending.pop() {
             changes.stored(self.entries[&hash].block.clone());
             pending.extend(children.remove(&hash).unwrap_or_default());

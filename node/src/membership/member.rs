@@ -17,8 +17,7 @@ pub struct Member {
     pub name: String,
     /// Address for peers.
     pub address: Address,
-    /// Address of its admin interface, such as `http://HOST:PORT`; `None` if other hosts cannot
-    /// reach one.
+    /// Address of its admin interface, `http://HOST:PORT`; `None` if other hosts cannot reach one.
     pub admin: Option<String>,
     /// Start time of its process, in milliseconds since 1970.
     pub started_ms: u64,

@@ -11,8 +11,7 @@ use crate::admin::Failures;
 pub struct MemberList {
     /// The members, by name.
     pub members: Vec<Member>,
-    /// Whether the directory was reachable when the list was made. If not, this is the last known
-    /// list.
+    /// Whether the directory was reachable. If not, this is the last known list.
     pub is_current: bool,
 }
 

@@ -27,8 +27,7 @@ pub struct Family {
 }
 
 impl Family {
-    /// Returns the full name, such as `kvpool_evictions_total`. A histogram also has the suffixes
-    /// `_bucket`, `_sum` and `_count`.
+    /// Returns the full name, such as `kvpool_evictions_total`, without a histogram's suffixes.
     pub fn full_name(&self) -> String {
         let suffix = match self.kind {
             FamilyKind::Counter => "_total",

@@ -14,8 +14,7 @@ const POWERS: std::ops::Range<u32> = 6..30;
 pub(super) struct Seconds {
     pub(super) sum: f64,
     pub(super) count: u64,
-    /// Inclusive upper bounds, ascending, the last one infinite, with the (not cumulative) count of
-    /// each interval.
+    /// Inclusive upper bounds, ascending to infinity, with each interval's own count.
     pub(super) intervals: Vec<(f64, u64)>,
 }
 

@@ -129,8 +129,7 @@ impl NodeBuilder {
         self
     }
 
-    /// Sets the engine's traffic, which audits of the admin interface halt, and its statistics
-    /// count.
+    /// Sets the engine's traffic, which audits halt and statistics count.
     #[must_use]
     pub fn traffic(mut self, traffic: Arc<dyn Quiet>) -> Self {
         self.traffic = Some(traffic);
@@ -219,10 +218,9 @@ impl NodeBuilder {
         self
     }
 
-    /// Sets the time without a link to its target after which a sequence in doubt is this node's
-    /// own again; by default never.
+    /// Sets the time without a link to the target after which a doubt ends; by default never.
     ///
-    /// If the target lives behind a partitioned network, and has the sequence, both run it.
+    /// The sequence is then this node's own. If the target lives and has it, both run it.
     #[must_use]
     pub fn doubt_limit(mut self, limit: Duration) -> Self {
         self.doubt_limit = Some(limit);
@@ -257,8 +255,7 @@ impl NodeBuilder {
         self
     }
 
-    /// Starts the node on the current tokio runtime. Returns it with the stream of arriving
-    /// sequences.
+    /// Starts the node on the current tokio runtime.
     ///
     /// # Errors
     /// [`NodeError::Pool`] for a pool without storage, [`NodeError::Heads`], [`NodeError::Link`]

@@ -36,8 +36,7 @@ pub(super) async fn accept(endpoint: Arc<Endpoint>, inputs: mpsc::Sender<Input>)
     }
 }
 
-/// Logs a refusal, at most once per reason, host and name in a period, and not if there were too
-/// many.
+/// Logs a refusal, rate-limited by reason, host and name.
 fn log(Refused { error, address, peer }: &Refused, reports: &mut Reports) {
     let host = if let Address::Tcp(at) = address { at.ip().to_string() } else { address.to_string() };
     if !reports.is_new(format!("{error} {host} {peer:?}")) {

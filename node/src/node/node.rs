@@ -114,8 +114,7 @@ impl Node {
         Ok(peers.into_iter().map(|peer| (peer.name, peer.is_up)).collect())
     }
 
-    /// Returns the number of grants of ended migrations that a peer may still write. Their blocks
-    /// stay owned until then.
+    /// Returns the number of grants of ended migrations that a peer may still write.
     ///
     /// # Errors
     /// [`NodeError::Stopped`].
@@ -123,8 +122,8 @@ impl Node {
         Ok(self.operator.status().await?.quarantined_grants)
     }
 
-    /// Moves a sequence that the engine [offers](super::NodeBuilder::offers) to a peer. Returns the
-    /// migration once it has begun.
+    /// Moves a sequence that the engine [offers](super::NodeBuilder::offers), and returns once
+    /// begun.
     ///
     /// If it fails, the engine gets the sequence back.
     ///
@@ -145,8 +144,7 @@ impl Node {
         self.operator.unreached()
     }
 
-    /// Closes the links to a peer. Peers to which this node [connects](Self::set_peers) are linked
-    /// again.
+    /// Closes the links to a peer. The node [reconnects](Self::set_peers) to configured peers.
     ///
     /// # Errors
     /// [`NodeError::Stopped`].
@@ -154,8 +152,8 @@ impl Node {
         self.operator.tell(Input::Cut(peer.to_owned())).await
     }
 
-    /// Declares that the process of a peer, or a former process of its name, has ended and will not
-    /// return.
+    /// Declares that a process of a peer has ended: the former ones of its name, or else the
+    /// present.
     ///
     /// Copies in doubt become this node's own again; returns the ids of their sequences. If the
     /// declaration is wrong, a sequence may run on both nodes, and RDMA writes of the process

@@ -36,8 +36,7 @@ pub trait Offers: Send + Sync + 'static {
     /// Returns a sequence whose move frees about `blocks` blocks; `None` if all must stay.
     fn offer(&self, blocks: usize) -> Option<Sequence>;
 
-    /// Returns the sequence that an operator wants to move; `None` if it does not exist or must
-    /// stay.
+    /// Returns a sequence that an operator wants to move; `None` if it must stay or is unknown.
     fn release(&self, id: SequenceId) -> Option<Sequence>;
 
     /// Takes back a sequence that could not move.
@@ -62,8 +61,7 @@ pub(super) fn give_back(offers: &dyn Offers, failed: MigrateError) {
 /// When and to which peer blocks move automatically.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OffloadBelow {
-    /// Threshold in blocks: cached blocks move while fewer are free, sequences while fewer are free
-    /// or evictable.
+    /// Cached blocks move while fewer are free, and sequences while fewer are free or evictable.
     pub below: usize,
     /// Name of the peer.
     pub to: String,
@@ -84,8 +82,8 @@ impl Backoff {
         Instant::now() >= self.due
     }
 
-    /// Notes whether blocks moved, a failure, or that there was nothing to move. Returns the time
-    /// until the next look.
+    /// Notes whether blocks moved, a failure, or nothing to move. Returns the time to the next
+    /// look.
     fn note(&mut self, moved: Option<Result<bool, TransferError>>) -> Duration {
         match moved {
             // More may have to move.

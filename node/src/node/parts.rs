@@ -55,8 +55,7 @@ impl PartCopies {
         Self { own: Some((own, Arc::new(stagings))), imports: HashMap::new() }
     }
 
-    /// Returns the state that the parts of a copy share; `None` if this node does not know its
-    /// heads.
+    /// Returns the shared state of a copy; `None` if this node does not know its heads.
     pub(super) fn gathering(&mut self, copy: CopyNumber) -> Option<Arc<Gathering>> {
         let (own, stagings) = self.own.clone()?;
         self.imports.retain(|_, gathering| gathering.strong_count() > 0);

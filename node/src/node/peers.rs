@@ -270,8 +270,7 @@ impl Peers {
         count > 0 && peer.lines.is_empty()
     }
 
-    /// Forgets peers without a link and without a reason to be remembered, except for the latest.
-    /// Returns them.
+    /// Forgets and returns unlinked peers without a reason to be remembered, except the latest.
     pub(super) fn forget(&mut self, has_reason: impl Fn(LinkId, &Peer) -> bool) -> Vec<(LinkId, Peer)> {
         let idle = |(&id, peer): (&LinkId, &Peer)| {
             (!peer.is_up() && !has_reason(id, peer)).then_some((peer.is_former, peer.lost, id))
@@ -347,8 +346,7 @@ pub(super) fn refuse(link: Arc<Link>, denial: Denial) {
     tokio::spawn(async move {
         let told = async {
             link.send(&NodeMessage::Refused(denial)).await?;
-            // The peer closes the link with this reason; if this side closed first, it might see
-            // only the end.
+            // The peer closes first, so that it sees the reason and not only the end.
             Err::<(), _>(link.closed().await)
         };
         let _ = timeout(LAST_WORDS, told).await;

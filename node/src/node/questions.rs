@@ -27,8 +27,7 @@ pub(super) struct Questions {
 }
 
 impl Questions {
-    /// Opens a query for this many hashes, and returns its number. Queries whose caller has gone
-    /// are dropped.
+    /// Opens a query for this many hashes; drops those whose caller has gone. Returns its number.
     ///
     /// # Errors
     /// `cached` and the reason, if too many are open.

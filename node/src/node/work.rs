@@ -45,8 +45,7 @@ pub(super) fn asked_blocks(what: &FetchBytes) -> usize {
     what.len() / size_of::<BlockHash>()
 }
 
-/// Exports cached blocks that a peer asked for: the leading ones that are here, at most
-/// `blocks_max`.
+/// Exports the leading blocks here of those that a peer asked for, at most `blocks_max`.
 ///
 /// It stops at a block whose bytes differ from those that once arrived here, and drops it from the
 /// cache, so that the next arrival replaces it. The checksum of the arrival is trusted, never a
@@ -305,8 +304,7 @@ impl<'a> Frames<'a> {
         Self { ranges: &grant.runs, taken: 0 }
     }
 
-    /// Returns the next frames as runs; fewer if the grant has no more, which the transport
-    /// refuses.
+    /// Returns the next frames as runs; fewer at the end of the grant, which is then refused.
     fn take(&mut self, mut frames: u32) -> Vec<Run> {
         let mut runs = Vec::new();
         while let (true, Some(range)) = (frames > 0, self.ranges.first()) {

@@ -116,8 +116,7 @@ impl Copies {
         Ok(CopyPart { copy: copy.number, part })
     }
 
-    /// Notes the commit of a part's source. If it was the last one, returns the machines of all
-    /// parts, the one that commits first.
+    /// Notes a source's commit. For the last one, returns all machines, the committing one first.
     pub(super) fn agree(&mut self, id: MigrationId, machine: MachineId) -> Option<Vec<MachineId>> {
         let copy = self.0.get_mut(&id)?;
         copy.agreed.insert(machine);
@@ -125,8 +124,7 @@ impl Copies {
         is_open.then(|| copy.parts.values().copied().collect())
     }
 
-    /// Forgets the copy of a part that has committed or ended. Returns the machines of its other
-    /// parts.
+    /// Forgets a copy that has committed or ended. Returns the machines of its other parts.
     pub(super) fn forget(&mut self, id: MigrationId, machine: MachineId) -> Vec<MachineId> {
         let others = self.others(id, machine);
         if self.0.get(&id).is_some_and(|copy| copy.parts.values().any(|&part| part == machine)) {

@@ -90,8 +90,7 @@ impl Migrations {
         self.stale_messages
     }
 
-    /// Returns the time by which [`tick`](Self::tick) must be called; `None` if nothing is in
-    /// progress.
+    /// Returns when [`tick`](Self::tick) must be called; `None` if nothing is in progress.
     pub fn deadline(&self) -> Option<Millis> {
         let machines = self.entries.values().filter_map(|entry| entry.machine.deadline());
         machines.chain(self.copies.deadline(self.timing.transfer_deadline_ms)).min()

@@ -292,8 +292,7 @@ impl Target {
                 self.bad_blocks += bad.count();
                 self.state = match attempt.next() {
                     _ if bad.is_empty() => TargetState::Ready(attempt),
-                    // After the last attempt, the source gives up when it receives this, or the
-                    // reservation expires.
+                    // After the last attempt, the source gives up, or the reservation expires.
                     next => TargetState::Receiving(next.unwrap_or(Attempt(Attempt::LAST.0 + 1))),
                 };
                 self.answer(ToSource::Verified { reservation, attempt, bad, grant })

@@ -49,8 +49,7 @@ pub struct Settings {
     pub token: Option<Tokens>,
     /// Tokens that permit only to read the admin interface.
     pub read_token: Option<Tokens>,
-    /// Secret of the hashes of cached blocks; by default the first token. Nodes with the same
-    /// secret hash alike.
+    /// Secret of the block hashes; by default the first token. Nodes share blocks if it is equal.
     pub hash_key: Option<Token>,
     /// Bytes that one peer may have in transfer to this node.
     pub peer_quota_bytes: u64,
@@ -135,8 +134,7 @@ pub enum NixlLocation {
 /// Automatic migration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MigrateBelow {
-    /// Threshold in blocks: cached blocks move while fewer are free, sequences while fewer are free
-    /// or evictable.
+    /// Cached blocks move while fewer are free, and sequences while fewer are free or evictable.
     pub blocks: usize,
     /// Name of the peer.
     pub to: String,

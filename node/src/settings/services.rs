@@ -81,8 +81,7 @@ pub struct MembershipSettings {
     pub certificate: Option<(PathBuf, PathBuf)>,
     /// Time after which an entry expires without renewal.
     pub lease: Duration,
-    /// Address at which members reach this node; `None`: that of `listen`, whose port also replaces
-    /// port 0.
+    /// Address for members; by default that of `listen`, whose port replaces port 0.
     pub advertise: Option<Address>,
 }
 

@@ -98,8 +98,7 @@ impl Sources {
         Ok(entries)
     }
 
-    /// Returns the values of environment variables. Unknown ones are only warnings, because other
-    /// programs may share the prefix.
+    /// Returns the values of environment variables. Unknown ones are only warnings.
     fn variables(&self, warnings: &mut Vec<String>) -> Result<Entries, SettingsError> {
         let mut entries = Entries::new();
         for (name, value) in &self.variables {

@@ -109,8 +109,8 @@ impl Token {
 pub struct Tokens(Vec<Token>);
 
 impl Tokens {
-    /// Reads 1 to 8 tokens from a file, one per line. Empty lines and trailing white space are
-    /// ignored.
+    /// Reads 1 to 8 tokens from a file, one per line, ignoring empty lines and trailing white
+    /// space.
     pub fn read(path: &Path) -> Result<Self, TokenError> {
         let file = || path.to_owned();
         let read = read_file(path, FILE_BYTES_MAX);

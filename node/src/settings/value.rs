@@ -1,5 +1,4 @@
-//! Values of settings. An error says what is wrong; the caller adds the key and the accepted
-//! values.
+//! Values of settings. The caller adds the key and the accepted values to errors.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

@@ -67,8 +67,7 @@ pub struct TierKey {
 }
 
 impl TierKey {
-    /// Creates a key with a name of the caller's in place of a block's hash; 192 bits of a
-    /// cryptographic hash stand for it.
+    /// Creates a key from a cryptographic hash of a name instead of a block's hash.
     pub fn named(fingerprint: Fingerprint, name: &[u8]) -> Self {
         let hash = blake3::Hasher::new_derive_key("kvpool shared tier, name of a value, version 1")
             .update(name)

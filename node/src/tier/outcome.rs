@@ -9,15 +9,13 @@ use super::value::ValueError;
 pub enum Outcome {
     /// The store confirmed the put.
     Stored,
-    /// The value was found, verified and written to its memory. For `exists`: the store claims to
-    /// have it.
+    /// The value was verified and written to its memory. For `exists`: the store claims to have it.
     Hit,
     /// The store does not have it.
     Miss,
     /// The store may have it or not, or has a wrong value. Equivalent to a miss.
     Failed(TierFailure),
-    /// No answer by the deadline. The memory of a get may still be written; the tier keeps it until
-    /// the store has answered.
+    /// No answer by the deadline. A value that is just landing may still write its memory.
     InFlight,
 }
 

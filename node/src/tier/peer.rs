@@ -87,8 +87,7 @@ impl Peer {
         self.node.pool()
     }
 
-    /// Returns the number of blocks that one call may hold: two calls may run at a time, and each
-    /// may fetch as many.
+    /// Returns the number of blocks that one call may hold; two may run, and fetch as many each.
     fn blocks_per_call(&self) -> usize {
         (self.pool().total_blocks() / 4).clamp(1, 32)
     }
@@ -164,8 +163,7 @@ impl Peer {
         let place = [place_of(value.key())];
         let mut import = self.pool().import_prefix(0, &place).map_err(refused)?;
         if import.missing().is_empty() && !self.has(value, packed) {
-            // A get has fetched other bytes, which are unverified or wrong, or those of another
-            // era.
+            // A get has fetched bytes that are unverified, wrong, or of another era.
             drop(import);
             self.pool().uncache(&place);
             import = self.pool().import_prefix(0, &place).map_err(refused)?;

@@ -23,8 +23,7 @@ pub struct TierSettings {
     pub puts_max: usize,
     /// Keys that may wait to be read or looked up; further ones fail. Default 16,384.
     pub reads_max: usize,
-    /// Time after which a call of the store counts as failed although it has not returned. Default
-    /// 1 s.
+    /// Time after which a pending call of the store counts as failed. Default 1 s.
     pub patience: Duration,
     /// Consecutive failures that open the circuit breaker. Default 3.
     pub failures: u32,
@@ -34,8 +33,7 @@ pub struct TierSettings {
     pub failed_keys: usize,
     /// Time for which a failed key is skipped. Default 10 s.
     pub failed_for: Duration,
-    /// Authorities (PEM) of a TLS server that [`connect`](super::connect) reaches. Default: those
-    /// of the system.
+    /// Authorities (PEM) of a server for [`connect`](super::connect). Default: the system's.
     pub authorities: Option<Vec<u8>>,
 }
 

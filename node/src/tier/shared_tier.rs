@@ -33,8 +33,7 @@ use super::store_error::StoreError;
 use super::value::{TierValue, ValueError};
 use crate::admin::Failures;
 
-/// Values of a call that may wait to land: above it the store is not polled, although one poll may
-/// read more.
+/// Values that may wait to land, above which the store is not polled. One poll may read more.
 const WAITING_MAX: usize = 2;
 
 /// A cluster-wide tier of cached blocks, by hash, over a [`Store`].
@@ -162,8 +161,7 @@ impl SharedTier {
         &self.0.failures
     }
 
-    /// Refuses further calls, and ends those that wait. Does not wait for running calls of the
-    /// store.
+    /// Refuses further calls, and ends those that wait. Does not wait for running ones.
     pub fn close(&self) {
         self.0.calls.close();
         self.0.next_put.close();
@@ -433,8 +431,7 @@ impl Shared {
         };
         // If the store panics, the answers before it still land.
         let mut asked = pin!(AssertUnwindSafe(asked).catch_unwind());
-        // `told` is polled first: if it leaves too many values, it waits for one to land, which
-        // wakes this task.
+        // `told` is polled first: if it leaves too many values, a landing one wakes this task.
         let asked = poll_fn(|cx| {
             if waiting.load(Relaxed) >= WAITING_MAX { Poll::Pending } else { asked.as_mut().poll(cx) }
         });

@@ -38,8 +38,7 @@ pub fn read_sysfs(root: &Path, machine: &mut Machine) {
         PEER_MEMORY_MODULES.iter().any(|module| root.join("module").join(module).is_dir());
 }
 
-/// Returns the PCI bridges above the device of this address, such as `0000:01:00.0`, and its NUMA
-/// node.
+/// Returns the PCI bridges above the device of an address (`0000:01:00.0`), and its NUMA node.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only devices are found by address"))]
 pub(super) fn pci_device(root: &Path, address: &str) -> (Option<String>, Option<u32>) {
     let folder = root.join("bus/pci/devices").join(address.to_ascii_lowercase());

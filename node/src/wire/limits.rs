@@ -27,8 +27,7 @@ pub struct Limits {
     pub streams_max: u16,
     /// Messages queued to be sent, and those queued to be received, per link.
     pub queued_messages: usize,
-    /// Bytes of messages queued to be sent, and of those to be handled, per link; one message of
-    /// any permitted length always fits.
+    /// Bytes of queued messages per link and direction; one permitted message always fits.
     pub queued_bytes: usize,
     /// Unauthenticated connections, and links that wait for data streams.
     ///

@@ -92,8 +92,7 @@ fn head(to: &mut Vec<u8>, flags: u8, length: usize) {
     }
 }
 
-/// Returns a message up to its last body: the frames `first`, and the head of the last one, so that
-/// a large body is not copied.
+/// Returns the frames `first` and the head of the last one, whose body is not copied.
 pub(in crate::events) fn multipart(first: &[&[u8]], last: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for body in first {
@@ -123,8 +122,7 @@ pub(in crate::events) async fn write_pong(
     write_all(stream, &command_bytes(b"PONG", context), patience).await
 }
 
-/// Writes all bytes, at the pace of the peer. Fails if it accepts none for this time: otherwise it
-/// would keep its place forever.
+/// Writes all bytes. Fails if the peer accepts none for this time.
 pub(in crate::events) async fn write_all(
     stream: &mut (impl AsyncWrite + Unpin),
     mut bytes: &[u8],

@@ -22,8 +22,7 @@ struct Known {
 }
 
 impl KnownMembers {
-    /// Creates an empty list. Members that are missing in a complete list stay for the time
-    /// `grace`.
+    /// Creates an empty list. Members missing in a complete list stay for the time `grace`.
     pub(super) fn new(grace: Duration) -> Self {
         Self { grace, entries: BTreeMap::new() }
     }

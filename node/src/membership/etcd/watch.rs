@@ -88,8 +88,7 @@ impl Watch {
         Ok(Listed { client, revision })
     }
 
-    /// Reads the entries of one revision page by page, at most [`MEMBERS_MAX`], since etcd is
-    /// untrusted.
+    /// Reads the entries of one revision in pages, at most [`MEMBERS_MAX`].
     async fn members(&self, client: &mut Client) -> Result<(Vec<Member>, i64), Trouble> {
         let prefix = self.servers.location.prefix().into_bytes();
         let (mut members, mut read, mut revision) = (Vec::new(), 0, 0);

@@ -19,8 +19,7 @@ use crate::protocol::{
 };
 use crate::transport::tcp::{Held, Link};
 
-/// Capacity of the driver's queue. Readers of links wait for a slot, which applies backpressure to
-/// peers.
+/// Capacity of the driver's queue. Readers of links wait for a slot: backpressure to peers.
 pub(in crate::node) const INPUTS: usize = 1024;
 
 pub(in crate::node) enum Input {

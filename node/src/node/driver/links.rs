@@ -154,8 +154,7 @@ impl Driver {
         Some(self.setup.carriers.get(&way)?.transport.revoke(tag, source))
     }
 
-    /// Asks peers whether they still write quarantined grants: all peers, or one that has just
-    /// linked.
+    /// Asks all peers, or one that has just linked, whether they still write quarantined grants.
     pub(super) fn ask(&mut self, of: Option<LinkId>) {
         let all = std::mem::take(&mut self.quarantined);
         let is_quarantined = |grant: &Quarantined| {

@@ -17,8 +17,7 @@ fn is_undecidable(status: &MigrationStatus) -> bool {
 }
 
 impl Driver {
-    /// Returns the sequences in doubt, each with the time since when its target has been told to
-    /// commit.
+    /// Returns the sequences in doubt, each with the time of its first `Commit`.
     pub(super) fn doubts(&self) -> impl Iterator<Item = (MachineId, &Job, Millis)> {
         let is_open = |job: &&Job| job.outcome.is_none();
         self.jobs
@@ -86,8 +85,7 @@ impl Driver {
         self.setup.machines.status().any(|status| is_undecidable(&status) && is_up(status.link))
     }
 
-    /// Returns whether this process and a peer may both hold an exclusive sequence, or this process
-    /// may still write frames of a peer.
+    /// Returns whether a sequence is in doubt, or this process may still write frames of a peer.
     pub(super) fn has_doubts(&self) -> bool {
         let is_in_doubt = |job: &Job| match &job.side {
             SideJob::Source { export: Slot::Here(parcel) } => parcel.is_in_doubt(),

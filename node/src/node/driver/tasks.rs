@@ -56,8 +56,7 @@ impl Driver {
         }
     }
 
-    /// Returns whether the manifest has all of these places. A few ranges can name more places than
-    /// fit into memory.
+    /// Returns whether the manifest has all of these places, of which ranges can name very many.
     fn are_of_manifest(&self, machine: MachineId, places: &Places) -> bool {
         let end = places.ranges().last().map_or(0, |last| u64::from(last.start) + u64::from(last.len));
         self.jobs.get(&machine).is_some_and(|job| end <= job.blocks as u64)
@@ -89,8 +88,7 @@ impl Driver {
         }
     }
 
-    /// Informs the sources that exported before the cache was cleared. All later events follow this
-    /// one.
+    /// Informs the sources that exported before the cache was cleared, before any later event.
     pub(super) fn note_clears(&mut self) {
         let is_old = |job: &Job| {
             let SideJob::Source { export: Slot::Here(parcel) } = &job.side else { return false };
@@ -157,8 +155,7 @@ impl Driver {
         });
     }
 
-    /// Returns how many of the blocks that a peer asks for it may get now, and notes them. A single
-    /// request is truncated to the quota.
+    /// Returns how many blocks a peer may fetch now, and notes them. Truncates a single request.
     fn permitted_blocks(&mut self, machine: MachineId, asked: usize) -> Result<usize, AbortReason> {
         let max = self.setup.fetch_blocks_max;
         let link = self.jobs.get(&machine).map(|job| job.link);

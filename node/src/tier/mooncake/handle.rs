@@ -131,8 +131,7 @@ impl Handle {
         Ok(handle)
     }
 
-    /// Puts a value and reads it back, since a client and a master of different versions may work
-    /// in part.
+    /// Puts a value and reads it back: incompatible versions may work in part.
     pub(super) fn probe(&self) -> Result<(), TierError> {
         let mut secret = [0; 16];
         getrandom::fill(&mut secret).map_err(|error| probe_failed(error.to_string()))?;

@@ -112,8 +112,8 @@ impl Client {
         let (config, count) = (self.handle.config(), values.len());
         let (keys, bufs, sizes) = (keys.pointers.as_ptr(), pointers.as_ptr(), sizes.as_ptr());
         let (api, raw) = (self.handle.api(), self.handle.raw());
-        // SAFETY: a client, texts and parts of registered memory that outlive the call, and room
-        // for as many results.
+        // SAFETY: a client, texts and registered memory that outlive the call, and room for all
+        // results.
         let code =
             unsafe { (api.batch_put_from)(raw, keys, bufs, sizes, count, &config, codes.as_mut_ptr()) };
         (code, codes)

@@ -24,8 +24,7 @@ pub struct TieredSettings {
     pub policy: TierPolicy,
     /// Most blocks of one prefix that are brought back. Default 4,096.
     pub blocks_max: usize,
-    /// On eviction: threshold of free blocks below which blocks move. Default: a sixteenth of the
-    /// pool.
+    /// On eviction: blocks move while fewer are free. Default: a sixteenth of the pool.
     pub keep_free: Option<usize>,
     /// Time limit of one batch of puts. Default 5 s.
     pub put_limit: Duration,

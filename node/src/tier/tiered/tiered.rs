@@ -89,8 +89,7 @@ impl Tiered {
         self.link.read_counters()
     }
 
-    /// Copies the longest cached prefix of these tokens from the tier into the pool's cache, as far
-    /// as it arrives by the deadline.
+    /// Fetches the longest prefix of these tokens that the tier has, as far as it arrives in time.
     ///
     /// Any failure is a miss. Cancel safe.
     ///
@@ -112,8 +111,8 @@ impl Tiered {
         self.link.bring_back(hashes, deadline).await
     }
 
-    /// Moves up to `blocks_max` evictable blocks to the tier, in eviction order. Those that it does
-    /// not accept stay cached.
+    /// Moves up to `blocks_max` evictable blocks to the tier, in eviction order, if it accepts
+    /// them.
     ///
     /// # Errors
     /// [`TransferError`] of the pool; all blocks stay.
@@ -158,8 +157,8 @@ impl Tiered {
 }
 
 impl Tiered {
-    /// Ends the task that stores blocks, and waits until it no longer uses the pool. Values in
-    /// flight may or may not be stored.
+    /// Ends the task that stores blocks, and waits for it. Values in flight may or may not be
+    /// stored.
     pub async fn close(mut self) {
         self.link.tier.close();
         if let Some(task) = self.task.take() {

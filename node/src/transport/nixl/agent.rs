@@ -135,8 +135,7 @@ impl Agent {
     }
 
     pub(super) fn deregister(&self, Registration(list): Registration) {
-        // SAFETY: a registration of this agent. A failure leaves it registered until the agent
-        // ends.
+        // SAFETY: a registration of this agent, which a failure leaves until the agent ends.
         unsafe {
             (self.api.deregister_mem)(self.raw, list, self.options);
             (self.api.destroy_reg_dlist)(list);
@@ -262,8 +261,7 @@ impl Agent {
     }
 
     pub(super) fn release(&self, Request(request): Request) {
-        // SAFETY: of this agent, and not used again. If the backend keeps it, the object stays
-        // allocated until the process ends.
+        // SAFETY: of this agent, and not used again. If the backend keeps it, the object is leaked.
         unsafe {
             if (self.api.release_xfer_req)(self.raw, request) >= 0 {
                 (self.api.destroy_xfer_req)(request);

@@ -165,8 +165,7 @@ pub(super) fn requests(here: &Region, there: &Region, local: &[Run], remote: &[R
     requests
 }
 
-/// Returns the bytes of consecutive frames `(local, remote, frames)`, merged where adjacent on both
-/// sides.
+/// Returns the bytes of consecutive frames `(local, remote, frames)`, merged where adjacent.
 fn merged(here: &Region, there: &Region, (from, to, frames): (u32, u32, u32)) -> Vec<Pair> {
     let address = |plane: &Plane, frame: u32| (plane.base + u64::from(frame) * plane.frame_stride) as usize;
     let mut pairs: Vec<Pair> = (here.planes.iter().zip(&there.planes))

@@ -17,8 +17,7 @@ use super::span::Region;
 /// Requests in flight per transfer.
 const IN_FLIGHT: usize = 2;
 
-/// Polling interval while a peer may write here, or a request in flight has made no progress
-/// lately.
+/// Polling interval while a peer may write here, or a request has made no progress lately.
 const PAUSE: Duration = Duration::from_micros(50);
 
 /// The same while only quarantined transfers or idle peers are left.
@@ -255,8 +254,7 @@ impl Active {
                 self.ending = Some(TransportError::Unknown { what: "peer", number });
                 break;
             };
-            // SAFETY: the hold keeps the memory until this transfer is over, which is when no
-            // request is in flight.
+            // SAFETY: the hold keeps the memory until this transfer has no request in flight.
             match unsafe { agent.post(self.job.memory, &pairs, &peer.name) } {
                 Ok(request) => {
                     self.posted.push(request);

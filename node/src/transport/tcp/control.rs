@@ -13,8 +13,7 @@ use crate::wire::{FRAME_HEAD, FrameHead, FrameKind};
 /// Increment by which memory for a message grows as its bytes arrive.
 const GROWTH: usize = 64 << 10;
 
-/// Reads frames until the link is closed. Disconnects a peer that is silent, or slow within a
-/// frame.
+/// Reads frames until the link is closed. Closes it if the peer is silent, or slow in a frame.
 pub(super) async fn read(link: Arc<LinkShared>, mut socket: ReadSide, inbox: mpsc::Sender<Queued>) {
     link.run(read_frames(&link, &mut socket, inbox)).await;
     if link.closed().await == LinkError::Closed {

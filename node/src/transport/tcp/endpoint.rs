@@ -46,8 +46,7 @@ pub(crate) struct Refused {
 }
 
 impl Endpoint {
-    /// Binds all addresses, and begins to accept connections on the current runtime. For a name,
-    /// binds its first address.
+    /// Binds all addresses (a name's first), and accepts connections on the current runtime.
     ///
     /// # Errors
     /// [`LinkError::PlainText`], [`LinkError::Unauthenticated`], [`LinkError::AddressInUse`],
@@ -192,8 +191,7 @@ impl Endpoint {
         Ok(Link::start(their, limits.clone(), link, connections, slot))
     }
 
-    /// Opens one connection of a link. Also returns the peer, the link's number and its data
-    /// streams.
+    /// Opens one connection of a link. Also returns the peer, the link and its data streams.
     async fn open(
         &self,
         peer: &PeerSettings,
@@ -335,8 +333,7 @@ impl Acceptor {
         }
     }
 
-    /// Authenticates a connection, and notes the name that it claims. Returns a link if it is a
-    /// control stream.
+    /// Authenticates a connection, and notes its name. Returns a link for a control stream.
     async fn admit(
         &self,
         connection: Accepted,

@@ -13,8 +13,7 @@ pub(super) struct Granted {
     peer: PeerId,
     /// Disjoint, ascending, not adjacent.
     runs: Box<[Run]>,
-    /// Runs that are being received. A frame that a peer sends twice at a time is refused, because
-    /// two threads would write it.
+    /// Runs being received, so that no two threads write one frame.
     busy: Mutex<Vec<Run>>,
 }
 

@@ -28,8 +28,7 @@ const TLS_RECORDS: [u8; 2] = [0x15, 0x16];
 /// Bytes of such a peer that are read.
 const DRAINED: usize = 16 << 10;
 
-/// Time for discarding the rest of a TLS hello: a connection with unread bytes is reset, and the
-/// peer might not read why.
+/// Time for discarding a TLS hello: closing with unread bytes would reset the connection.
 const DRAIN: Duration = Duration::from_secs(1);
 
 /// Opens a connection to a peer, encrypted if this node has certificates.
@@ -51,8 +50,7 @@ pub(super) async fn open(identity: &Identity, peer: &PeerSettings) -> Result<Soc
     }
 }
 
-/// Checks that the process at the other end of a Unix socket belongs to this process's user or to
-/// root.
+/// Checks that the process at the other end of a Unix socket has this user, or is root.
 pub(super) fn same_user(stream: &UnixStream) -> Result<(), LinkError> {
     let theirs = stream.peer_cred().map_err(|error| LinkError::io("the peer's user", error))?.uid();
     // SAFETY: a query without arguments.

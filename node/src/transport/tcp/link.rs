@@ -146,8 +146,7 @@ impl Link {
         self.recv_held().await.map(|(message, _)| message)
     }
 
-    /// Like [`recv`](Self::recv); also returns the message's share of the receive budget, which it
-    /// keeps until it is dropped.
+    /// Like [`recv`](Self::recv); also returns the message's share of the receive budget.
     pub(crate) async fn recv_held<M: DeserializeOwned>(&self) -> Result<(M, Held), LinkError> {
         let message = self.inbox.lock().await.recv().await;
         let Some(Queued { message, room }) = message else { return Err(self.closed().await) };

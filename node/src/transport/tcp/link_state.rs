@@ -20,8 +20,7 @@ pub struct Peer {
     pub incarnation: u64,
     /// Version of the messages of the link.
     pub messages: u16,
-    /// Versions of the messages that the peer states; a release that states none speaks exactly
-    /// one.
+    /// Versions of the messages that the peer states; without any, it speaks exactly one.
     pub versions: Option<Versions>,
     /// Fingerprint of the layout of its blocks.
     pub fingerprint: [u8; 16],

@@ -75,8 +75,7 @@ impl Pending {
         Arc::new(Self { max: max.max(1), state: Mutex::default() })
     }
 
-    /// Registers a connection; if all places are taken, displaces the oldest connection of the host
-    /// that has most.
+    /// Registers a connection; if all places are taken, displaces another.
     pub(crate) fn enter(self: &Arc<Self>, source: Source) -> Entered {
         let (keep, kept) = oneshot::channel();
         let mut state = self.state.lock();

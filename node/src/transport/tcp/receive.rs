@@ -103,8 +103,7 @@ async fn into_frames(
                 let mut sums = arriving.as_mut().filter(|_| granted.is_some());
                 pieces.advance_with(read, |frame, start, bytes| {
                     if let Some(sums) = &mut sums {
-                        // SAFETY: as in `Into`; the bytes were just written, and are in the CPU
-                        // cache.
+                        // SAFETY: as in `Into`. The bytes are still in the CPU cache.
                         sums.add(frame, unsafe { std::slice::from_raw_parts(start, bytes) });
                     }
                 });

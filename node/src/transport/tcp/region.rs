@@ -18,8 +18,7 @@ pub(super) const NAME: &str = "tcp";
 /// Pieces of memory per system call.
 const SLICES: usize = 64;
 
-/// Bytes per system call above which no further piece is added. A socket accepts less at a time,
-/// but the system checks every piece.
+/// Bytes per system call above which no piece is added, since the system checks every piece.
 const BYTES: usize = 1 << 20;
 
 pub(super) struct Region {

@@ -49,8 +49,7 @@ impl Resolve for SystemResolver {
     }
 }
 
-/// Resolves an address: one, or those of a name. Fails with [`LinkError::Io`] without any, or at
-/// the timeout.
+/// Resolves an address: one, or those of a name. [`LinkError::Io`] without any, or at a timeout.
 pub(super) async fn resolve(resolver: &dyn Resolve, address: &Address) -> Result<Vec<Address>, LinkError> {
     let Address::Named { host, port } = address else { return Ok(vec![address.clone()]) };
     let found = tokio::time::timeout(RESOLVE, resolver.resolve(host, *port)).await;

@@ -91,8 +91,7 @@ impl Identity {
         self
     }
 
-    /// Sets the time at which the node began, in milliseconds since 1970; by default the current
-    /// time.
+    /// Sets when the node began, in milliseconds since 1970; by default now.
     #[must_use]
     pub fn began_ms(mut self, began_ms: u64) -> Self {
         self.began_ms = began_ms;

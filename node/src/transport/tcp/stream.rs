@@ -74,8 +74,7 @@ impl Stream {
         out.sent.push_back(sent);
     }
 
-    /// Returns the next work. Calls `next_item` if no acknowledgement is queued and the window has
-    /// room.
+    /// Returns the next work; calls `next_item` if no acknowledgement is queued and there is room.
     pub(super) fn next(&self, limits: &Limits, next_item: impl FnOnce() -> Option<Item>) -> Work {
         let (full, idle) = {
             let mut out = self.out.lock();

@@ -44,8 +44,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Returns the number of places that a peer must leave free: one per configured peer without a
-    /// link, at most half of all.
+    /// Returns the places to leave free: one per unlinked configured peer, at most half of all.
     fn kept(&self, name: &str, limits: &Limits) -> usize {
         if self.configured.contains(name) {
             return 0;
@@ -82,8 +81,7 @@ pub(super) struct Expected<'a> {
 }
 
 impl<'a> Expected<'a> {
-    /// Registers a link whose data streams have to arrive. If there are too many, the oldest one is
-    /// dropped.
+    /// Registers a link that waits for data streams. If there are too many, drops the oldest.
     pub(super) fn note(
         shared: &'a Shared,
         link: u128,

@@ -53,8 +53,7 @@ pub(super) struct Sent {
     run: Run,
 }
 
-/// Remains of an ended transfer, to be dropped outside of any lock, because dropping the hold runs
-/// its owner's code.
+/// Remains of an ended transfer, dropped outside of any lock, since the hold runs user code.
 #[must_use]
 pub(super) struct Remains(#[expect(dead_code, reason = "only dropped")] Option<Arc<Held>>);
 
@@ -104,8 +103,8 @@ impl Transfers {
         Ok(id)
     }
 
-    /// Takes the next item for a peer with `streams` streams, of up to `bytes` bytes, but at least
-    /// one frame.
+    /// Takes the next item for a peer with `streams` streams: `bytes` bytes, but at least one
+    /// frame.
     ///
     /// Large items have long pieces in each plane, which are transferred faster. They shrink
     /// towards the end of a transfer, so that all streams end at about the same time.
@@ -167,8 +166,7 @@ impl Transfers {
         self.entries.get(&transfer).map(|entry| entry.over.clone())
     }
 
-    /// Returns the state of a transfer, given whether it is over; forgets it if its end is
-    /// reported.
+    /// Returns the state of a transfer, given whether it is over; forgets it once reported.
     pub(super) fn state(&mut self, transfer: TransferId, over: bool) -> TransferState {
         let Some(entry) = self.entries.get(&transfer) else {
             return TransferState::Failed(TransportError::Unknown { what: "transfer", number: transfer.0 });
