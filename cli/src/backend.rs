@@ -49,7 +49,6 @@ impl Backend {
     }
 
     /// Checks that a pool fits into the free memory; `size` is the option of its number of blocks.
-    ///
     /// The system commits pages as they are written, so a pool that is too large would fail midway.
     pub(crate) fn check_room(&self, layout: &KvLayout, blocks: usize, size: &str) -> anyhow::Result<()> {
         let block_bytes = layout.bytes_per_block().saturating_add(METADATA_BYTES) as u64;

@@ -5,9 +5,8 @@ use crate::{Request, Shape, Text, turn};
 /// Bits of a seed: an id is then below 2^53, the limit of integers in many JSON readers.
 const SEED_BITS: u32 = 21;
 
-/// The number of a conversation's turn, and the seed of the process that began it.
-///
-/// The id of the sequence is `seed * 2^32 + number`, which is unique across processes.
+/// The number of a conversation's turn, and the seed of the process that began it. The id of the
+/// sequence is `seed * 2^32 + number`, which is unique across processes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Turn {
     pub seed: u32,

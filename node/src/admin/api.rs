@@ -254,9 +254,9 @@ pub enum MigrationState {
     Transferring,
     /// The target is comparing checksums.
     Verifying,
-    /// The target was told to commit, and is about to answer.
+    /// The target was sent `Commit`, and is about to answer.
     Committing,
-    /// The target was told to commit, and has not answered in time: the source holds the copy.
+    /// The target was sent `Commit`, and has not answered in time: the source holds the copy.
     InDoubt,
     /// The target owns the blocks.
     Committed,

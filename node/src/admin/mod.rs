@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `GET /` | the live page, which follows the events; needs no token |
 //! | `GET /healthz` | [`Health`]; 503 unless the node serves; needs no token |
-//! | `GET /readyz` | [`Readiness`]; 503 unless the node should get work; needs no token |
+//! | `GET /readyz` | [`Readiness`]; 503 unless the node should get requests; needs no token |
 //! | `GET /stats` | [`StatsReport`] |
 //! | `GET /metrics` | the [metrics](crate::metrics) |
 //! | `GET /map.svg` | a picture of the pool |
@@ -38,26 +38,6 @@
 //! displaces the oldest without a request, so that silent callers lock no other out; if all are
 //! being answered, the new caller gets 503 with `Retry-After`, except for `/healthz` and `/readyz`.
 //! Disconnecting a caller leaves nothing half done: compactions and resizes are cancel safe.
-//!
-//! | file | content |
-//! |---|---|
-//! | `api` | what crosses the wire |
-//! | `problem` | errors |
-//! | `interface` | the trait [`Admin`], which a node or a pool implements |
-//! | `pool` | a pool alone |
-//! | `reporter` | services beside a pool, such as a tier, that report counters |
-//! | `failures` | what failed of them, for statistics and warnings |
-//! | `access` | the tokens and the certificate, which can be replaced |
-//! | `guard` | who may call |
-//! | `limits` | limits |
-//! | `views` | readiness, owners, what was trimmed |
-//! | `events` | what followers are told |
-//! | `page` | the live page, and the headers that restrict it |
-//! | `apart` | work that takes a while |
-//! | `routes` | routes |
-//! | `connections` | the connections, and which of them makes room |
-//! | `server` | binding, and the end |
-//! | `client` | the client |
 
 mod access;
 mod apart;

@@ -5,9 +5,8 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 /// Sequence numbers and payloads of the newest batches, bounded in number and bytes, for
-/// connections that read at their own pace.
-///
-/// Invariant: the number of the oldest batch plus the number of batches is the next number.
+/// connections that read at their own pace. Invariant: the number of the oldest batch plus the
+/// number of batches is the next number.
 #[derive(Debug)]
 pub(super) struct History {
     kept: Mutex<Kept>,

@@ -23,10 +23,8 @@ const OFFER_PATIENCE: Duration = Duration::from_secs(2);
 /// Polling interval for it.
 const OFFER_POLL: Duration = Duration::from_millis(2);
 
-/// A node behind an admin interface.
-///
-/// Its statistics have two more entries: `node`, the node's [counters](super::NodeCounters), and
-/// `peers`, the state of each peer.
+/// A node behind an admin interface. Its statistics have two more entries: `node`, the node's
+/// [counters](super::NodeCounters), and `peers`, the state of each peer.
 pub(super) struct NodeAdmin {
     operator: Operator,
     pool: PoolAdmin,

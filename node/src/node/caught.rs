@@ -5,9 +5,8 @@ use std::pin::pin;
 
 use crate::protocol::Text;
 
-/// Runs work that may panic: a storage may be user code.
-///
-/// After a panic, what the work borrows is only returned or dropped.
+/// Runs work that may panic: a storage may be user code. After a panic, what the work borrows is
+/// only returned or dropped.
 pub(super) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, Text> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let reason = reason(&*panic);

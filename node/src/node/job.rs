@@ -109,7 +109,7 @@ pub(super) struct Job {
     pub(super) ending: Option<Ending>,
     /// Why this node gave up, unless the outcome has the reason.
     pub(super) trouble: Option<String>,
-    /// Since when the target has been told to commit without an answer, once that is reported.
+    /// Since when the target has been sent `Commit` without an answer, once that is reported.
     pub(super) in_doubt: Option<Millis>,
     /// Since when it has been in doubt without a link to the target.
     pub(super) alone_since: Option<Millis>,

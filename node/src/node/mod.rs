@@ -25,8 +25,8 @@
 //! the task is told to stop.
 //!
 //! An export travels with the request that waits for it (`parcel`): wherever it is dropped, also
-//! with the driver or the runtime, the request gets it back. If the peer was told to commit by
-//! then, the error is [`TransferError::InDoubt`](kvpool::TransferError::InDoubt).
+//! with the driver or the runtime, the request gets it back. If the peer was sent `Commit` by then,
+//! the error is [`TransferError::InDoubt`](kvpool::TransferError::InDoubt).
 //!
 //! # Parts
 //!
@@ -49,9 +49,9 @@
 //! | otherwise | it is the present one; the former is remembered, with its doubts |
 //!
 //! The operator resolves doubts about a former process ([`Node::declare_ended`]). Two things depend
-//! on the end of a process: a copy that only one side may continue with (at a source that has told
-//! the target to commit, and at a target until the source has answered), and grants by which a peer
-//! writes memory directly.
+//! on the end of a process: a copy that only one side may continue with (at a source that has sent
+//! `Commit`, and at a target until the source has answered), and grants by which a peer writes
+//! memory directly.
 //!
 //! *Proof* is a kernel lock (`name_lock`) that both processes state: one process at a time holds
 //! it, until it ends. A node that ends with doubts, in a process that lives on, keeps it. A later

@@ -21,8 +21,8 @@ use crate::transport::tcp::{Address, PeerSettings, Tls, Token};
 ///
 /// While it exists, its peers are [destinations](kvpool::Pool::migrate_to_node) of the pool.
 /// Dropping it closes the links, and migrations in progress fail: their sequences return to the
-/// requests, with [`TransferError::InDoubt`](kvpool::TransferError::InDoubt) if the peer was told
-/// to commit. [`shutdown`](Self::shutdown) ends it gracefully.
+/// requests, with [`TransferError::InDoubt`](kvpool::TransferError::InDoubt) if the peer was sent
+/// `Commit`. [`shutdown`](Self::shutdown) ends it gracefully.
 pub struct Node {
     pub(super) name: String,
     pub(super) operator: Operator,
@@ -169,7 +169,7 @@ impl Node {
     /// Ends the node: takes no further requests, cancels migrations that can be cancelled, and
     /// waits for the others. Returns whether none was left at the deadline.
     ///
-    /// What can be left: migrations in doubt, whose peer was told to commit and did not answer, and
+    /// What can be left: migrations in doubt, whose peer was sent `Commit` and did not answer, and
     /// blocking work that does not end. It continues past the deadline, and a further call waits
     /// for it. Meanwhile the admin interface reports that the node is ending. The interface itself
     /// ends last, when its requests are answered, or at the deadline.

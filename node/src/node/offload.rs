@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use kvpool::{MigrateError, Pool, Sequence, SequenceId, TransferError};
 
-/// Interval of looks at the pool.
+/// Polling interval of the pool.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Interval while blocks move.

@@ -16,7 +16,7 @@ pub(super) struct Parcel {
     export: Option<Export>,
     /// `None` for an export that a peer asked for.
     answer: Option<SendAnswer>,
-    /// Whether the peer was told to commit.
+    /// Whether the peer was sent `Commit`.
     is_told: bool,
 }
 
@@ -37,7 +37,7 @@ impl Parcel {
         self.export.as_mut().unwrap_or_else(|| unreachable!("an export that has ended"))
     }
 
-    /// Notes that the peer is told to commit: from now on it may have the sequence.
+    /// Notes that the peer is sent `Commit`: from now on it may have the sequence.
     pub(super) fn tell(&mut self) {
         self.is_told = true;
     }

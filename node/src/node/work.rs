@@ -45,11 +45,9 @@ pub(super) fn asked_blocks(what: &FetchBytes) -> usize {
     what.len() / size_of::<BlockHash>()
 }
 
-/// Exports the leading blocks here of those that a peer asked for, at most `blocks_max`.
-///
-/// It stops at a block whose bytes differ from those that once arrived here, and drops it from the
-/// cache, so that the next arrival replaces it. The checksum of the arrival is trusted, never a
-/// peer's claim.
+/// Exports the leading blocks here of those that a peer asked for, at most `blocks_max`. It stops
+/// at a block whose bytes differ from those that once arrived here, and drops it from the cache, so
+/// that the next arrival replaces it. The checksum of the arrival is trusted, never a peer's claim.
 pub(super) fn export_prefix(
     pool: &Pool,
     what: &FetchBytes,
@@ -196,9 +194,8 @@ pub(super) fn verify(import: &mut Import) -> Result<Verified, Text> {
     Ok(Verified { bad, piece })
 }
 
-/// Commits an import to the pool. On an error the import is gone.
-///
-/// Unless the source's copy `is_current`, its blocks cannot be found by their hashes.
+/// Commits an import to the pool. On an error the import is gone. Unless the source's copy
+/// `is_current`, its blocks cannot be found by their hashes.
 pub(super) fn commit(mut import: Import, is_current: bool) -> Result<Imported, Text> {
     if !is_current {
         import.forget();

@@ -71,7 +71,7 @@
 //! | Committing | `Committed` | over: close, keep or evict; `Forget`; report |
 //! | | `Aborted`, the peer's process ended | end |
 //! | | `Status(Agreed)` | the time without an answer begins anew |
-//! | | no answer for the transfer deadline, link lost; only one side may go on | InDoubt: report, `Query` |
+//! | | no answer for the transfer deadline, link lost; only one side may continue | InDoubt: report, `Query` |
 //! | | the same; both sides may | end as unconfirmed |
 //! | | time, link up | `Commit` |
 //! | InDoubt | `Committed` | over: close; `Forget`; report |

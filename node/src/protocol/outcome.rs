@@ -42,8 +42,8 @@ pub enum Outcome {
     Failed(Cause),
     /// The target may have committed a copy that is not exclusive; the source keeps its own.
     Unconfirmed,
-    /// Not final: the target was told to commit, and has not answered. The source holds its copy
-    /// and does not run it.
+    /// Not final: the target was sent `Commit`, and has not answered. The source holds its copy and
+    /// does not run it.
     InDoubt {
         /// When it was told.
         since: Millis,

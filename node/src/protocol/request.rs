@@ -127,7 +127,7 @@ pub enum CancelError {
     /// It has ended, or never began.
     #[error("the migration is unknown")]
     Unknown,
-    /// The target was told to commit.
+    /// The target was sent `Commit`.
     #[error("the target was told to commit")]
     Committing,
 }

@@ -25,9 +25,9 @@ pub enum SourceState {
     Sending(Attempt),
     /// The target is comparing checksums.
     Checking(Attempt),
-    /// The target was told to commit.
+    /// The target was sent `Commit`.
     Committing,
-    /// The target was told to commit, and has not answered within the transfer deadline.
+    /// The target was sent `Commit`, and has not answered within the transfer deadline.
     InDoubt,
     /// The migration has ended on this side.
     Over,

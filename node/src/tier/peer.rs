@@ -72,10 +72,9 @@ fn refused(reason: impl ToString) -> StoreError {
     StoreError::Refused { store: NAME, reason: reason.to_string() }
 }
 
-/// Returns the hash under which the caches of window and peer have the block of a key.
-///
-/// It differs from the hashes of the peer's own blocks and of other namespaces, since two models
-/// may differ in bytes but not in layout and hashes.
+/// Returns the hash under which the caches of window and peer have the block of a key. It differs
+/// from the hashes of the peer's own blocks and of other namespaces, since two models may differ in
+/// bytes but not in layout and hashes.
 fn place_of(key: &TierKey) -> BlockHash {
     let mut hasher = blake3::Hasher::new_derive_key("kvpool shared tier, place in a node, version 1");
     hasher.update(&key.fingerprint.to_bytes()).update(&key.hash.to_bytes());
@@ -113,10 +112,8 @@ impl Peer {
         })
     }
 
-    /// Holds the blocks of these keys; fetches those that the window lacks.
-    ///
-    /// A fetch ends at the first block that the peer lacks. The next one begins after it, at the
-    /// cost of a round trip.
+    /// Holds the blocks of these keys; fetches those that the window lacks. A fetch ends at the
+    /// first block that the peer lacks. The next one begins after it, at the cost of a round trip.
     async fn bring(&self, keys: &[TierKey]) -> Result<Vec<Option<Export>>, StoreError> {
         let remote = self.pool().remote(&self.peer).map_err(|error| failed(&error))?;
         let mut held: Vec<_> = keys.iter().map(|key| self.hold(key)).collect();

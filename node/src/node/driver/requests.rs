@@ -52,9 +52,8 @@ impl Driver {
         }
     }
 
-    /// Returns a peer, and its newest live link, for a request.
-    ///
-    /// All requests but parts of copies require that the peer's blocks have this node's layout.
+    /// Returns a peer, and its newest live link, for a request. All requests but parts of copies
+    /// require that the peer's blocks have this node's layout.
     pub(super) fn linked(&self, name: &str, is_part: bool) -> Result<(LinkId, &Arc<Link>), TransferError> {
         let failed = |reason: &str| of_node(name, &reason);
         if self.is_draining {

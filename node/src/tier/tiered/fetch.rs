@@ -80,10 +80,9 @@ impl Link {
     }
 }
 
-/// Commits the leading blocks that arrived. Returns the number of those that moved.
-///
-/// The others are dropped, because blocks after a gap could not be found. A frame in which a value
-/// is just landing is quarantined.
+/// Commits the leading blocks that arrived. Returns the number of those that moved. The others are
+/// dropped, because blocks after a gap could not be found. A frame in which a value is just landing
+/// is quarantined.
 fn commit(imports: Vec<Import>, read_of: &[Option<Read>], outcomes: &[Outcome]) -> usize {
     let mut moved = 0;
     for (mut import, read) in imports.into_iter().zip(read_of) {

@@ -10,7 +10,7 @@ use super::super::settings::after;
 use super::super::value::TierValue;
 use super::link::{Link, PUTS_AT_ONCE, TierReport};
 
-/// Interval of looks at the pool.
+/// Polling interval of the pool.
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Interval while blocks move.
@@ -36,10 +36,9 @@ async fn pack(
 
 impl Link {
     /// Moves up to `blocks_max` evictable blocks, in eviction order. Those that the tier has, or
-    /// claims to have, are evicted here; the others return to the cache.
-    ///
-    /// It works in batches, because blocks of a batch in progress cannot be evicted, and their
-    /// values take up memory. Ends at a batch of which no block leaves.
+    /// claims to have, are evicted here; the others return to the cache. It works in batches,
+    /// because blocks of a batch in progress cannot be evicted, and their values take up memory.
+    /// Ends at a batch of which no block leaves.
     pub(super) async fn offload(
         self: &Arc<Self>,
         blocks_max: usize,

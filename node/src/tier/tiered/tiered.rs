@@ -13,7 +13,7 @@ use super::follow::Flushes;
 use super::link::{Link, PUTS_AT_ONCE, TierReport, TieredCounters};
 use super::settings::{TierPolicy, TieredSettings};
 
-/// Interval of looks at the breaker during a flush.
+/// Polling interval of the breaker during a flush.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// A pool whose cached blocks are shared through a tier.

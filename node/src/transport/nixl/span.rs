@@ -3,9 +3,8 @@ use kvpool::transport::TransportError;
 use kvpool::{DeviceId, Run};
 use serde::{Deserialize, Serialize};
 
-/// Largest piece of one request.
-///
-/// Over shared memory, posting a request copies its bytes, on the only thread that polls.
+/// Largest piece of one request. Over shared memory, posting a request copies its bytes, on the
+/// only thread that polls.
 pub(super) const PIECE_BYTES: usize = 8 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -129,9 +128,8 @@ impl Region {
     }
 }
 
-/// Splits a transfer into requests of at most [`PIECE_BYTES`], with as few pairs as possible.
-///
-/// Both lists of runs have the same number of frames, and lie within the regions.
+/// Splits a transfer into requests of at most [`PIECE_BYTES`], with as few pairs as possible. Both
+/// lists of runs have the same number of frames, and lie within the regions.
 pub(super) fn requests(here: &Region, there: &Region, local: &[Run], remote: &[Run]) -> Vec<Vec<Pair>> {
     let mut requests: Vec<Vec<Pair>> = vec![Vec::new()];
     let mut room = PIECE_BYTES;

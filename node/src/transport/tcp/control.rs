@@ -21,10 +21,8 @@ pub(super) async fn read(link: Arc<LinkShared>, mut socket: ReadSide, inbox: mps
     }
 }
 
-/// Discards what still arrives, for a short time.
-///
-/// Closing a connection with unread bytes resets it, and the peer loses what it has not read: the
-/// last messages of this side.
+/// Discards what still arrives, for a short time. Closing a connection with unread bytes resets it,
+/// and the peer loses what it has not read: the last messages of this side.
 async fn drain(mut socket: ReadSide, time: Duration) {
     let ended = async {
         let mut bytes = [0; 1 << 10];

@@ -110,12 +110,11 @@ impl AsyncWrite for Socket {
     }
 }
 
-/// A non-blocking system call that may move a part of the bytes.
-///
-/// After a part, the socket is drained or full, and the next call would only fail with
-/// `WouldBlock`. Tokio clears a socket's readiness if `try_io` returns that error, so a part is
-/// reported that way. Tokio compares with the state before the call, so no later event is lost. Its
-/// own reads and writes of a single slice do the same; vectored ones do not.
+/// A non-blocking system call that may move a part of the bytes. After a part, the socket is
+/// drained or full, and the next call would only fail with `WouldBlock`. Tokio clears a socket's
+/// readiness if `try_io` returns that error, so a part is reported that way. Tokio compares with
+/// the state before the call, so no later event is lost. Its own reads and writes of a single slice
+/// do the same; vectored ones do not.
 struct Part {
     whole: usize,
     moved: Option<usize>,
@@ -154,10 +153,8 @@ pub(super) enum ReadSide {
 }
 
 impl ReadSide {
-    /// Waits until the connection is readable; then makes one non-blocking read.
-    ///
-    /// `read` has the buffers of `buffers` only during that read. Returns `None` if `buffers` has
-    /// no more.
+    /// Waits until the connection is readable; then makes one non-blocking read. `read` has the
+    /// buffers of `buffers` only during that read. Returns `None` if `buffers` has no more.
     pub(super) fn poll_into<B: Buffers>(
         &mut self,
         cx: &mut Context<'_>,

@@ -104,9 +104,7 @@ impl Transfers {
     }
 
     /// Takes the next item for a peer with `streams` streams: `bytes` bytes, but at least one
-    /// frame.
-    ///
-    /// Large items have long pieces in each plane, which are transferred faster. They shrink
+    /// frame. Large items have long pieces in each plane, which are transferred faster. They shrink
     /// towards the end of a transfer, so that all streams end at about the same time.
     pub(super) fn next_item(&mut self, peer: PeerId, bytes: usize, streams: usize) -> Option<Item> {
         let queue = self.queues.get_mut(&peer)?;
