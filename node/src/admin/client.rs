@@ -87,7 +87,6 @@ pub enum ClientError {
     Problem(Problem),
 }
 
-/// An answer whose body is not read yet.
 pub(super) struct Opened {
     pub(super) status: u16,
     pub(super) content_type: String,

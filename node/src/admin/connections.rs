@@ -20,11 +20,8 @@ use tokio::time::sleep;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// The caller's request.
     Waiting,
-    /// The node's answer.
     Answering,
-    /// The caller, which reads the answer.
     Writing,
     /// The caller, which reads an endless answer.
     Following,

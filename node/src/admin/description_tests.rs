@@ -10,7 +10,6 @@ use super::{Limits, Notice};
 
 const URL: &str = "http://kvpool.example/openapi.json";
 
-/// The description, with its compiled schemas.
 struct Description {
     json: Value,
     compiler: Compiler,

@@ -8,7 +8,6 @@ use axum::http::{HeaderMap, Method};
 use super::access::AdminCredentials;
 use super::problem::AdminError;
 
-/// What a route requires of its caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Needs {
     Nothing,
@@ -27,7 +26,6 @@ impl Needs {
     }
 }
 
-/// Checks the headers of a request, before its body is read.
 pub(super) fn check(
     credentials: &AdminCredentials,
     method: &Method,

@@ -29,7 +29,6 @@ pub(super) fn restrict(headers: &mut HeaderMap) {
     headers.insert(X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
 }
 
-/// Returns the hashes of the page's elements of this name.
 fn sources(element: &str) -> String {
     let (begin, end) = (format!("<{element}>"), format!("</{element}>"));
     let contents = PAGE.split(&begin).skip(1).filter_map(|rest| rest.split(&end).next());

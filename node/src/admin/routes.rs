@@ -36,7 +36,6 @@ pub(super) struct Shared {
     pub hub: Arc<Hub>,
 }
 
-/// Declares the routes and their handlers.
 macro_rules! routes {
     ($($method:ident $path:literal => $handler:ident;)*) => {
         #[cfg(test)]
@@ -70,13 +69,11 @@ routes! {
     post "/audit" => audit;
 }
 
-/// The OpenAPI description.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
 
 /// Default number of owners listed.
 const OWNERS: usize = 1000;
 
-/// Most sequences listed for a cell of the map.
 const CELL_SEQUENCES: usize = 16;
 
 /// Most characters of a path in a span: more than any route has.
@@ -253,7 +250,6 @@ async fn audit(State(at): State<Shared>, request: Request) -> Result<Response, A
     Ok(json(&at.admin.audit().await?))
 }
 
-/// Reads a body, up to the limits of size and time.
 async fn bytes(at: &Shared, request: Request) -> Result<Vec<u8>, AdminError> {
     let max = at.limits.body_bytes;
     let (parts, body) = request.into_parts();
@@ -268,7 +264,6 @@ async fn bytes(at: &Shared, request: Request) -> Result<Vec<u8>, AdminError> {
     }
 }
 
-/// Notes that the caller has sent the whole request.
 fn read_as_a_whole(permit: Option<&Arc<ConnectionPermit>>) {
     if let Some(permit) = permit {
         permit.answering();

@@ -194,7 +194,6 @@ fn bind_tcp(host: &str, port: u16, access: &AdminAccess) -> io::Result<StdTcpLis
     Err(last)
 }
 
-/// Encrypts a connection if the address begins with `https`.
 async fn secure(connection: Accepted, access: &AdminAccess) -> Result<Socket, LinkError> {
     let credentials = access.credentials();
     match connection {

@@ -6,7 +6,6 @@ pub(super) struct StoredBlock {
     pub(super) hash: BlockHash,
     /// `None` for the first block of a prefix, or if unknown, as then the tokens are.
     pub(super) parent: Option<BlockHash>,
-    /// Its tokens; empty if unknown.
     pub(super) tokens: Box<[u32]>,
     pub(super) block_tokens: u32,
     /// The extra keys that touch its tokens, with positions relative to its first token.
@@ -45,7 +44,6 @@ impl Changes {
         }
     }
 
-    /// Adds a clear, which replaces everything before it.
     pub(super) fn cleared(&mut self) {
         self.0.clear();
         self.0.push(Change::Cleared);

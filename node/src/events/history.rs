@@ -22,7 +22,6 @@ struct Kept {
     oldest: u64,
 }
 
-/// What a history has at a number.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum At {
     Batch(Arc<[u8]>),
@@ -46,7 +45,6 @@ impl History {
         self.kept.lock()
     }
 
-    /// Appends a batch, and drops the oldest ones beyond the bounds.
     pub(super) fn push(&self, payload: Vec<u8>) {
         let mut kept = self.kept();
         kept.bytes += payload.len();
@@ -68,13 +66,11 @@ impl History {
         batch.map_or(At::Ahead, |batch| At::Batch(batch.clone()))
     }
 
-    /// Returns the number of the oldest batch, and the next number.
     pub(super) fn range(&self) -> (u64, u64) {
         let kept = self.kept();
         (kept.oldest, kept.oldest + kept.batches.len() as u64)
     }
 
-    /// Returns a receiver of the next number.
     pub(super) fn follow(&self) -> watch::Receiver<u64> {
         self.next.subscribe()
     }

@@ -27,7 +27,6 @@ const GATHER: Duration = Duration::from_millis(2);
 /// Capacity of the queue of listing requests.
 const REQUESTS: usize = 16;
 
-/// Maximum length of a topic in bytes.
 const TOPIC_MAX: usize = 255;
 
 /// Publishes the events of a pool's prefix cache until it is dropped. Keeps the pool open.
@@ -163,7 +162,6 @@ impl KvEventPublisher {
         self.publication.counters()
     }
 
-    /// Returns a weak reference to its shared state.
     pub(super) fn downgrade(&self) -> Weak<Publication> {
         Arc::downgrade(&self.publication)
     }

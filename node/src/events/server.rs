@@ -14,7 +14,6 @@ use super::zmtp::{self, Inbound, SocketType, ZmtpError};
 use crate::admin::Failures;
 use crate::transport::tcp::{Pending, Source};
 
-/// Most subscriptions per connection.
 const FILTERS_MAX: usize = 64;
 
 /// Number of the message that ends a replay: -1.
@@ -46,7 +45,6 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// Waits until the publisher closes. Cancel safe.
     async fn closing(&self) {
         // `self` keeps the sender alive.
         let _ = self.is_closing.subscribe().wait_for(|is_closing| *is_closing).await;
@@ -321,7 +319,6 @@ async fn send(
     zmtp::write_all(to, payload, shared.patience).await
 }
 
-/// Counts a connection while it lives.
 struct Counted<'a>(&'a AtomicU64);
 
 impl<'a> Counted<'a> {

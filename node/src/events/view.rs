@@ -19,7 +19,6 @@ pub(super) struct CacheView {
 
 #[derive(Debug)]
 struct Entry {
-    /// Number of blocks with the hash.
     copies: usize,
     block: StoredBlock,
 }
@@ -154,7 +153,6 @@ mod tests {
         changes.as_slice().to_vec()
     }
 
-    /// Applies changes to a subscriber's set.
     fn subscriber(set: &mut BTreeSet<BlockHash>, changes: &[Change]) {
         for change in changes {
             match change {

@@ -6,7 +6,6 @@ use super::error::MembershipError;
 use crate::settings::Address;
 use crate::wire::check_name;
 
-/// Maximum length of an entry in bytes.
 const ENTRY_MAX: usize = 4096;
 
 /// A node of a cluster, as it describes itself.

@@ -56,7 +56,6 @@ impl Members {
     }
 }
 
-/// Replaces a list if it has changed.
 #[cfg(feature = "etcd")]
 pub(super) fn publish(lists: &ListSender, list: MemberList) {
     lists.send_if_modified(|current| {

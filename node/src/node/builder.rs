@@ -36,7 +36,6 @@ use crate::wire::Limits;
 const STAGING_BYTES: u64 = 256 << 20;
 /// Default number of arrived sequences that were not taken.
 const ARRIVALS: usize = 1024;
-/// Minimum of the default fetch quota in blocks.
 const FETCH_BLOCKS_MIN: usize = 64;
 
 /// Settings of a [`Node`].

@@ -20,7 +20,6 @@ const SETTLED: Duration = Duration::from_secs(5);
 
 const NOT_TRIED: &str = "not reached yet";
 
-/// Accepts links for as long as the node lives.
 pub(super) async fn accept(endpoint: Arc<Endpoint>, inputs: mpsc::Sender<Input>) {
     let mut reports = Reports::default();
     loop {
@@ -48,7 +47,6 @@ fn log(Refused { error, address, peer }: &Refused, reports: &mut Reports) {
     }
 }
 
-/// The tasks that connect to peers.
 pub(super) struct Dialers {
     /// `None` once the node has ended.
     endpoint: Option<Arc<Endpoint>>,
@@ -101,7 +99,6 @@ impl Dialers {
         self.endpoint.as_deref()
     }
 
-    /// Stops connecting, and drops the endpoint.
     pub(super) fn close(&mut self) {
         self.replace(Vec::new());
         self.running.drain().for_each(|(_, dialer)| dialer.task.abort());

@@ -84,25 +84,20 @@ impl Incoming {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Ending {
-    /// The target has the copy.
     Finish,
-    /// The source continues; the target frees.
     Restore,
 }
 
-/// One side of a migration.
 pub(super) struct Job {
     pub(super) id: MigrationId,
     pub(super) link: LinkId,
     pub(super) kind: Kind,
     pub(super) begun: Instant,
     pub(super) sequence: Option<SequenceId>,
-    /// Blocks of the manifest, once it is known.
     pub(super) blocks: usize,
     /// Those of them that count against the peer's fetch quota.
     pub(super) fetched_blocks: usize,
     pub(super) carried: Carried,
-    /// Transport of its bytes, once chosen.
     pub(super) transport: Option<MigrationTransport>,
     /// Blocks that the target has or reserved, once it reported them.
     pub(super) accepted_blocks: Option<usize>,
@@ -132,7 +127,6 @@ pub(super) enum SideJob {
         import: Slot<Incoming>,
         grant: Option<(Way, Tag)>,
         arrived: Option<Imported>,
-        /// Slot for the arriving sequence.
         place: Option<mpsc::OwnedPermit<Arrival>>,
         answer: Option<oneshot::Sender<Result<Carried, TransferError>>>,
     },
@@ -171,12 +165,10 @@ impl Job {
         SideJob::Target { import: Slot::Empty, grant: None, arrived: None, place: None, answer }
     }
 
-    /// Returns the number of blocks that the target already had.
     pub(super) fn shared_blocks(&self) -> usize {
         self.accepted_blocks.unwrap_or(self.blocks).saturating_sub(self.carried.blocks)
     }
 
-    /// Returns whether a task has the export or import.
     pub(super) fn is_lent(&self) -> bool {
         match &self.side {
             SideJob::Source { export } => export.is_lent(),
@@ -184,7 +176,6 @@ impl Job {
         }
     }
 
-    /// Makes the stop signal of a task that begins now.
     pub(super) fn begin_task(&mut self) -> oneshot::Receiver<()> {
         let (stop, stopped) = oneshot::channel();
         self.stop = Some(stop);

@@ -6,14 +6,11 @@ use crate::wire::{Denial, Versions};
 /// Versions of these messages that a node speaks; see [`wire`](crate::wire).
 pub(super) const VERSIONS: Versions = Versions { min: 4, max: 4 };
 
-/// Most bytes of a transport's metadata.
 pub(super) const METADATA_MAX: usize = 64 << 10;
 
-/// How the bytes of a grant travel.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub(super) enum Way {
     Tcp,
-    /// Remote direct memory access.
     Nixl,
 }
 
@@ -36,24 +33,20 @@ pub(super) enum NodeMessage {
     /// How the sender can be reached other than over the link.
     Reach {
         way: Way,
-        /// Metadata of the sender's transport.
         metadata: Bytes<METADATA_MAX>,
     },
     /// The sender's transfers into this grant have finished, and no more will begin.
     Over {
         way: Way,
-        /// The receiver's grant.
         tag: u64,
     },
     /// Asks for [`Over`](Self::Over), which may have been lost; repeated until it arrives.
     IsOver {
         way: Way,
-        /// The sender's grant.
         tag: u64,
     },
     /// Asks which blocks the receiver has cached. Not repeated.
     AskCached(CacheQuestion),
-    /// Answers [`AskCached`](Self::AskCached).
     TellCached(CacheAnswer),
     /// The sender refuses the link, and closes it.
     Refused(Denial),

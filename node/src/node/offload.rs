@@ -50,7 +50,6 @@ pub trait Offers: Send + Sync + 'static {
     }
 }
 
-/// Returns a sequence to its engine.
 pub(super) fn give_back(offers: &dyn Offers, failed: MigrateError) {
     match failed.error {
         TransferError::InDoubt { node, .. } => offers.take_doubtful(*failed.sequence, &node),

@@ -33,7 +33,6 @@ impl Operator {
         self.counters.count(|counters| *counters)
     }
 
-    /// Queues an input for the driver.
     pub(super) async fn tell(&self, input: Input) -> Result<(), NodeError> {
         let inputs = self.inputs.upgrade().ok_or(NodeError::Stopped)?;
         inputs.send(input).await.map_err(|_| NodeError::Stopped)

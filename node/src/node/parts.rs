@@ -25,7 +25,6 @@ pub(super) struct PartCopies {
     imports: HashMap<CopyNumber, Weak<Gathering>>,
 }
 
-/// State that the parts of a copy share.
 pub(super) struct Gathering {
     own: HeadRange,
     stagings: Arc<Stagings>,
@@ -36,7 +35,6 @@ pub(super) struct Gathering {
 struct Gathered {
     import: Option<Import>,
     sources: Vec<HeadRange>,
-    /// Slot for the arriving sequence.
     place: Option<OwnedPermit<Arrival>>,
 }
 

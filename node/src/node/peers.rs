@@ -20,7 +20,6 @@ use crate::settings::Restarts;
 use crate::transport::tcp::{Address, Link, LinkError, SocketKind};
 use crate::wire::Denial;
 
-/// Most processes that are remembered, over all names.
 const PEERS_MAX: usize = 1024;
 
 /// Most peers that are remembered only so that a lost link can be reported.
@@ -38,7 +37,6 @@ pub(super) struct Peer {
     began_ms: u64,
     /// Fingerprint of its block layout; zeros if it states none.
     fingerprint: [u8; 16],
-    /// Whether the different layout was logged.
     was_layout_said: bool,
     lock: Option<[u8; 16]>,
     /// Newest last.
@@ -51,7 +49,6 @@ pub(super) struct Peer {
     is_former: bool,
     /// When its last link was lost, as a counter of such events.
     lost: u64,
-    /// The last refused process of its name.
     refused: Option<(Incarnation, Denial)>,
     /// What an operator can do about it.
     remedy: Option<&'static str>,
@@ -118,7 +115,6 @@ impl Peer {
         self.line().ok_or(LinkError::Closed)?.try_send(message)
     }
 
-    /// Returns the bytes of the longest message that can be sent.
     pub(super) fn message_max(&self) -> usize {
         self.line().map_or(usize::MAX, |line| line.message_max())
     }
@@ -159,7 +155,6 @@ impl Peer {
 const DECLARE_LATER: &str =
     "; if that one has ended, declare it at this node: kvpool declare-ended --peer NAME";
 
-/// Result of a new link.
 pub(super) enum Joined {
     Same(LinkId),
     /// Of another process than before, which has ended.
@@ -341,7 +336,6 @@ impl Peers {
     }
 }
 
-/// Sends a peer the reason for its refusal, and closes the link.
 pub(super) fn refuse(link: Arc<Link>, denial: Denial) {
     tokio::spawn(async move {
         let told = async {

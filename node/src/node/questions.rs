@@ -14,7 +14,6 @@ pub(super) type Cached = oneshot::Sender<Result<Vec<bool>, TransferError>>;
 
 struct Open {
     peer: LinkId,
-    /// The link over which it was sent and is answered.
     link: Arc<Link>,
     hashes: usize,
     cached: Cached,
@@ -50,7 +49,6 @@ impl Questions {
         self.open.get(&number).filter(|open| open.peer == peer).map(|open| open.hashes)
     }
 
-    /// Returns the numbers of the queries over a link.
     pub(super) fn over(&self, link: &Arc<Link>) -> Vec<u64> {
         let is_over = |open: &Open| Arc::ptr_eq(&open.link, link);
         self.open.iter().filter(|(_, open)| is_over(open)).map(|(&number, _)| number).collect()

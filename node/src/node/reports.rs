@@ -10,7 +10,6 @@ const REPORTS_MAX: usize = 8;
 /// Messages of the current period, and the number of those suppressed.
 #[derive(Default)]
 pub(super) struct Reports {
-    /// End of the period.
     until: Option<Instant>,
     logged: BTreeSet<String>,
     unsaid: u64,
@@ -29,7 +28,6 @@ impl Reports {
         is_new
     }
 
-    /// Waits for the end of the period.
     pub(super) async fn over(&self) {
         match self.until {
             Some(until) => tokio::time::sleep_until(until.into()).await,
@@ -37,7 +35,6 @@ impl Reports {
         }
     }
 
-    /// Logs the number of suppressed messages.
     pub(super) fn sum_up(&mut self) {
         if self.unsaid > 0 {
             tracing::warn!(

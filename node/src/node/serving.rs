@@ -12,7 +12,6 @@ use crate::settings::AdminUrl;
 /// Time for responses in progress when the patience of the node is used up.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
-/// A server and its task. Dropping it ends all connections.
 pub(super) struct Serving {
     pub(super) access: AdminAccess,
     admin: Arc<NodeAdmin>,
@@ -43,7 +42,6 @@ impl Serving {
         &self.address
     }
 
-    /// Reports from now on that the node is ending.
     pub(super) fn drain(&self) {
         self.admin.drain();
     }

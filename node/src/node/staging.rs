@@ -30,13 +30,11 @@ const FRAMES: u32 = 1 << 24;
 /// Why nothing is staged.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StagingError {
-    /// There is too little memory left.
     #[error("{needed} bytes are needed, and {free} are free")]
     Full { needed: u64, free: u64 },
     /// No layout has blocks of this size.
     #[error(transparent)]
     Layout(#[from] Invalid),
-    /// The transport does not take the storage.
     #[error(transparent)]
     Transport(#[from] TransportError),
 }
@@ -110,7 +108,6 @@ fn with_heads(layout: &KvLayout, heads: u32) -> Result<KvLayout, Invalid> {
     builder.dtype(layout.dtype()).scales(scales).build()
 }
 
-/// The bytes of staged frames that have arrived.
 type StagedFrames = Vec<Option<Box<[u8]>>>;
 
 /// A storage that holds the bytes of frames until they are verified.
@@ -152,7 +149,6 @@ impl Staging {
     }
 }
 
-/// Frames for the bytes of a part.
 #[derive(Debug)]
 pub(super) struct Staged {
     staging: Arc<Staging>,

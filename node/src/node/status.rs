@@ -8,7 +8,6 @@ use super::job::{Job, SideJob};
 use crate::admin::{MigrationKind, MigrationRecord, MigrationSide, MigrationState};
 use crate::protocol::{Kind, MigrationStatus, Millis, Outcome, Side, SideState, SourceState, TargetState};
 
-/// Ended migrations that are remembered.
 pub(super) const HISTORY: usize = 256;
 
 /// What an operator can do about a sequence in doubt.
@@ -19,10 +18,8 @@ pub(super) const REMEDY: &str = "It is held and not run until its target answers
 pub(super) struct NodeStatus {
     pub(super) migrations: Vec<MigrationRecord>,
     pub(super) peers: Vec<PeerStatus>,
-    /// Names of the peers that NIXL reaches.
     pub(super) nixl_peers: BTreeSet<String>,
     pub(super) quarantined_grants: usize,
-    /// Age of the oldest doubt in milliseconds.
     pub(super) oldest_doubt: Option<u64>,
 }
 
@@ -35,7 +32,6 @@ pub(super) struct PeerStatus {
 }
 
 impl NodeStatus {
-    /// Returns the age of the oldest doubt in seconds, or 0.
     pub(super) fn oldest_doubt_s(&self) -> f64 {
         self.oldest_doubt.unwrap_or(0) as f64 / 1e3
     }
@@ -71,7 +67,6 @@ pub struct NodeCounters {
 pub(super) struct Counters(Mutex<NodeCounters>);
 
 impl Counters {
-    /// Updates or reads the counters.
     pub(super) fn count<T>(&self, change: impl FnOnce(&mut NodeCounters) -> T) -> T {
         change(&mut self.0.lock())
     }
@@ -163,7 +158,6 @@ pub(super) fn trace(job: &Job, record: &MigrationRecord) {
     }
 }
 
-/// Returns why a migration of this node failed.
 pub(super) fn reason(job: &Job, outcome: &Outcome) -> Option<String> {
     let failure = failure(outcome)?;
     Some(job.trouble.clone().unwrap_or(failure))
@@ -185,7 +179,6 @@ pub(super) fn running(
     })
 }
 
-/// Returns the failure of a migration as text.
 pub(super) fn failure(outcome: &Outcome) -> Option<String> {
     match outcome {
         Outcome::Done => None,

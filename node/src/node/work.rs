@@ -32,7 +32,6 @@ pub(super) fn text(error: impl ToString) -> Text {
     Text::new(error.to_string())
 }
 
-/// Cached blocks that a peer asked for.
 pub(super) struct Found {
     pub(super) export: Export,
     pub(super) manifest: ManifestBytes,
@@ -110,7 +109,6 @@ fn describe_as(manifest: &Manifest, message_max: usize) -> Result<(ManifestBytes
     Ok((ManifestBytes::new(bytes).map_err(text)?, manifest.blocks()))
 }
 
-/// Frames that a peer may write.
 pub(super) struct Piece {
     pub(super) runs: Vec<Run>,
     pub(super) hold: Hold,
@@ -208,7 +206,6 @@ pub(super) fn grant_of(way: u8, tag: Tag, region: RegionId, runs: &[Run]) -> Res
     Ok(Grant { way, tag: tag.0, region: region.0, runs: List::new(ranges).map_err(text)? })
 }
 
-/// A failed transfer.
 pub(super) struct Lost {
     pub(super) error: TransportError,
     /// Set if it is not known to be over.

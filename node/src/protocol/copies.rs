@@ -141,7 +141,6 @@ impl Copies {
         parts
     }
 
-    /// Returns the deadline by which an absent part must join.
     pub(super) fn deadline(&self, transfer_deadline_ms: u64) -> Option<Millis> {
         self.0
             .values()

@@ -21,7 +21,6 @@ const DAY: Duration = Duration::from_secs(86_400);
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Longest pause of synthetic traffic between two steps.
 const REST_MAX: Duration = Duration::from_secs(1);
 
 /// Minimum of the quota per peer in bytes.
@@ -172,7 +171,6 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Parses all entries, and checks constraints between them.
     pub(super) fn check(entries: &Entries, mut warnings: Vec<String>) -> Result<Self, SettingsError> {
         let read = Reader(entries);
         let pool = read.pool()?;
@@ -280,7 +278,6 @@ impl Reader<'_> {
         builder.build().map_err(|error| self.refuse(culprit, error.to_string()))
     }
 
-    /// Returns a listening address, which must be of this host.
     fn listening<T: FromStr<Err = String>>(
         &self,
         name: &str,

@@ -2,7 +2,6 @@ use std::collections::BTreeMap;
 
 use super::origin::Origin;
 
-/// Value of a key as text, and its origin.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub text: String,

@@ -45,7 +45,6 @@ impl EtcdLocation {
         self.user.is_some() && !self.is_tls && !self.endpoints.iter().all(is_here)
     }
 
-    /// Returns the prefix of the keys of members.
     #[cfg(any(feature = "etcd", test))]
     pub(crate) fn prefix(&self) -> String {
         format!("/kvpool/{}/members/", self.cluster)

@@ -44,7 +44,6 @@ impl Reader<'_> {
         self.value(name, parse)?.ok_or_else(|| self.refuse(name, "it cannot be off"))
     }
 
-    /// Returns the error about a key that needs another one.
     pub(super) fn needs(&self, name: &str, needs: &str, reason: &'static str) -> SettingsError {
         let (key, entry) = self.entry(name).expect("a key with a value");
         let needs = Key::find(needs).expect("a key of the list");

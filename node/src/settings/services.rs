@@ -244,7 +244,6 @@ impl Reader<'_> {
     }
 }
 
-/// Authorities; certificate and key.
 type MembershipFiles = (Option<PathBuf>, Option<(PathBuf, PathBuf)>);
 
 fn is_tls(store: &str) -> bool {

@@ -16,7 +16,6 @@ use super::reader::Reader;
 use super::socket::default_socket;
 use super::value::PeerAddress;
 
-/// Maximum size of the settings file in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Variables with the prefix that are not settings: the library of a tier.
@@ -120,7 +119,6 @@ impl Sources {
     }
 }
 
-/// Reads the settings file, up to a limit.
 fn read(path: &Path, origin: &Origin) -> Result<String, SettingsError> {
     let failed = |error| SettingsError::File { path: path.into(), origin: origin.clone(), error };
     let bytes = read_file(path, FILE_BYTES_MAX).map_err(failed)?;
@@ -131,7 +129,6 @@ fn read(path: &Path, origin: &Origin) -> Result<String, SettingsError> {
     })
 }
 
-/// Parses the settings file. One error lists all unknown keys.
 fn parse(path: &Path, text: &str) -> Result<Entries, SettingsError> {
     let line = |offset: usize| 1 + text.bytes().take(offset).filter(|&byte| byte == b'\n').count();
     let table = DeTable::parse(text).map_err(|error| SettingsError::Syntax {

@@ -90,7 +90,6 @@ pub enum TraceTarget {
     Url(String),
 }
 
-/// Validates the address of a collector.
 pub(super) fn collector(text: &str) -> Result<String, &'static str> {
     let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
     let rest = rest.ok_or("it begins with neither http:// nor https://")?;

@@ -30,7 +30,6 @@ fn refused(with: &[(&str, &str)]) -> String {
     }
 }
 
-/// A folder with a settings file.
 fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("kvpool.toml");

@@ -158,7 +158,6 @@ impl FromStr for PeerAddress {
     }
 }
 
-/// Parses a list of peers with distinct names.
 pub(super) fn peers(text: &str) -> Result<Vec<PeerAddress>, String> {
     let mut peers: Vec<PeerAddress> = Vec::new();
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
@@ -235,7 +234,6 @@ pub(super) fn time(text: &str, range: std::ops::RangeInclusive<Duration>) -> Res
         .ok_or_else(|| format!("not from {:?} to {:?}", range.start(), range.end()))
 }
 
-/// Parses a number from 0 to 1.
 pub(super) fn share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         // Excludes NaN.

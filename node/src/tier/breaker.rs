@@ -30,7 +30,6 @@ pub(super) struct Breaker {
     state: BreakerState,
     failures_max: u32,
     rest: Duration,
-    /// Failures since the last success.
     failures: u32,
     /// End of the rest, or of the trial.
     until: Instant,
@@ -50,7 +49,6 @@ impl Breaker {
         self.opened
     }
 
-    /// Returns whether a call may go to the store.
     pub(super) fn admits(&mut self, now: Instant) -> bool {
         if self.state == BreakerState::Closed {
             return true;
@@ -71,7 +69,6 @@ impl Breaker {
         }
     }
 
-    /// Notes a failure.
     pub(super) fn failed(&mut self, now: Instant) {
         self.failures = self.failures.saturating_add(1);
         let opens = match self.state {

@@ -16,7 +16,6 @@ use parking_lot::{Mutex, MutexGuard};
 use super::outcome::{Outcome, TierFailure};
 use super::read::Landing;
 
-/// State of one key.
 enum Progress {
     Waiting,
     Begun,
@@ -28,7 +27,6 @@ struct Key {
     memory: Option<Box<dyn Landing>>,
 }
 
-/// The outcomes of a call, and the memory of its gets.
 pub(super) struct Call(Mutex<Vec<Key>>);
 
 impl Call {
@@ -42,7 +40,6 @@ impl Call {
         self.0.lock()
     }
 
-    /// Notes that a call of the store has begun for these keys.
     pub(super) fn begin(&self, places: &[usize]) {
         let mut keys = self.keys();
         places.iter().for_each(|&place| keys[place].progress = Progress::Begun);
@@ -53,7 +50,6 @@ impl Call {
         self.keys()[place].memory.take()
     }
 
-    /// Notes the outcome of a key; the first one counts.
     pub(super) fn set(&self, place: usize, outcome: Outcome) {
         // First, because the caller may reuse the memory once the outcome is visible.
         drop(self.take_memory(place));
@@ -63,7 +59,6 @@ impl Call {
         }
     }
 
-    /// Notes the same failure for keys without an outcome.
     pub(super) fn fail(&self, places: &[usize], failure: &TierFailure) {
         places.iter().for_each(|&place| self.set(place, Outcome::Failed(failure.clone())));
     }

@@ -36,7 +36,6 @@ use crate::settings::without_password;
 
 const NAME: &str = "redis";
 
-/// Number of pipelined gets.
 const AHEAD: usize = 4;
 
 /// Idle time after which a connection is checked by a PING, because the server may have closed it.

@@ -2,7 +2,6 @@ use std::time::{Duration, Instant};
 
 use super::error::TierError;
 
-/// The largest number of calls.
 const CALLS_MAX: usize = 1024;
 
 /// The longest duration that is added to the current time: 30 years.

@@ -52,7 +52,6 @@ struct Shared {
     calls: Arc<Semaphore>,
     /// For the one put that waits in the queue with the reads.
     next_put: Semaphore,
-    /// Keys that wait in the queue.
     reads_waiting: AtomicU64,
     puts_waiting: AtomicU64,
     in_flight: AtomicU64,
@@ -280,7 +279,6 @@ impl Shared {
         self.calls.clone().acquire_owned().await.map_err(closed)
     }
 
-    /// Calls the store, and notes its failures.
     async fn run(
         self: Arc<Self>,
         call: Arc<Call>,

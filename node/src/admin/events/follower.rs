@@ -125,7 +125,6 @@ impl Lines {
         self.bytes.len()
     }
 
-    /// Takes the next event, if it is complete.
     fn event(&mut self) -> Option<Raw> {
         // Its last byte may begin the end.
         let from = self.searched.saturating_sub(1);

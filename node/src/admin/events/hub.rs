@@ -13,7 +13,6 @@ use super::super::problem::AdminError;
 use super::notice::{Notice, StatsSummary};
 use super::view::View;
 
-/// Most events in the ring.
 pub(super) const EVENTS_MAX: usize = 256;
 
 /// Bytes of the ring above which a new event drops the oldest.
@@ -41,7 +40,6 @@ pub(in super::super) struct Hub {
     wanted: Notify,
 }
 
-/// The ring, and the followers' positions.
 struct Ring {
     entries: VecDeque<Entry>,
     bytes: usize,
@@ -65,7 +63,6 @@ pub(super) struct Place {
 pub(super) const WHOLE: u64 = u64::MAX;
 
 pub(super) enum Next {
-    /// Events, up to this number.
     Events(Vec<Entry>),
     Nothing,
     /// The ring has overtaken it.
@@ -156,12 +153,10 @@ impl Hub {
         Ok(Place { hub: self.clone(), id, next, news })
     }
 
-    /// Ends all answers, and accepts no more followers.
     pub(in super::super) fn close(&self) {
         *self.news.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Returns the statistics of the history, oldest first.
     pub(in super::super) fn history(&self) -> VecDeque<StatsSummary> {
         self.ring().history.clone()
     }

@@ -13,7 +13,6 @@ use super::notice::{Notice, StatsSummary};
 /// Most cells of the map: about as many as a screen shows.
 pub(in super::super) const CELLS_MAX: usize = 4096;
 
-/// The state of a node at one moment.
 pub(super) struct View {
     pub(super) summary: StatsSummary,
     /// For the times of the next period.

@@ -11,7 +11,6 @@ use super::*;
 use crate::metrics::Scrape;
 use crate::topology::{PeerLink, TopologyReport};
 
-/// Longer than any test takes.
 const NEVER: Duration = Duration::from_secs(120);
 
 /// Observable time that a caller exceeds.

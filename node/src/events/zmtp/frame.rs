@@ -6,7 +6,6 @@ use tokio::time::timeout;
 /// Maximum length of a received body: subscriptions and requests are short.
 pub(in crate::events) const BODY_MAX: usize = 1024;
 
-/// Most frames of a received message.
 pub(in crate::events) const FRAMES_MAX: usize = 4;
 
 const MORE: u8 = 1;
@@ -74,7 +73,6 @@ pub(in crate::events) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Re
     }
 }
 
-/// Splits a command: the length of its name, its name, its body.
 fn command(bytes: Vec<u8>) -> Result<Inbound, ZmtpError> {
     let short = ZmtpError::Malformed("a command without a name");
     let Some((&length, rest)) = bytes.split_first() else { return Err(short) };

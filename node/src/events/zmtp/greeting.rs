@@ -38,7 +38,6 @@ impl SocketType {
     }
 }
 
-/// Greets a peer, and checks its socket type.
 pub(in crate::events) async fn handshake(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     own: SocketType,

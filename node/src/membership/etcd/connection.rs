@@ -11,7 +11,6 @@ const CALL: Duration = Duration::from_secs(2);
 /// Interval and timeout of pings. etcd closes connections with pings less than 5 s apart.
 const PING: (Duration, Duration) = (Duration::from_secs(6), Duration::from_secs(3));
 
-/// Shortest and longest pause between attempts.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
 
 /// Why etcd does not serve.

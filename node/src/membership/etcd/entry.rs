@@ -36,7 +36,6 @@ struct Entry {
     key: String,
     member: Member,
     seconds: i64,
-    /// The lease under which the key was put.
     held: Option<Held>,
     state: tokio::sync::watch::Sender<JoinState>,
     failures: Failures,
@@ -65,7 +64,6 @@ impl Entry {
         }
     }
 
-    /// Joins and renews over one connection.
     async fn session(&mut self, pauses: &mut Pauses) -> Result<Infallible, Trouble> {
         let mut client = self.servers.connect().await?;
         loop {
@@ -81,7 +79,6 @@ impl Entry {
         }
     }
 
-    /// Puts the key under a new lease.
     async fn enter(&mut self, client: &mut Client) -> Result<Held, Trouble> {
         let found = call(client.get(self.key.as_str(), None)).await?;
         let found = found.kvs().first();

@@ -17,7 +17,6 @@ pub(super) struct KnownMembers {
 
 struct Known {
     member: Member,
-    /// Since when etcd lacks it; `None` while etcd has it.
     missing_since: Option<Instant>,
 }
 

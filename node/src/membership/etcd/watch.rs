@@ -15,7 +15,6 @@ const PAGE: usize = 256;
 /// gRPC status code: the answer exceeds the message limit.
 const TOO_LARGE: i32 = 11;
 
-/// Most names in a warning.
 const NAMED_MAX: usize = 8;
 
 /// Follows the members until all receivers of the lists are gone.
@@ -71,14 +70,12 @@ struct Watch {
     failures: Failures,
 }
 
-/// A connection and the revision of its list.
 struct Listed {
     client: etcd_client::Client,
     revision: i64,
 }
 
 impl Watch {
-    /// Lists all members, with etcd's revision.
     async fn list(&mut self) -> Result<Listed, Trouble> {
         let mut client = self.servers.connect().await?;
         let (members, revision) = self.members(&mut client).await?;

@@ -58,7 +58,6 @@ pub(in crate::node) struct Setup {
     pub(in crate::node) alive: watch::Receiver<()>,
 }
 
-/// All migrations of a node, and their resources.
 pub(in crate::node) struct Driver {
     pub(super) setup: Setup,
     pub(super) origin: Instant,

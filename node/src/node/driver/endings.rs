@@ -12,7 +12,6 @@ use crate::node::status::{self, HISTORY, NodeStatus};
 use crate::protocol::{MachineId, Outcome, Report};
 
 impl Driver {
-    /// Ends what a machine had, now or when its task returns.
     pub(super) fn end(&mut self, machine: MachineId, ending: Ending) {
         let Some(job) = self.jobs.get_mut(&machine) else { return };
         job.ending = Some(ending);

@@ -23,17 +23,13 @@ use crate::transport::tcp::{Held, Link};
 pub(in crate::node) const INPUTS: usize = 1024;
 
 pub(in crate::node) enum Input {
-    /// A handshake was completed.
     LinkUp(Arc<Link>),
-    /// A link was closed.
     LinkLost(LinkId, Arc<Link>),
     /// A peer sent a message. It counts towards the link's receive budget until it is handled.
     Message(LinkId, Arc<Link>, Box<NodeMessage>, Held),
-    /// A task ended.
     Done(MachineId, Box<Done>),
     /// Adding a peer to NIXL has succeeded or failed.
     Reached(LinkId, Incarnation, Result<PeerId, TransportError>),
-    /// A quarantined transfer of this node has finished.
     Over(LinkId, Way, u64),
     /// Sends an export, or a part of one.
     Send(Box<Parcel>, Option<(MigrationId, Part)>),
@@ -41,7 +37,6 @@ pub(in crate::node) enum Input {
     AskCached(String, Vec<BlockHash>, Cached),
     /// Declares that a peer's process has ended; the answer has the sequences that were in doubt.
     PeerEnded(String, oneshot::Sender<Result<Vec<u64>, NodeError>>),
-    /// Closes the links to a peer.
     Cut(String),
     Status(oneshot::Sender<NodeStatus>),
     /// Cancels what can be cancelled, and ends the driver when nothing is left.

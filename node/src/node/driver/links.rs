@@ -128,7 +128,6 @@ impl Driver {
         self.leave_transports(before);
     }
 
-    /// Forgets peers that need not be remembered.
     fn forget(&mut self) {
         let mut peers = std::mem::take(&mut self.peers);
         let gone = peers.forget(|id, peer| self.has_reason(id, peer));

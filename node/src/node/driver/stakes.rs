@@ -34,7 +34,6 @@ impl Driver {
         })
     }
 
-    /// Notes that a peer has a link again, or lost its last one.
     pub(super) fn note_link(&mut self, id: LinkId, is_linked: bool) {
         let now = self.now();
         for job in self.jobs.values_mut().filter(|job| job.link == id && job.in_doubt.is_some()) {
@@ -69,7 +68,6 @@ impl Driver {
             || self.jobs.values().any(writes)
     }
 
-    /// Returns whether a peer is configured, or has any state here.
     pub(super) fn has_reason(&self, id: LinkId, peer: &Peer) -> bool {
         let configured = self.setup.configured.lock();
         configured.contains(&peer.name)

@@ -46,7 +46,6 @@ impl Driver {
         }
     }
 
-    /// Ends a migration whose peer violated the protocol.
     fn violated(&mut self, machine: MachineId, what: &str) {
         if let Some(job) = self.jobs.get_mut(&machine) {
             job.trouble = Some(format!("the peer violated the protocol: {what}"));

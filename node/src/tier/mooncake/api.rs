@@ -13,7 +13,6 @@ use libloading::os::unix::{Library as UnixLibrary, RTLD_LOCAL, RTLD_NOW};
 
 use super::super::error::TierError;
 
-/// Name of the store in reports.
 pub(super) const NAME: &str = "mooncake";
 
 /// Name of the environment variable with the path of the library.
@@ -23,7 +22,6 @@ const LIBRARY: &str = "libmooncake_store.so";
 
 pub(super) type Raw = *mut c_void;
 
-/// How a value is stored.
 #[repr(C)]
 pub(super) struct ReplicateConfig {
     pub(super) replicas: usize,
@@ -35,7 +33,6 @@ pub(super) struct ReplicateConfig {
 
 macro_rules! table {
     ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions, and their library.
         #[allow(dead_code, reason = "a library that lacks a function of the interface is refused at the start")]
         pub(super) struct Api {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
@@ -111,7 +108,6 @@ pub(super) const NOT_FOUND: i64 = -704;
 pub(super) const EXISTS: i64 = -705;
 pub(super) const LEASED: i64 = -706;
 
-/// The master cannot be reached.
 const RPC: i64 = -900;
 const RPC_TIMEOUT: i64 = -901;
 

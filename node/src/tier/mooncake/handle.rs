@@ -11,7 +11,6 @@ use super::super::store_error::StoreError;
 use super::api::{Api, NAME, Raw, ReplicateConfig, meaning};
 use super::staging::{Memory, Spare};
 
-/// Bytes of the value that is put and read back.
 const PROBE_BYTES: usize = 4096;
 
 /// Settings of a [`Mooncake`](super::Mooncake) store.
@@ -93,7 +92,6 @@ fn probe_failed(reason: String) -> TierError {
 }
 
 impl Handle {
-    /// Loads the library, and connects to the master.
     pub(super) fn connect(settings: &MooncakeSettings) -> Result<Arc<Self>, TierError> {
         if settings.replicas == 0 {
             let what = "the number of replicas";
@@ -210,7 +208,6 @@ impl Handle {
         self.spare.lock()
     }
 
-    /// Returns registered memory of at least this many bytes.
     pub(super) fn memory(&self, bytes: usize) -> Result<Memory, StoreError> {
         let mut spare = self.spare();
         if let Some(memory) = spare.take(bytes, Instant::now()) {

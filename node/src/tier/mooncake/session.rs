@@ -47,7 +47,6 @@ pub(super) struct Got {
     got: Vec<i64>,
 }
 
-/// The value of one key, in the memory of its get.
 struct GotValue {
     all: Arc<Got>,
     at: usize,
@@ -62,7 +61,6 @@ impl AsRef<[u8]> for GotValue {
     }
 }
 
-/// Slots of one memory, one per key of a call.
 struct Slots {
     pointers: Vec<*mut c_void>,
     sizes: Vec<usize>,
@@ -99,7 +97,6 @@ impl Client {
         Ok(found.into_iter().map(|found| found == 1).collect())
     }
 
-    /// Puts values from memory. Returns the code of each.
     fn put_from(&self, memory: &mut Memory, keys: &Texts, values: &[TierValue]) -> (c_int, Vec<c_int>) {
         let bytes = memory.len() / values.len();
         for (slot, value) in values.iter().enumerate() {

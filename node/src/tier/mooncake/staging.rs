@@ -98,7 +98,6 @@ impl Spare {
         Some(self.free.swap_remove(place))
     }
 
-    /// Returns whether further memory may be set aside.
     pub(super) fn has_room(&self) -> bool {
         self.set_aside.len() < SET_ASIDE_MAX
     }
@@ -107,7 +106,6 @@ impl Spare {
         self.free.push(memory);
     }
 
-    /// Returns the unused memories, and those set aside.
     pub(super) fn into_parts(self) -> (Vec<Memory>, Vec<Memory>) {
         (self.free, self.set_aside.into_iter().map(|(_, memory)| memory).collect())
     }

@@ -35,7 +35,6 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_s
 /// Requests to be notified when nothing waits to be stored.
 pub(super) type Flushes = mpsc::UnboundedSender<oneshot::Sender<()>>;
 
-/// Queue of hashes of blocks to store.
 struct Waiting {
     hashes: VecDeque<BlockHash>,
     /// The same hashes: a block may be listed, and have an event too.
@@ -145,7 +144,6 @@ impl Link {
         }
     }
 
-    /// Adds a block, or counts it as dropped.
     fn push(&self, waiting: &mut Waiting, hash: BlockHash) {
         let is_noted = waiting.push(hash);
         self.count(|counters| counters.dropped_blocks += u64::from(!is_noted));

@@ -129,7 +129,6 @@ impl Link {
         outcomes
     }
 
-    /// Updates or reads the counters.
     pub(super) fn count<T>(&self, change: impl FnOnce(&mut TieredCounters) -> T) -> T {
         change(&mut self.counters.lock())
     }
@@ -144,7 +143,6 @@ impl Link {
     }
 }
 
-/// The frame of a block that is read.
 pub(super) struct FrameLanding {
     pub(super) key: TierKey,
     pub(super) packed_bytes: usize,

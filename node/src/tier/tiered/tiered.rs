@@ -79,7 +79,6 @@ impl Tiered {
         &self.link.tier
     }
 
-    /// Returns a weak reference to its link.
     pub(in super::super) fn downgrade(&self) -> Weak<Link> {
         Arc::downgrade(&self.link)
     }

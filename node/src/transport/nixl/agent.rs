@@ -9,7 +9,6 @@ use kvpool::transport::TransportError;
 use super::api::{self, AgentConfig, Api, IN_PROGRESS, Raw, Status};
 use super::span::{Memory, Pair, Span};
 
-/// Backend that moves the bytes.
 const BACKEND: &CStr = c"UCX";
 
 pub(super) struct Agent {
@@ -282,7 +281,6 @@ impl Drop for Agent {
     }
 }
 
-/// Returns the error of a failed request.
 pub(super) fn broken(status: Status) -> TransportError {
     failed("a transfer", status)
 }

@@ -22,7 +22,6 @@ pub(super) type Raw = *mut c_void;
 pub(super) type Status = c_int;
 
 pub(super) const IN_PROGRESS: Status = 1;
-/// Memory types.
 pub(super) const DRAM: c_int = 0;
 pub(super) const VRAM: c_int = 1;
 pub(super) const WRITE: c_int = 1;
@@ -41,7 +40,6 @@ pub(super) struct AgentConfig {
 
 macro_rules! table {
     ($($name:ident($($argument:ty),*);)*) => {
-        /// The functions, and their library.
         pub(super) struct Api {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> Status,)*
             is_stub: unsafe extern "C" fn() -> bool,
@@ -145,7 +143,6 @@ pub(super) fn unavailable(reason: String) -> TransportError {
     TransportError::Unavailable { name: "nixl", reason }
 }
 
-/// Returns the paths to try, in order.
 fn candidates(location: Option<&Path>) -> Vec<PathBuf> {
     let given = location.map(Path::to_owned).or_else(|| std::env::var_os(LOCATION).map(PathBuf::from));
     match given {

@@ -12,9 +12,7 @@ const BYTES_MAX: usize = 64 << 10;
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Metadata {
     version: u16,
-    /// Released version of NIXL, if known.
     pub(super) nixl: Option<String>,
-    /// NIXL's own metadata.
     pub(super) agent: Vec<u8>,
     /// By id.
     pub(super) regions: Vec<Region>,

@@ -84,7 +84,6 @@ impl Shared {
         self.set(id, Phase::Quarantined(reason));
     }
 
-    /// Releases all grants: no peer can write any more.
     pub(super) fn agent_is_gone(&self) {
         let grants = {
             let mut state = self.lock();

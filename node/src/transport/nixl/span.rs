@@ -45,7 +45,6 @@ struct Plane {
     frame_bytes: u64,
 }
 
-/// The frames of a storage, by address.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Region {
     pub(super) memory: Memory,

@@ -73,7 +73,6 @@ impl NixlTransport {
         self.version.as_deref()
     }
 
-    /// Sends a command to the thread, and waits for its answer.
     fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, TransportError> {
         let (answer, answered) = sync_channel(1);
         self.commands.send(command(answer)).map_err(|_| TransportError::Closed)?;

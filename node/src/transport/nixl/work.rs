@@ -38,7 +38,6 @@ pub(super) enum Command {
     Cancel { transfer: TransferId },
     /// Only wakes the thread: peers may write from now on, so it must poll.
     Wake,
-    /// Ends the thread, and the agent with it.
     Stop,
 }
 
@@ -169,7 +168,6 @@ impl Work {
         self.agent.unload(&name);
     }
 
-    /// Polls all transfers, and returns whether bytes moved.
     fn advance(&mut self) -> bool {
         let mut is_busy = false;
         let mut place = 0;

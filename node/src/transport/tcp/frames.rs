@@ -85,7 +85,6 @@ impl Drop for TcpTransport {
     }
 }
 
-/// Attaches a link, and spawns the loops of its data streams.
 fn attach(inner: &Arc<Inner>, link: &Arc<LinkShared>) -> Result<PeerId, TransportError> {
     let mut state = inner.state.lock();
     if state.closed {

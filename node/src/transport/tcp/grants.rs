@@ -17,7 +17,6 @@ pub(super) struct Granted {
     busy: Mutex<Vec<Run>>,
 }
 
-/// Grants that may still be written.
 #[derive(Default)]
 pub(super) struct Grants {
     entries: HashMap<Tag, Entry>,
@@ -88,7 +87,6 @@ impl Grants {
         Ok(entry.ok_or(TransportError::Unknown { what: "tag", number: tag.0 })?.granted.take())
     }
 
-    /// Revokes all grants; as for [`revoke`](Self::revoke).
     pub(super) fn revoke_all(&mut self) -> Vec<Arc<Granted>> {
         self.entries.values_mut().filter_map(|entry| entry.granted.take()).collect()
     }
@@ -152,7 +150,6 @@ impl std::fmt::Debug for Granted {
     }
 }
 
-/// Sorts runs, and joins those that are adjacent or overlap.
 fn joined(mut runs: Vec<Run>) -> Box<[Run]> {
     runs.retain(|run| run.len > 0);
     runs.sort_unstable_by_key(|run| run.start);

@@ -19,7 +19,6 @@ use crate::wire::{
     self, FRAME_HEAD, FrameHead, FrameKind, HEADER, Header, PROOF, Proof, Role, Verdict, WIRE_VERSION,
 };
 
-/// Maximum length of the first message.
 const HELLO_MAX: usize = 1024;
 
 /// First bytes of TLS records from a side that expects TLS: an alert, a hello.

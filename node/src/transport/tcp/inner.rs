@@ -16,7 +16,6 @@ use crate::wire::{ItemHead, ItemStatus, Limits};
 /// Reason of a failure for a peer without a link.
 pub(super) const NO_LINK: &str = "no link to it is attached";
 
-/// The part of a transport that the loops of data streams share.
 pub(super) struct Inner {
     pub(super) name: String,
     pub(super) incarnation: u64,

@@ -172,7 +172,6 @@ impl Link {
         self.shared.close(LinkError::Closed);
     }
 
-    /// Closes the link because the peer refuses it.
     pub(crate) fn denied(&self, denial: Denial) {
         self.shared.close(LinkError::Denied(denial));
     }

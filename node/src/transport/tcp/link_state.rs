@@ -36,7 +36,6 @@ pub(super) struct LinkShared {
     closing: Closing,
     pub(super) outbox: mpsc::Sender<Outgoing>,
     pub(super) room: Room,
-    /// The data streams, until a transport takes them.
     data: Mutex<Option<Vec<Socket>>>,
     /// Its place in the endpoint's count of links.
     slot: Mutex<Option<Slot>>,
@@ -57,7 +56,6 @@ pub(super) enum Outgoing {
     Flush(oneshot::Sender<()>),
 }
 
-/// A queued message, with its share of the budget.
 pub(super) struct Queued {
     pub(super) message: Vec<u8>,
     pub(super) room: Held,
@@ -67,7 +65,6 @@ pub(super) struct Queued {
 #[derive(Debug)]
 pub(crate) struct Held(#[expect(dead_code, reason = "only dropped")] OwnedSemaphorePermit);
 
-/// Budgets of queued bytes, for both directions of a link.
 pub(super) struct Room {
     pub(super) outgoing: Arc<Semaphore>,
     pub(super) incoming: Arc<Semaphore>,

@@ -31,7 +31,6 @@ impl Source {
     }
 }
 
-/// The unauthenticated connections.
 #[derive(Debug)]
 pub(crate) struct Pending {
     max: usize,
@@ -91,7 +90,6 @@ impl Pending {
 }
 
 impl State {
-    /// Removes the oldest connection of the host that has most.
     fn displace(&mut self) -> Option<oneshot::Sender<()>> {
         let mut counts: HashMap<Source, usize> = HashMap::new();
         self.all.values().for_each(|(source, _)| *counts.entry(*source).or_default() += 1);

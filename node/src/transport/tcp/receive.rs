@@ -20,7 +20,6 @@ use crate::wire::{Ack, Form, ITEM_HEAD, ItemHead, ItemStatus, StreamHead, WireEr
 /// Size of the buffer for discarded bytes.
 const SINK: usize = 64 << 10;
 
-/// Reads until the link is closed.
 pub(super) async fn run(
     inner: Arc<Inner>,
     (peer, link): (PeerId, Arc<LinkShared>),

@@ -15,7 +15,6 @@ use crate::wire::Form;
 
 pub(super) const NAME: &str = "tcp";
 
-/// Pieces of memory per system call.
 const SLICES: usize = 64;
 
 /// Bytes per system call above which no piece is added, since the system checks every piece.
@@ -23,7 +22,6 @@ const BYTES: usize = 1 << 20;
 
 pub(super) struct Region {
     storage: Arc<dyn Storage>,
-    /// The planes, if the CPU can access them.
     planes: Option<StoragePlanes>,
     /// Bytes of each part of a frame: K, V and their scales of each layer, in canonical order.
     parts: Vec<usize>,
@@ -144,7 +142,6 @@ impl Pieces {
         self.left += bytes;
     }
 
-    /// Returns the number of remaining bytes.
     pub(super) fn left(&self) -> usize {
         self.left
     }

@@ -19,7 +19,6 @@ use crate::wire::{Form, StreamHead};
 /// Sent instead of the rest of a cancelled item.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// Writes until the link is closed.
 pub(super) async fn run(
     inner: Arc<Inner>,
     (peer, link): (PeerId, Arc<LinkShared>),

@@ -267,7 +267,6 @@ impl WriteSide {
         Ok(())
     }
 
-    /// Writes buffered bytes to the system.
     pub(super) async fn flush(&mut self) -> io::Result<()> {
         match self {
             // These do not buffer.

@@ -9,12 +9,9 @@ use super::error::LinkError;
 use super::transfers::{Item, Sent};
 use crate::wire::{Ack, Limits};
 
-/// Most acknowledgements that a peer may leave unread.
 const ACKS_MAX: usize = 1024;
 
-/// The part of a data stream that its two loops share.
 pub(super) struct Stream {
-    /// Wakes the write loop.
     pub(super) work: Notify,
     out: Mutex<Out>,
 }

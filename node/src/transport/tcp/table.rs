@@ -9,7 +9,6 @@ use super::settings::Identity;
 use super::socket::Socket;
 use crate::wire::Limits;
 
-/// The part of an endpoint that its tasks share.
 #[derive(Debug)]
 pub(super) struct Shared {
     identity: RwLock<Arc<Identity>>,
@@ -22,7 +21,6 @@ impl Shared {
         Self { identity: RwLock::new(Arc::new(identity)), limits, table: Mutex::default() }
     }
 
-    /// Returns this node's identity for new handshakes.
     pub(super) fn identity(&self) -> Arc<Identity> {
         self.identity.read().clone()
     }
@@ -34,12 +32,10 @@ impl Shared {
 
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// Links that wait for data streams.
     pub(super) waiting: HashMap<u128, Waiting>,
     /// Number of the next one; the lowest is the oldest.
     pub(super) next: u64,
     pub(super) configured: BTreeSet<String>,
-    /// Links per name of a peer.
     pub(super) links: HashMap<String, usize>,
 }
 

@@ -100,7 +100,6 @@ impl Tls {
     }
 }
 
-/// Encrypts an accepted connection, if there is a certificate.
 pub(crate) async fn accept(tls: Option<&Tls>, stream: TcpStream) -> Result<Socket, LinkError> {
     stream.set_nodelay(true).map_err(|error| LinkError::io("configure a connection", error))?;
     let Some(acceptor) = tls.and_then(Tls::acceptor) else { return Ok(Socket::Tcp(stream)) };

@@ -12,7 +12,6 @@ use crate::wire::{ItemHead, ItemStatus, Limits};
 /// Bytes of an item below which a transfer is not split further for more streams.
 const ITEM_BYTES_MIN: usize = 4 << 20;
 
-/// All transfers whose end was not reported.
 #[derive(Default)]
 pub(super) struct Transfers {
     next: u64,
@@ -27,9 +26,7 @@ struct Entry {
     /// Unsent frames, consumed from the beginning of the first run.
     local: VecDeque<Run>,
     remote: VecDeque<Run>,
-    /// Number of unsent frames.
     left: usize,
-    /// Number of unacknowledged items.
     unacknowledged: usize,
     /// `None` once the transfer has ended.
     source: Option<Arc<Held>>,
