@@ -31,13 +31,17 @@ pub(super) type Answer<T> = SyncSender<Result<T, TransportError>>;
 pub(super) enum Command {
     /// Registers memory, and returns the agent's new metadata.
     Register { region: Region, owner: StoragePlanes, answer: Answer<Vec<u8>> },
+    /// Loads a peer.
     AddPeer { peer: PeerId, agent: Vec<u8>, answer: Answer<()> },
     /// Forgets a peer, and aborts its transfers.
     RemovePeer { peer: PeerId },
+    /// Begins a transfer.
     Submit(Box<Job>),
+    /// Gives up a transfer.
     Cancel { transfer: TransferId },
     /// Only wakes the thread: peers may write from now on, so it must poll.
     Wake,
+    /// Ends the thread, and the agent with it.
     Stop,
 }
 
