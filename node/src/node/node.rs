@@ -122,8 +122,8 @@ impl Node {
         Ok(self.operator.status().await?.quarantined_grants)
     }
 
-    /// Moves a sequence that the engine [offers](super::NodeBuilder::offers), and returns once
-    /// begun.
+    /// Moves a sequence that the engine [offers](super::NodeBuilder::offers) to a peer; returns
+    /// once begun.
     ///
     /// If it fails, the engine gets the sequence back.
     ///

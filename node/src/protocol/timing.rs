@@ -21,7 +21,7 @@ impl Millis {
 /// Durations of the protocol, in milliseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Timing {
-    /// The transfer deadline, after which a silent peer ends a migration, or is in doubt.
+    /// The transfer deadline: a side that receives nothing for so long gives up, or is in doubt.
     pub transfer_deadline_ms: u64,
     /// Time to the first repetition of a message; doubled each time, up to the renewal interval.
     pub retry_ms: u64,

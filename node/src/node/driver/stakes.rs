@@ -83,7 +83,8 @@ impl Driver {
         self.setup.machines.status().any(|status| is_undecidable(&status) && is_up(status.link))
     }
 
-    /// Returns whether a sequence is in doubt, or this process may still write frames of a peer.
+    /// Returns whether this process and a peer may both hold an exclusive sequence, or this process
+    /// may still write frames of a peer.
     pub(super) fn has_doubts(&self) -> bool {
         let is_in_doubt = |job: &Job| match &job.side {
             SideJob::Source { export: Slot::Here(parcel) } => parcel.is_in_doubt(),
