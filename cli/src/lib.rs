@@ -48,13 +48,10 @@ use std::process::ExitCode;
 use args::{Cli, Command};
 use output::complain;
 
-/// Success.
 const EXIT_OK: u8 = 0;
 /// Something was lost, corrupt or broken, or there was nothing to check.
 const EXIT_UNSOUND: u8 = 1;
-/// Bad usage or bad input.
 const EXIT_USAGE: u8 = 2;
-/// Interrupted: 128 and the number of the signal.
 const EXIT_INTERRUPTED: u8 = 130;
 
 /// Runs a command line. Errors go to the standard error.

@@ -32,7 +32,6 @@ pub fn printable(text: &str) -> String {
     out
 }
 
-/// Returns the message for a missing feature.
 pub fn not_built(feature: &str) -> String {
     format!(
         "this program was built without the feature `{feature}`: build it with `cargo install --path cli --features {feature}`"

@@ -16,7 +16,6 @@ use crate::output::{complain, printable};
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Prints the events of a node until it is interrupted.
 pub fn events(args: &EventsArgs) -> anyhow::Result<u8> {
     let (runtime, client) = connect(&args.admin.reach)?;
     let mut follower = client.follow();
@@ -67,7 +66,6 @@ fn print(line: &str) -> io::Result<bool> {
 
 #[derive(Default)]
 struct Printer {
-    /// The previous statistics, for rates.
     before: Option<StatsSummary>,
 }
 

@@ -8,7 +8,6 @@ use crate::args::InfoArgs;
 use crate::error::output_failed;
 use crate::{fit, output};
 
-/// Prints the devices for the memory of a pool.
 pub fn info(args: &InfoArgs) -> anyhow::Result<u8> {
     let mut devices = vec![host()];
     // Why there are no devices but the host, if so.

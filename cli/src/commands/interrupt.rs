@@ -8,7 +8,6 @@ use crate::output::complain;
 
 static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Catches interrupts from now on.
 pub fn catch() {
     let caught = ctrlc::set_handler(|| {
         if IS_INTERRUPTED.swap(true, Relaxed) {

@@ -9,7 +9,6 @@ use crate::args::{Cli, CompletionsArgs, ManArgs};
 use crate::error::{not_written, output_failed};
 use crate::output::print;
 
-/// Prints a shell's completions.
 pub fn completions(args: &CompletionsArgs) -> anyhow::Result<u8> {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "kvpool", &mut text);

@@ -45,7 +45,6 @@ impl Workload {
         Ok(Self { trace, shape, blocks, threads, eviction, layout, backend })
     }
 
-    /// Builds a pool that can grow to `blocks_max`.
     pub fn pool(&self, blocks_max: usize) -> anyhow::Result<ReplayPool> {
         self.pool_with(self.eviction, blocks_max)
     }

@@ -25,9 +25,7 @@ pub struct SharedList {
 /// Blocks, numbered from 0 like frames in tables.
 struct FreeList {
     block_tokens: usize,
-    /// Number of blocks, including the added ones.
     blocks: usize,
-    /// Freed blocks, coldest first.
     queue: VecDeque<i32>,
     /// Blocks that were added because none was free.
     added: usize,
@@ -128,7 +126,6 @@ impl FreeList {
         }
     }
 
-    /// Frees the blocks of a sequence, the last one first.
     fn free(&mut self, listed: Listed) {
         let freed = listed.blocks.into_iter().rev();
         match &mut self.cache {

@@ -44,7 +44,6 @@ use worker::Worker;
 /// Samples of the pool over the span of a trace.
 const SAMPLES: u32 = 2000;
 
-/// Interval of progress reports.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Options of a replay.
@@ -152,15 +151,12 @@ impl Outcome {
     }
 }
 
-/// State shared by the threads of a replay.
 #[derive(Clone, Copy)]
 struct Replaying<'a> {
     pool: &'a ReplayPool,
     clock: &'a SharedClock<'a>,
     options: &'a Options,
-    /// The token ids, if prefixes are cached.
     texts: Option<&'a Texts>,
-    /// The free list for comparison.
     list: Option<&'a SharedList>,
 }
 

@@ -18,7 +18,6 @@ use crate::schedule::{Schedule, Share};
 /// Interval of checks whether a step is due.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Interval of retries of a blocked step.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Why the pool does not have the requested size.

@@ -16,13 +16,10 @@ use kvpool_load::Request;
 /// A request, or the rest of it after a preemption.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Job {
-    /// Its index in order of arrival.
     pub request: u32,
-    /// Preemptions so far.
     pub attempt: u32,
     /// Tokens to append before it decodes: the prompt, and the tokens decoded before a preemption.
     pub prompt: u64,
-    /// Tokens when it is done.
     pub total: u64,
 }
 
@@ -68,7 +65,6 @@ impl<S> Running<S> {
     }
 }
 
-/// The jobs of one thread, in order of arrival.
 #[derive(Debug)]
 pub struct Scheduler<S> {
     waiting: VecDeque<Job>,
@@ -87,7 +83,6 @@ impl<S> Scheduler<S> {
         self.waiting.is_empty() && self.running.len() < self.running_max
     }
 
-    /// Adds a waiting job, in order of arrival.
     pub fn enqueue(&mut self, job: Job) {
         let place = self.waiting.partition_point(|other| other.request < job.request);
         self.waiting.insert(place, job);
@@ -118,7 +113,6 @@ impl<S> Scheduler<S> {
         (self.running.len() < self.running_max && wanted <= free).then(|| self.waiting.pop_front()).flatten()
     }
 
-    /// Starts a job whose sequence has `held` tokens.
     pub fn start(&mut self, job: Job, held: u64, sequence: S) {
         let place = self.running.partition_point(|other| other.job.request < job.request);
         self.running.insert(place, Running { job, held, sequence });
@@ -135,7 +129,6 @@ impl<S> Scheduler<S> {
         Some(last)
     }
 
-    /// Returns the earliest request, running or waiting.
     pub fn oldest(&self) -> Option<u32> {
         let waiting = self.waiting.front().map(|job| job.request);
         let running = self.running.first().map(|running| running.job.request);

@@ -25,10 +25,8 @@ use kvpool_load::Request;
 /// and all frames freed meanwhile retired, for minutes of virtual time.
 const AHEAD_NS: u64 = 250_000_000;
 
-/// The step clock of an idle thread.
 const IDLE: u64 = u64::MAX;
 
-/// Interval of checks of a halted thread whether the replay has stopped.
 const HALT_INTERVAL: Duration = Duration::from_millis(1);
 
 /// More requests than any trace has.
@@ -52,9 +50,7 @@ pub struct SharedClock<'a> {
     oldest: Vec<AtomicU32>,
     /// The request that paused admission.
     paused_by: AtomicU32,
-    /// Requests completed or rejected.
     pub settled: AtomicU64,
-    /// Tokens appended.
     pub tokens: AtomicU64,
     /// Writes and reads of tokens: a measure of progress of all threads.
     pub transfers: AtomicU64,
@@ -95,7 +91,6 @@ impl<'a> SharedClock<'a> {
         Some((taken as u32, &self.requests[taken]))
     }
 
-    /// Returns a request by its index in order of arrival.
     pub fn request(&self, index: u32) -> &'a Request {
         &self.requests[index as usize]
     }
@@ -119,7 +114,6 @@ impl<'a> SharedClock<'a> {
         now_ns.saturating_sub(slowest) <= AHEAD_NS
     }
 
-    /// Marks a thread as idle, so that the others do not wait for its steps.
     pub fn set_idle(&self, thread: usize) {
         self.steps_ns[thread].store(IDLE, Relaxed);
     }
@@ -139,7 +133,6 @@ impl<'a> SharedClock<'a> {
         self.paused_by.store(request, Relaxed);
     }
 
-    /// Ends the pause, if this request made it.
     pub fn resume_admission(&self, request: u32) {
         if self.paused_by.load(Relaxed) == request {
             let _ = self.paused_by.compare_exchange(request, NO_REQUEST, Relaxed, Relaxed);
@@ -184,7 +177,6 @@ impl<'a> SharedClock<'a> {
         !self.is_stopped() && self.must_halt() && self.halted.load(Acquire) == self.clocks_ns.len()
     }
 
-    /// Ends the replay early, for all threads.
     pub fn stop(&self) {
         // Release: pairs with the Acquire of `is_stopped`; halted threads see what was done
         // meanwhile.

@@ -30,10 +30,8 @@ pub(crate) enum Fault {
 struct Faulty {
     host: HostStorage,
     fault: Fault,
-    /// Calls before the fault.
     countdown: AtomicUsize,
     is_done: AtomicBool,
-    /// The slots of the first store.
     first: Mutex<Vec<i64>>,
 }
 

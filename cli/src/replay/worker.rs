@@ -34,7 +34,6 @@ const CHECK_MAX: Duration = Duration::from_millis(100);
 
 const STEP_TOKENS: u64 = 8192;
 
-/// Most concurrent sequences of a thread.
 const RUNNING_MAX: usize = 256;
 
 /// A scheduler thread. See the [module](self).

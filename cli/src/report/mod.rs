@@ -19,7 +19,6 @@ pub struct Report {
     pub figures: Value,
     /// Whether nothing was lost or corrupt.
     pub intact: bool,
-    /// Whether tokens are read back.
     pub verify: bool,
 }
 

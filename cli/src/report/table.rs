@@ -15,7 +15,6 @@ type Row = (&'static str, &'static str, String);
 /// Instead of a name: the section has no figures.
 const OFF: &str = "off";
 
-/// Renders the whole table, on a terminal of this width.
 pub fn render(report: &Report, width: Option<usize>) -> String {
     let json = &report.figures;
     let mut table = output::table(UTF8_FULL_CONDENSED);

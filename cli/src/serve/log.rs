@@ -25,10 +25,8 @@ use tracing_subscriber::{Layer, fmt as layers};
 
 use crate::output::printable;
 
-/// Time within which a message is not repeated.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Most distinct messages that are remembered.
 const REMEMBERED: usize = 1024;
 
 pub(super) fn layer<S, W>(format: LogFormat, levels: &LogLevels, writer: W) -> Box<dyn Layer<S> + Send + Sync>
@@ -55,7 +53,6 @@ fn targets(levels: &LogLevels) -> Targets {
 /// Forwards a message unless it equals one of the last second.
 struct Once<L> {
     layer: L,
-    /// Times of the latest messages, by hash.
     seen: Mutex<HashMap<u64, Instant>>,
 }
 
@@ -94,7 +91,6 @@ impl<S: Subscriber, L: Layer<S>> Layer<S> for Once<L> {
     }
 }
 
-/// A message as a line of text.
 struct Line;
 
 impl<S, N> FormatEvent<S, N> for Line
@@ -152,7 +148,6 @@ mod tests {
 
     use super::*;
 
-    /// What was written.
     #[derive(Clone, Default)]
     struct Written(Arc<Mutex<Vec<u8>>>);
 

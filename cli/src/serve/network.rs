@@ -12,7 +12,6 @@ use kvpool_node::transport::tcp::{LinkError, PeerSettings, Tls, Token};
 use kvpool_node::wire::Limits;
 use kvpool_node::{NodeBuilder, OffloadBelow};
 
-/// Maximum size of a file of certificates or a key in bytes.
 const PEM_BYTES_MAX: u64 = 1 << 20;
 
 /// How a node authenticates, and whom it admits.
@@ -26,7 +25,6 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Reads the files that settings name.
     pub fn read(settings: &Settings) -> anyhow::Result<Self> {
         let mut digest = DefaultHasher::new();
         let tls = settings.tls.as_ref().map(|files| tls(files, &mut digest)).transpose()?;
@@ -133,7 +131,6 @@ pub fn authorities(path: &Path) -> anyhow::Result<Tls> {
     Tls::with_token(None, Some(&pem(path)?)).map_err(named(path.display()))
 }
 
-/// Reads a file of certificates or a key.
 pub fn pem(path: &Path) -> anyhow::Result<Vec<u8>> {
     read_file(path, PEM_BYTES_MAX).map_err(named(format_args!("cannot read {}", path.display())))
 }

@@ -47,7 +47,6 @@ const LATENCY_SAMPLE: u32 = 16;
 const AUDITS: usize = 20;
 const AUDIT_PAUSE: Duration = Duration::from_millis(10);
 
-/// Interval of checks for room for arriving sequences.
 const ROOM_PAUSE: Duration = Duration::from_millis(50);
 
 /// Purpose of the key that is derived from the token of a cluster.
@@ -73,7 +72,6 @@ pub fn serve(sources: &Sources) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-/// Serves until a signal. Returns whether nothing was lost or corrupt.
 fn serve_with(
     settings: Settings,
     sources: &Sources,

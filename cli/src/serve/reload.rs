@@ -20,7 +20,6 @@ pub(super) struct Reread {
     credentials: Credentials,
 }
 
-/// The thread that reads settings again.
 pub(super) struct Reloader<T> {
     orders: SyncSender<()>,
     results: mpsc::UnboundedReceiver<Result<T, String>>,
@@ -56,7 +55,6 @@ impl<T: Send + 'static> Reloader<T> {
         Ok(Self { orders, results, is_reading })
     }
 
-    /// Orders a reload, without waiting.
     pub fn order(&self) {
         if self.is_reading.load(Relaxed) {
             tracing::info!(
@@ -71,7 +69,6 @@ impl<T: Send + 'static> Reloader<T> {
         }
     }
 
-    /// Waits for reloaded settings.
     pub async fn read(&mut self) -> Result<T, String> {
         match self.results.recv().await {
             Some(read) => read,
@@ -80,7 +77,6 @@ impl<T: Send + 'static> Reloader<T> {
     }
 }
 
-/// Reads and checks all settings and the files that they name.
 fn read(sources: &Sources) -> Result<Reread, String> {
     let Loaded { settings, warnings, .. } = sources.load().map_err(|error| error.to_string())?;
     let credentials = Credentials::read(&settings).map_err(|error| error.to_string())?;
@@ -90,7 +86,6 @@ fn read(sources: &Sources) -> Result<Reread, String> {
     Ok(Reread { settings, credentials })
 }
 
-/// The settings in effect.
 pub(super) struct Taken {
     /// The settings of the start; other keys than these need a restart.
     first: Settings,
@@ -153,7 +148,6 @@ impl Taken {
     }
 }
 
-/// Returns the keys whose change needs a restart.
 fn others(first: &Settings, now: &Settings) -> Vec<&'static str> {
     let (a, b) = (&first.pool, &now.pool);
     let all = [

@@ -185,7 +185,6 @@ impl Membership {
         Err(no_etcd())
     }
 
-    /// Replaces the configured peers.
     pub fn configure(&self, peers: Vec<PeerSettings>) {
         self.follower.configure(peers);
     }

@@ -46,7 +46,6 @@ impl Telemetry {
         })
     }
 
-    /// Reports unsent spans.
     pub fn report(&self, reporters: &Reporters) {
         #[cfg(feature = "otel")]
         self.traces.iter().for_each(|traces| reporters.add(traces.reporter()));
@@ -54,7 +53,6 @@ impl Telemetry {
         let _ = reporters;
     }
 
-    /// Sends what is left, for a bounded time.
     pub fn end(self) {
         #[cfg(feature = "otel")]
         if let Some(traces) = self.traces {

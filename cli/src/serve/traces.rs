@@ -29,10 +29,8 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::{Layer, Registry};
 
-/// Timeout of a batch.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Time to send the rest at the end.
 const FLUSH: Duration = Duration::from_secs(3);
 
 type Started = (Traces, Box<dyn Layer<Registry> + Send + Sync>);
@@ -42,7 +40,6 @@ pub(super) struct Traces {
     failures: Failures,
 }
 
-/// Reports the spans that a collector did not accept.
 pub(super) struct TraceReporter(Failures);
 
 impl Reporter for TraceReporter {
@@ -106,7 +103,6 @@ impl Traces {
         TraceReporter(self.failures.clone())
     }
 
-    /// Sends the remaining spans.
     pub fn end(self) {
         if let Err(error) = self.provider.shutdown_with_timeout(FLUSH) {
             tracing::warn!(%error, "the last spans were not sent");
@@ -149,7 +145,6 @@ impl OnRuntime {
         Ok(Self { client, runtime, failures: Failures::new("traces", "otlp") })
     }
 
-    /// Warns of lost spans.
     fn warn(&self, reason: &str) {
         self.failures.note(format!("the collector does not take spans, which are lost: {reason}"));
     }

@@ -8,7 +8,6 @@ pub(super) struct Class {
     pub name: &'static str,
 }
 
-/// Classes in the order of the legend.
 pub(super) const CLASSES: [Class; 8] = [
     Class { symbol: '#', name: "owned" },
     Class { symbol: '@', name: "of no sequence" },
@@ -38,7 +37,6 @@ fn class(letter: u8) -> Option<usize> {
 /// The character of several frames without a majority class.
 pub(super) const MIXED: char = '%';
 
-/// A map as characters.
 #[derive(Debug)]
 pub(super) struct Drawn {
     /// Lines of characters.

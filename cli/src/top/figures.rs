@@ -8,15 +8,12 @@ use super::services::{Service, services};
 const HISTORY: usize = 300;
 const RATE: usize = 10;
 
-/// Most migrations that are kept.
 const MIGRATIONS_MAX: usize = 100;
 
 #[derive(Clone, Default, Debug)]
 pub(super) struct Figures {
-    /// Newest last.
     pub history: VecDeque<StatsSummary>,
     pub map: Option<Cells>,
-    /// Newest first.
     pub migrations: Vec<MigrationRecord>,
     /// The reason if the node did not answer.
     pub owners: Option<Result<OwnersReport, String>>,

@@ -64,7 +64,6 @@ pub(super) fn bar(stats: &StatsSummary, width: usize) -> String {
     part("#", 0, used) + &part("+", used, evictable) + &part(".", evictable, free) + &part("~", free, width)
 }
 
-/// Returns the figures of the pool, the most important first.
 pub(super) fn fields(figures: &Figures) -> Vec<String> {
     let Some(stats) = figures.last() else { return vec!["no figures yet".to_owned()] };
     let share = |blocks: usize| percent(100.0 * blocks as f64 / stats.total.max(1) as f64);
@@ -160,7 +159,6 @@ fn ramp(shares: impl Iterator<Item = f64>) -> String {
     shares.map(|share| LEVELS[((share.clamp(0.0, 1.0) * 8.0) as usize).min(7)]).collect()
 }
 
-/// Returns the legend of the map: its classes with their shares.
 pub(super) fn legend(drawn: &Drawn) -> Vec<String> {
     let all = drawn.counts.iter().sum::<usize>().max(1);
     let classes = CLASSES.iter().zip(drawn.counts).filter(|&(_, cells)| cells > 0);
@@ -232,7 +230,6 @@ fn cells(owner: &OwnerRecord, is_short: bool) -> [String; 6] {
     ]
 }
 
-/// Returns the lines of the migrations, those in progress first.
 pub(super) fn migrations(figures: &Figures) -> Vec<String> {
     let mut sorted: Vec<_> = figures.migrations.iter().collect();
     sorted.sort_by_key(|record| record.has_ended());

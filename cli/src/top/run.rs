@@ -22,13 +22,10 @@ use crate::error::unsound;
 use crate::output::is_plain;
 use crate::signals::{Signals, exit_code};
 
-/// Pause between attempts to connect.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Polling interval for what is not among the events.
 const POLL: Duration = Duration::from_secs(2);
 
-/// Interval of redrawing without events.
 const TICK: Duration = Duration::from_millis(500);
 
 const OWNERS: usize = 500;
@@ -100,7 +97,6 @@ async fn show(
     }
 }
 
-/// Follows the events, and reconnects when the connection is lost.
 async fn follow(client: Client, inputs: Sender<Input>) {
     let mut follower = client.follow();
     loop {
@@ -115,7 +111,6 @@ async fn follow(client: Client, inputs: Sender<Input>) {
     }
 }
 
-/// Polls owners and services.
 async fn poll(client: Client, inputs: Sender<Input>) {
     let path = format!("/owners?limit={OWNERS}");
     loop {
@@ -155,7 +150,6 @@ fn parse<T: DeserializeOwned>(client: &Client, value: Value) -> Result<T, Client
     serde_json::from_value(value).map_err(|error| ClientError::Foreign { url, reason: error.to_string() })
 }
 
-/// Returns the key of an event, if it has an effect.
 fn key(event: &Event) -> Option<Key> {
     let &Event::Key(KeyEvent { code, modifiers, kind: KeyEventKind::Press | KeyEventKind::Repeat, .. }) =
         event

@@ -29,7 +29,6 @@ pub(super) fn services(stats: &StatsReport) -> Vec<Service> {
     peers.chain(tiers).chain(members).chain(events).chain(traces).collect()
 }
 
-/// Returns the last failure of a service, if any.
 fn last_error(state: &Value) -> String {
     let Some(reason) = state["last_error"].as_str() else { return String::new() };
     let age = duration(state["last_error_s"].as_u64().unwrap_or(0));

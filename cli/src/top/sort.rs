@@ -24,7 +24,6 @@ impl OwnerOrder {
         }
     }
 
-    /// Returns the name, as in `by NAME`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Blocks => "blocks",

@@ -10,19 +10,15 @@ use crate::output::printable;
 /// Time without an event after which the node counts as silent: several periods.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// Time for which a message is shown.
 const MESSAGE: Duration = Duration::from_secs(10);
 
 pub(super) enum Input {
-    /// An event of the node.
     Notice(Notice),
-    /// The connection was lost or could not be made, with the reason.
     Lost(String),
     Stats(Box<StatsReport>),
     Owners(Result<OwnersReport, String>),
     Compacted(Result<DefragOutcome, String>),
     Key(Key),
-    /// Time has passed, or the terminal was resized.
     Tick,
 }
 
@@ -66,7 +62,6 @@ pub(super) struct State {
     live: Figures,
     /// The figures at the start of a pause, while it lasts.
     paused: Option<(Figures, Instant)>,
-    /// Time of the last event.
     heard: Option<Instant>,
     lost: Option<(Instant, String)>,
     message: Option<(String, Instant)>,
@@ -163,7 +158,6 @@ impl State {
         self.message = Some((printable(&message.into()), now));
     }
 
-    /// Returns the figures to show.
     pub fn figures(&self) -> &Figures {
         self.paused.as_ref().map_or(&self.live, |(figures, _)| figures)
     }

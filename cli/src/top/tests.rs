@@ -87,7 +87,6 @@ fn services() -> Value {
     })
 }
 
-/// Returns the state of a serving node, and the time of its last event.
 fn serving() -> (State, Instant) {
     let (mut state, now) = (State::new("http://127.0.0.1:7410"), Instant::now());
     for second in 0..30 {
@@ -101,7 +100,6 @@ fn serving() -> (State, Instant) {
     (state, now)
 }
 
-/// Draws a state, and returns the lines of the screen.
 fn drawn(state: &State, (width, height): (u16, u16), styles: Styles, now: Instant) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal.draw(|frame| view::draw(frame, state, styles, now)).unwrap();

@@ -19,10 +19,8 @@ use super::state::State;
 pub(super) const WIDTH_MIN: u16 = 40;
 pub(super) const HEIGHT_MIN: u16 = 8;
 
-/// Width from which owners are beside the other tables.
 const BESIDE: u16 = 76;
 
-/// Columns of the table of owners.
 const OWNERS: u16 = 65;
 
 /// Lines from which tables, and the map too, are drawn.

@@ -9,12 +9,10 @@ use super::error::Reason;
 use super::hashes::Hashing;
 use super::{ReadOptions, Row, TimeUnit, later};
 
-/// Maximum size of a document in bytes.
 const SESSION_BYTES_MAX: u64 = if cfg!(test) { 1 << 20 } else { 1 << 30 };
 
 #[derive(Deserialize)]
 struct Session<'s> {
-    /// Tokens per hash id.
     block_size: std::num::NonZeroU32,
     #[serde(default)]
     hash_id_scope: Scope,

@@ -11,7 +11,6 @@ use super::error::{Reason, excerpt, quote};
 use super::lines::{LINE_BYTES_MAX, Lines};
 use super::{Request, Row, tokens};
 
-/// Most columns of a row.
 const COLUMNS_MAX: usize = 64;
 
 /// The columns that are read, by their names in the header.
@@ -26,7 +25,6 @@ pub struct Columns {
 }
 
 impl Default for Columns {
-    /// Returns the names in Azure's traces.
     fn default() -> Self {
         let [arrival, input, output] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"].map(str::to_owned);
         Self { arrival, input, output }
@@ -73,9 +71,7 @@ impl FromStr for Columns {
 /// is never ahead of its record, and the line number is the record's.
 struct Records<'l, R> {
     lines: &'l mut Lines<R>,
-    /// Offset in the current line.
     at: usize,
-    /// Bytes of the record so far. Quoted fields may span lines.
     bytes: usize,
 }
 
@@ -167,12 +163,10 @@ fn reason(error: csv::Error) -> Reason {
 /// The latest time in seconds that fits into 63 bits of nanoseconds.
 const SECONDS_MAX: f64 = 9e9;
 
-/// Parses a time as a number of seconds.
 fn seconds(text: &str) -> Option<f64> {
     text.parse().ok()
 }
 
-/// Returns the reason of a wrong time.
 fn fault(text: &str, message: String) -> Reason {
     Reason::Timestamp { field: "timestamp", text: excerpt(text.as_bytes()), message }
 }

@@ -7,7 +7,6 @@ use serde_json::value::RawValue;
 use super::error::Reason;
 use super::{HashIds, ReadOptions, Request, tokens};
 
-/// Meaning of the ids of a trace.
 #[derive(Clone, Copy)]
 pub(super) struct Hashing {
     /// Tokens per block.

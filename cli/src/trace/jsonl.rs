@@ -12,7 +12,6 @@ use super::hashes::Hashing;
 use super::lines::Lines;
 use super::{ANSWER_TOKEN, Format, HASH_BLOCK_TOKENS, ReadOptions, Row, TimeUnit, later};
 
-/// Prompt tokens per hash id in Bailian's traces.
 const BAILIAN_HASH_TOKENS: u32 = 16;
 
 /// A line. Lengths are signed, so that errors can quote negative ones.
@@ -20,7 +19,6 @@ const BAILIAN_HASH_TOKENS: u32 = 16;
 struct Line<'l> {
     #[serde(alias = "created_time")]
     timestamp: Option<f64>,
-    /// Time between the end of the previous turn and this turn.
     delay: Option<f64>,
     /// The same in milliseconds, regardless of the trace's unit.
     delay_ms: Option<f64>,

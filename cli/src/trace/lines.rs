@@ -9,10 +9,8 @@ use super::error::Reason;
 /// ids.
 pub const LINE_BYTES_MAX: usize = 4 << 20;
 
-/// The byte order mark that some programs write before UTF-8.
 pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// The non-blank lines of an input, in one reused buffer.
 pub(super) struct Lines<R> {
     input: R,
     number: u64,

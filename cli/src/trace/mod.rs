@@ -334,7 +334,6 @@ fn rows<R: BufRead>(
     rows
 }
 
-/// Checks that a count of tokens is between `min` and [`TOKENS_MAX`].
 fn tokens(field: &str, value: i64, min: u32) -> Result<u32, Reason> {
     match u32::try_from(value) {
         Ok(count) if (min..=TOKENS_MAX).contains(&count) => Ok(count),

@@ -39,7 +39,6 @@ fn usual() -> ReadOptions {
     ReadOptions::default()
 }
 
-/// The printed error of a trace.
 fn complaint(text: impl AsRef<[u8]>, format: impl Into<Option<Format>>) -> String {
     read(text, format).expect_err("must be refused").to_string()
 }

@@ -24,14 +24,11 @@ use crate::request::{ANSWER_TOKEN, HASH_BLOCK_TOKENS, Request};
 
 pub use turns::turn;
 
-/// Conversations begun per second.
 const CONVERSATIONS_PER_S: f64 = 0.7;
-/// Mean number of turns after the first.
 const MORE_TURNS_MEAN: f64 = 4.0;
 /// Number of shared system prompts, and the exponent of their popularity.
 const SYSTEM_PROMPTS: usize = 12;
 const SYSTEM_PROMPT_SKEW: f64 = 1.1;
-/// The share of conversations that begin with a document.
 const DOCUMENT_SHARE: f64 = 0.25;
 /// Maximum length of a prompt in tokens; a conversation that reaches it ends.
 const CONTEXT_TOKENS_MAX: u32 = 128 * 1024;

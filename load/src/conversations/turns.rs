@@ -23,10 +23,8 @@ use super::{
 };
 use crate::request::{HASH_BLOCK_TOKENS, Request};
 
-/// Conversations that alternate.
 const OPEN: u64 = 32;
 
-/// Turns per conversation.
 const TURNS: u64 = 5;
 
 /// Number of documents shared by conversations of all seeds, and the exponent of their popularity.

@@ -25,12 +25,10 @@ pub struct Fetching {
     pub wait: Duration,
 }
 
-/// A request that is not admitted yet.
 pub(super) struct Coming {
     pub turn: Turn,
     pub request: Request,
     pub text: Text,
-    /// The task that fetches its prefix.
     fetch: Option<JoinHandle<()>>,
 }
 

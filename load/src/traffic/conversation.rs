@@ -21,16 +21,12 @@ use super::running::Running;
 use super::shared::Shared;
 use crate::{Access, Rows, Shape, Transfer, full, slots};
 
-/// Most concurrent sequences of a thread.
 const RUNNING_MAX: usize = 64;
 
-/// Prompt tokens per step.
 const STEP_TOKENS: usize = 2048;
 
-/// Answer tokens per sequence and step.
 const DECODE_TOKENS: usize = 8;
 
-/// The shortest and the longest rest after a step.
 const REST_MIN: Duration = Duration::from_micros(500);
 const REST_MAX: Duration = Duration::from_millis(100);
 
@@ -45,7 +41,6 @@ pub(super) struct Conversing<'a> {
     pool: &'a Pool,
     shared: &'a Shared,
     fetching: Option<Fetching>,
-    /// Its index among the threads.
     thread: usize,
     settings: LoadSettings,
     shape: Shape,
@@ -296,7 +291,6 @@ impl<'a> Conversing<'a> {
         self.check(batch, &gone)
     }
 
-    /// Compares the bytes of a sequence with those that were written.
     fn check(&mut self, batch: &Batch, running: &Running) -> Result<(), String> {
         let Running { turn, sequence, text, .. } = running;
         let all = 0..sequence.len();

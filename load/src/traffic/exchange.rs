@@ -44,7 +44,6 @@ impl Exchange {
         std::mem::take(&mut lock(&self.desks[thread]))
     }
 
-    /// Puts them back after a step.
     pub(super) fn lay_down(&self, thread: usize, running: Vec<Running>) {
         *lock(&self.desks[thread]) = running;
     }

@@ -29,7 +29,6 @@ pub(super) struct Shared {
 /// Which threads are inside the pool, and how many audits exclude them.
 #[derive(Default)]
 struct Gate {
-    /// Audits that halt the traffic.
     halts: usize,
     /// Threads that may be inside a call of the pool.
     inside: usize,
