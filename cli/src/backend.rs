@@ -1,4 +1,4 @@
-//! The memory of a pool: the host's, or a device's.
+//! The memory of a pool: of the host or a device.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use indicatif::{BinaryBytes, HumanCount};
 use kvpool::storage::{DeviceStream, HostStorage, KvLayout, Storage, host_free_bytes};
 use kvpool::{DeviceId, StorageError};
 
-/// Bytes of metadata per block: its row in the pool's table, which is rounded up to a power of two
-/// of rows, its bits, and its place in the request for all blocks at the end of a replay.
+/// Bytes of metadata per block: its row in the pool's table, whose number of rows is rounded up to
+/// a power of two, its bits, and its place in the request for all blocks at the end of a replay.
 const METADATA_BYTES: usize = 2 * 28 + 1 + 4;
 
 /// Parses the name of a device, `host` or `cuda:N`.
@@ -17,10 +17,10 @@ pub(crate) fn device(name: &str) -> Result<DeviceId, String> {
     host.or_else(ordinal).ok_or_else(|| "neither host nor cuda:N".to_owned())
 }
 
-/// The memory that a pool is built in.
+/// The memory of a pool.
 #[derive(Clone, Debug)]
 pub enum Backend {
-    /// The memory of this machine.
+    /// Host memory.
     Host,
     /// The memory of a device.
     #[cfg(feature = "cuda")]
@@ -28,7 +28,7 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Opens a device; returns why it cannot be used.
+    /// Opens a device, or returns why it cannot be used.
     pub(crate) fn open(device: DeviceId) -> Result<Self, String> {
         match device {
             DeviceId::Host => Ok(Self::Host),
@@ -40,7 +40,6 @@ impl Backend {
         }
     }
 
-    /// Returns the free bytes, if they can be known.
     pub(crate) fn free_bytes(&self) -> Option<u64> {
         match self {
             Self::Host => host_free_bytes(),
@@ -50,7 +49,6 @@ impl Backend {
     }
 
     /// Checks that a pool fits into the free memory; `size` is the option of its number of blocks.
-    ///
     /// The system commits pages as they are written, so a pool that is too large would fail midway.
     pub(crate) fn check_room(&self, layout: &KvLayout, blocks: usize, size: &str) -> anyhow::Result<()> {
         let block_bytes = layout.bytes_per_block().saturating_add(METADATA_BYTES) as u64;
@@ -65,7 +63,6 @@ impl Backend {
         }
     }
 
-    /// Creates the storage of a pool.
     pub(crate) fn storage(
         &self,
         layout: KvLayout,

@@ -1,5 +1,3 @@
-//! Errors of commands: a message, and whether the command ran.
-
 use std::fmt::Display;
 
 use anyhow::{Error, anyhow};
@@ -12,12 +10,10 @@ use crate::{EXIT_UNSOUND, EXIT_USAGE};
 #[error("{0}")]
 struct Unsound(String);
 
-/// Returns the error of a command that ran.
 pub fn unsound(error: impl Display) -> Error {
     Unsound(error.to_string()).into()
 }
 
-/// Returns the error of a report that was not written.
 pub fn output_failed(error: std::io::Error) -> Error {
     unsound(format_args!("cannot write the report: {error}"))
 }
@@ -27,12 +23,11 @@ pub fn not_written(path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Err
     move |error| anyhow!("cannot write {}: {error}", path.display())
 }
 
-/// Returns a function that puts the name of a flag or file before the message of an error.
+/// Returns a function that prefixes an error with the name of a flag or file.
 pub fn named<E: Display>(name: impl Display) -> impl FnOnce(E) -> Error {
     move |error| anyhow!("{name}: {error}")
 }
 
-/// Returns the exit code of an error.
 pub fn exit_code(error: &Error) -> u8 {
     let ran = error.is::<Unsound>();
     #[cfg(feature = "node")]

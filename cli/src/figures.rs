@@ -1,9 +1,9 @@
-//! Figures as text: numbers, shares, times, and words of the JSON.
+//! Figures as text: numbers, shares, times, and JSON identifiers.
 
 use indicatif::HumanCount;
 use serde_json::Value;
 
-/// Returns a word of the JSON as words.
+/// Returns a JSON identifier as words.
 pub(crate) fn word(value: &Value) -> String {
     value.as_str().unwrap_or_default().replace('_', " ")
 }

@@ -5,23 +5,23 @@ use comfy_table::{ColumnConstraint, Row, Table, TableComponent, Width};
 /// Width below which a table that does not fit becomes lines of names and values.
 pub const TABLE_MIN: usize = 60;
 
-/// Longest cell that stays in one line, such as a figure with its unit, and longest word that does.
+/// Longest cell that stays on one line, such as a figure with its unit, and longest word that does.
 const CELL_MAX: usize = 12;
 const WORD_MAX: usize = 26;
 
-/// Returns the columns of the terminal: the variable `COLUMNS`, or the width of the standard
-/// output; `None` if that is not a terminal.
+/// Returns the terminal's columns: the variable `COLUMNS`, or the width of the standard output;
+/// `None` if that is not a terminal.
 pub fn width() -> Option<usize> {
     let set = std::env::var("COLUMNS").ok().and_then(|columns| columns.parse().ok());
     set.or_else(|| Table::new().width().map(usize::from)).filter(|&columns| columns > 0)
 }
 
-/// Returns the columns that a text without escape sequences takes.
+/// Returns the columns of a text without escape sequences.
 pub fn columns(text: &str) -> usize {
     text.lines().map(|line| line.chars().count()).max().unwrap_or(0)
 }
 
-/// Breaks lines that are too long between words, and indents what follows.
+/// Breaks long lines between words, and indents the continuation.
 pub fn text(text: &str, width: Option<usize>) -> String {
     let mut out = String::new();
     for line in text.lines() {
@@ -41,8 +41,8 @@ pub fn text(text: &str, width: Option<usize>) -> String {
     out
 }
 
-/// Renders a table. Where it does not fit, columns without any figure are left out first, then
-/// words of the widest column go to further lines. If that is not enough, each row becomes lines.
+/// Renders a table. If it does not fit, columns without any figure are omitted first, then words of
+/// the widest column wrap. If that is not enough, each row becomes lines.
 pub fn table(mut table: Table, width: Option<usize>) -> String {
     let Some(width) = width else { return table.trim_fmt() };
     let cells = |row: &Row| row.cell_iter().map(|cell| cell.content()).collect::<Vec<_>>();
@@ -82,8 +82,8 @@ pub fn table(mut table: Table, width: Option<usize>) -> String {
     table.trim_fmt()
 }
 
-/// Returns lines `name: value`: with a header, one for each cell; otherwise one for each row, whose
-/// last two cells are a figure and a note, as `name: figure (note)`.
+/// Returns lines `name: value`: with a header, one per cell; otherwise one per row, whose last two
+/// cells are a figure and a note, as `name: figure (note)`.
 fn lines(header: &[String], rows: &[Vec<String>]) -> String {
     let row = |row: &Vec<String>| match &row[..] {
         [names @ .., figure, note] if header.is_empty() => {

@@ -12,13 +12,11 @@
 //! | `serve` | a process around a pool, with the feature `node` |
 //! | `signals` | signals to commands that run until one, with the feature `node` |
 //! | `top` | a node on the terminal, with the feature `top` |
-//! | `figures` | numbers, shares and times as text |
-//! | `fit` | text and tables within the width of the terminal |
-//! | `output` | text and files that leave the program |
+//! | `figures`, `fit`, `output` | numbers as text, text within a terminal's width, text and files |
 //!
-//! Exit codes: 0 for success; 1 when the command ran and found anything lost, corrupt or broken,
-//! had nothing to check, or left a pool more fragmented (`defrag`); 2 for bad usage or bad input;
-//! 130 when it was interrupted.
+//! Exit codes: 0 for success; 1 if the command ran and found something lost, corrupt or broken, had
+//! nothing to check, or left a pool more fragmented (`defrag`); 2 for bad usage or bad input; 130
+//! when it was interrupted.
 
 // For the JSON of the report, which is one macro call.
 #![recursion_limit = "256"]
@@ -50,16 +48,13 @@ use std::process::ExitCode;
 use args::{Cli, Command};
 use output::complain;
 
-/// Success.
 const EXIT_OK: u8 = 0;
 /// Something was lost, corrupt or broken, or there was nothing to check.
 const EXIT_UNSOUND: u8 = 1;
-/// Bad usage or bad input.
 const EXIT_USAGE: u8 = 2;
-/// Interrupted: 128 and the number of the signal.
 const EXIT_INTERRUPTED: u8 = 130;
 
-/// Runs a command line. Errors are printed on the standard error.
+/// Runs a command line. Errors go to the standard error.
 pub fn run(cli: Cli) -> ExitCode {
     let result = match &cli.command {
         Command::Replay(args) => commands::replay(args),

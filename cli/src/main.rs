@@ -1,5 +1,3 @@
-//! The `kvpool` program.
-
 use std::process::ExitCode;
 
 use clap::Parser;

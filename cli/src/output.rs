@@ -1,5 +1,5 @@
-//! Output: text for the terminal, without control characters of the input and without escape
-//! sequences where they are unwanted, and files that are replaced as a whole or not at all.
+//! Output: text for the terminal, without control characters of the input or unwanted escape
+//! sequences, and files that are replaced atomically.
 
 use std::fmt;
 use std::fs::{self, Permissions};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use comfy_table::Table;
 use tempfile::NamedTempFile;
 
-/// Prints a text and a line feed on the standard output. A closed pipe is no error.
+/// Prints a text and a line feed on the standard output. A closed pipe is not an error.
 pub fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
@@ -18,12 +18,12 @@ pub fn print(text: &str) -> io::Result<()> {
     }
 }
 
-/// Prints a message on the standard error. If that is closed or full, only the exit code tells.
+/// Prints a message on the standard error. If that fails, only the exit code reports the error.
 pub fn complain(what: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "kvpool: {}", printable(&what.to_string()));
 }
 
-/// Returns a text with its control characters escaped, but for line feeds.
+/// Escapes the control characters of a text, except line feeds.
 pub fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for char in text.chars() {
@@ -32,7 +32,6 @@ pub fn printable(text: &str) -> String {
     out
 }
 
-/// Returns the message for what this program was built without.
 pub fn not_built(feature: &str) -> String {
     format!(
         "this program was built without the feature `{feature}`: build it with `cargo install --path cli --features {feature}`"
@@ -56,16 +55,15 @@ pub fn table(preset: &str) -> Table {
     table
 }
 
-/// A file to be written.
 pub struct Destination {
     /// Its path, with symbolic links resolved.
     path: PathBuf,
-    /// Whether the file can be replaced; a device or a pipe is written to.
+    /// Whether the file can be replaced; devices and pipes are written in place.
     is_replaced: bool,
 }
 
 impl Destination {
-    /// Checks that a file can be written, and changes nothing.
+    /// Checks that a file can be written, without changing it.
     pub fn new(path: &Path) -> io::Result<Self> {
         let this = match fs::metadata(path) {
             Ok(metadata) if metadata.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
@@ -82,7 +80,7 @@ impl Destination {
         Ok(this)
     }
 
-    /// Writes the file: all of it or, if that fails, nothing.
+    /// Writes the whole file or, on failure, nothing.
     pub fn write(&self, text: &str) -> io::Result<()> {
         if !self.is_replaced {
             return fs::write(&self.path, text);
@@ -93,7 +91,7 @@ impl Destination {
         Ok(())
     }
 
-    /// Creates a file in the same folder, which is removed when it is dropped.
+    /// Creates a temporary file in the same folder.
     fn temporary(&self) -> io::Result<NamedTempFile> {
         let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let mut builder = tempfile::Builder::new();
@@ -105,7 +103,7 @@ impl Destination {
     }
 }
 
-/// Returns the permissions of a new file, before the process's mask is applied.
+/// Returns the permissions of a new file, before the umask is applied.
 #[cfg(unix)]
 fn usual() -> Option<Permissions> {
     use std::os::unix::fs::PermissionsExt;
@@ -150,7 +148,6 @@ mod tests {
         assert!(Destination::new(&folder.path().join("none/new.svg")).is_err());
     }
 
-    /// Symbolic links, the modes of files, and devices are kept.
     #[cfg(unix)]
     #[test]
     fn links_modes_and_devices_are_kept() {

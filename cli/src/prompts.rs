@@ -1,4 +1,4 @@
-//! The requests of a trace, as the simulation of eviction policies takes them.
+//! Conversion of a trace for the simulation of eviction policies.
 
 use kvpool_policies::simulate::{Arrival, Prompts};
 
@@ -7,8 +7,8 @@ use kvpool_load::Request;
 use crate::replay::step_ns;
 use crate::trace::Trace;
 
-/// Returns the requests of a trace in blocks of its hash ids, where a token of an answer takes
-/// `token_ms` milliseconds.
+/// Returns the requests of a trace in blocks of its hash ids, with `token_ms` milliseconds per
+/// token of an answer.
 pub fn prompts(trace: &Trace, token_ms: u64) -> Prompts {
     Prompts::of_arrivals(trace.requests.iter().map(|request| arrival(request, trace.hash_tokens, token_ms)))
 }
@@ -17,8 +17,8 @@ fn arrival(request: &Request, hash_tokens: u32, token_ms: u64) -> Arrival<'_> {
     let full = |tokens: u32| (tokens / hash_tokens) as usize;
     let ids = request.hash_ids.len();
     let (prompt, answer, own) = if request.hashed_tokens > request.input_tokens {
-        // The ids continue through the answer. The block in which the prompt ends is no part of it:
-        // no earlier request has its rest.
+        // The ids continue through the answer. The block in which the prompt ends does not belong
+        // to it: no earlier request has its rest.
         let prompt = full(request.input_tokens);
         (prompt, full(request.hashed_tokens).max(prompt), 0)
     } else {

@@ -1,21 +1,20 @@
-//! Moments in a replay, by the share of its requests that are completed or rejected: `60%`, and
+//! Positions in a replay, by the share of its requests that are completed or rejected: `60%`, and
 //! `30%:40000,60%:80000` for a schedule of pool sizes.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// The largest number of blocks of a pool: every frame that it can address but the null block's.
+/// The largest number of blocks of a pool: every addressable frame but the null block's.
 pub const BLOCKS_MAX: u64 = kvpool::FRAMES_MAX as u64 - 1;
 
-/// The largest number of steps of a schedule.
 const STEPS_MAX: usize = 1000;
 
 /// A share of the requests of a replay, above 0 % and below 100 %.
 #[derive(Clone, Copy, PartialEq, PartialOrd, Debug)]
 pub struct Share(f64);
 
-/// The sizes of a pool during a replay, each with the share of the requests at which it is due.
-/// Shares rise from step to step; errors number the steps from 1.
+/// The sizes of a pool during a replay, each with the ascending share of the requests at which it
+/// is due. Errors number the steps from 1.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Schedule(pub Vec<(Share, usize)>);
 
@@ -121,7 +120,7 @@ mod tests {
     }
 
     proptest! {
-        /// Any text is parsed or refused; an accepted schedule is within its bounds and rises.
+        /// Any text is parsed or refused; an accepted schedule is within its bounds and ascends.
         #[test]
         fn any_text_is_parsed_or_refused(text in "[0-9%:,. x-]{0,30}") {
             if let Ok(Schedule(steps)) = text.parse() {

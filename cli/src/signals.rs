@@ -1,29 +1,22 @@
-//! Signals to the process, for commands with a runtime.
-
 use std::future::poll_fn;
 use std::io;
 use std::task::Poll;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Signals that are taken from the system.
+/// Caught signals.
 pub(crate) struct Signals(Vec<(SignalKind, Signal)>);
 
 impl Signals {
-    /// Takes signals of these kinds from now on.
-    ///
-    /// # Errors
-    ///
-    /// The system's error.
+    /// Catches signals of these kinds from now on. Fails with the system's error.
     pub fn new(kinds: impl IntoIterator<Item = SignalKind>) -> io::Result<Self> {
         kinds.into_iter().map(|kind| Ok((kind, signal(kind)?))).collect::<io::Result<_>>().map(Self)
     }
 
-    /// Waits for the next signal.
     pub async fn next(&mut self) -> SignalKind {
         poll_fn(|context| {
             let mut ready = self.0.iter_mut().filter_map(|(kind, signal)| {
-                // The streams have no end.
+                // The streams are endless.
                 signal.poll_recv(context).is_ready().then_some(*kind)
             });
             ready.next().map_or(Poll::Pending, Poll::Ready)
@@ -32,7 +25,6 @@ impl Signals {
     }
 }
 
-/// Returns the exit code of a process that a signal ended.
 pub(crate) fn exit_code(kind: SignalKind) -> u8 {
     128 + kind.as_raw_value() as u8
 }

@@ -1,5 +1,5 @@
-//! The bytes of a token: a function of its text, its place in the text, and the layer, so that a
-//! misplaced byte is detected without a copy of the right one.
+//! The bytes of a token: a function of its text, its position, and the layer, so that a misplaced
+//! byte is detected without a reference copy.
 
 use kvpool::storage::KvLayout;
 
@@ -8,21 +8,21 @@ const STEP_TOKEN: u64 = 0x9E37_79B9_7F4A_7C15;
 const STEP_LAYER: u64 = 0x6A09_E667_F3BC_C909;
 const STEP_WORD: u64 = 0xBB67_AE85_84CA_A73B;
 
-/// The bytes of a token.
+/// Sizes of the bytes of a token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Shape {
     /// Layers.
     pub layers: usize,
     /// Bytes of K of one token in one layer.
     pub k_bytes: usize,
-    /// Bytes of V, 0 for a latent layout.
+    /// Bytes of V; 0 for a latent layout.
     pub v_bytes: usize,
     /// Tokens of a block.
     pub block_tokens: usize,
 }
 
 impl Shape {
-    /// Returns the shape of a layout that is not quantised.
+    /// Returns the shape of an unquantised layout.
     pub fn of(layout: &KvLayout) -> Self {
         let row = layout.row_elements() * layout.dtype().bytes();
         let latent = layout.parts() == kvpool::storage::KvPlanes::Latent;
@@ -40,7 +40,7 @@ impl Shape {
     }
 }
 
-/// The text that the bytes of a token depend on, as a hash.
+/// Hash of the text on which the bytes of a token depend.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Content(u64);
 
@@ -54,12 +54,12 @@ impl Content {
         Self(((attempt as u64) << 32 | request as u64).wrapping_add(1).wrapping_mul(STEP_WORD))
     }
 
-    /// Returns the content of a piece of text, by its number, after this one.
+    /// Returns the content after a further piece of text, given by number.
     pub const fn then(self, piece: u32) -> Self {
         Self(mix(self.0.rotate_left(23) ^ (piece as u64 + 1).wrapping_mul(STEP_WORD)))
     }
 
-    /// Fills rows of K or V (`plane` 0 or 1), beginning with that of token `first`.
+    /// Fills rows of K or V (`plane` 0 or 1), starting with that of token `first`.
     pub fn fill(self, layer: usize, plane: usize, first: usize, row_bytes: usize, rows: &mut [u8]) {
         let base = self.base(layer, plane);
         if row_bytes == 8 {
@@ -75,7 +75,7 @@ impl Content {
         }
     }
 
-    /// Returns the first token whose row is not as it was written, if there is one.
+    /// Returns the first token whose row is not as it was written, if any.
     pub fn find_wrong(
         self,
         layer: usize,
@@ -86,7 +86,8 @@ impl Content {
     ) -> Option<usize> {
         let base = self.base(layer, plane);
         if row_bytes == 8 {
-            // Differences are gathered without a branch; the row is searched only if there is one.
+            // Differences are accumulated without a branch; the row is searched only if there is
+            // one.
             let rows = rows.as_chunks::<8>().0;
             let wrong = |(row, token): (&[u8; 8], usize)| u64::from_le_bytes(*row) ^ word(base, token, 0);
             let differences = rows.iter().zip(first..).fold(0, |all, pair| all | wrong(pair));
@@ -143,7 +144,7 @@ mod tests {
         }
     }
 
-    /// Every place has bytes of its own, so a token in the place of another is detected.
+    /// Every position has distinct bytes, so a misplaced token is detected.
     #[test]
     fn places_differ() {
         let mut seen = HashSet::new();

@@ -4,10 +4,9 @@
 //! | file | content |
 //! |---|---|
 //! | `request` | a request: its arrival, its tokens, the ids of its prefixes |
-//! | `conversations` | generated requests: by their arrival, or each by its number alone |
-//! | `text` | the ids of tokens: which prompts begin alike |
-//! | `content`, `transfer` | the bytes of a token, written to the storage and read back |
-//! | `rows` | the rows of tokens in a pool's storage |
+//! | `conversations` | generated requests: by arrival, or each by number |
+//! | `text` | the ids of tokens, which determine common prefixes |
+//! | `content`, `transfer`, `rows` | the bytes of a token, written to the storage and read back |
 //! | `traffic` | threads that serve requests on a node's pool in real time, with the feature `traffic` |
 
 mod content;

@@ -1,11 +1,9 @@
-//! Requests.
-
 use std::time::Duration;
 
-/// Tokens of a prompt for one hash id, where the trace does not say otherwise.
+/// Prompt tokens per hash id, unless the trace says otherwise.
 pub const HASH_BLOCK_TOKENS: u32 = 512;
 
-/// The time per token of an answer, before the next turn of its conversation.
+/// Time per token of an answer, before the next turn of its conversation.
 pub const ANSWER_TOKEN: Duration = Duration::from_millis(30);
 
 /// A request.
@@ -17,10 +15,9 @@ pub struct Request {
     pub input_tokens: u32,
     /// Tokens of the answer.
     pub output_tokens: u32,
-    /// One id for each piece of the text, where equal ids mean an equal prefix; empty without
-    /// them.
+    /// One id per piece of the text, where equal ids mean equal prefixes; may be empty.
     pub hash_ids: Vec<u64>,
-    /// Tokens that these ids stand for: the prompt's, or none; in generated conversations also the
+    /// Tokens covered by these ids: the prompt's, or none; in generated conversations also the
     /// answer's.
     pub hashed_tokens: u32,
 }
@@ -31,7 +28,7 @@ impl Request {
         Self { arrival, input_tokens, output_tokens, hash_ids: Vec::new(), hashed_tokens: 0 }
     }
 
-    /// Returns the number of its tokens at its end.
+    /// Returns the number of tokens at its end.
     pub const fn tokens(&self) -> u64 {
         self.input_tokens as u64 + self.output_tokens as u64
     }

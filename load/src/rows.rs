@@ -1,4 +1,4 @@
-//! The rows of tokens in the storage of a pool, and refusals of a pool that is full.
+//! Access to the rows of tokens in a pool's storage, and errors of a full pool.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use crate::content::Shape;
 
 /// The rows of tokens in the storage of a pool.
 ///
-/// The threads that use them store tokens only into slots that they have just appended to their own
-/// sequences, under a batch in flight, and load only tokens of their own sequences.
+/// Threads store tokens only into slots that they have just appended to their own sequences, under
+/// a batch in flight, and load only tokens of their own sequences.
 #[derive(Clone)]
 pub struct Rows(Arc<dyn Storage>);
 
@@ -25,17 +25,17 @@ impl Rows {
         Shape::of(self.0.layout())
     }
 
-    /// Stores K and V of tokens in one layer, a row for each slot.
+    /// Stores K and V of tokens in one layer, a row per slot.
     pub fn store(&self, layer: usize, k: &[u8], v: &[u8], slots: &[i64]) -> Result<(), String> {
         let dtype = self.0.layout().dtype();
         let (k, v) = (Elements::new(dtype, k).map_err(text)?, Elements::new(dtype, v).map_err(text)?);
         // SAFETY: the frame rule. The slots are of tokens that the calling thread has just appended
         // to its own sequences, under a batch in flight. The pool gives such blocks one owner until
-        // the batch has ended, which is the promise that a replay checks.
+        // the batch has ended, which is the guarantee that a replay checks.
         unsafe { self.0.store(layer, k, v, slots) }.map_err(text)
     }
 
-    /// Loads K and V of tokens in one layer, a row for each slot.
+    /// Loads K and V of tokens in one layer, a row per slot.
     pub fn load(&self, layer: usize, slots: &[i64], k: &mut [u8], v: &mut [u8]) -> Result<(), String> {
         let dtype = self.0.layout().dtype();
         let (k, v) = (ElementsMut::new(dtype, k).map_err(text)?, ElementsMut::new(dtype, v).map_err(text)?);
@@ -45,10 +45,10 @@ impl Rows {
     }
 }
 
-/// Returns the free and the retired blocks if a pool refused because it is full; any other error as
-/// text. A request larger than the pool fitted a moment ago: the pool has just shrunk, and the
-/// request is rejected elsewhere. Evictable blocks are refused only while a batch in flight may
-/// read them, and so count as retired.
+/// Returns the free and the retired blocks if the pool is full; any other error as text. A request
+/// larger than the pool means that the pool has just shrunk; the request is rejected elsewhere.
+/// Evictable blocks are refused only while a batch in flight may read them, and so count as
+/// retired.
 pub fn full(error: SequenceError) -> Result<(usize, usize), String> {
     match error {
         SequenceError::Alloc(AllocError::Exhausted { free, retired, evictable, .. }) => {

@@ -1,9 +1,8 @@
 //! The tokens of a request: the ids by which the cache finds prefixes, and the content that
 //! determines their bytes.
 //!
-//! A trace has no tokens, but an id for each piece of a prompt, such as 512 tokens: equal ids mean
-//! equal prefixes.
-//! Tokens are generated so that two requests have exactly the common prefixes of the trace.
+//! A trace has no tokens, but an id per piece of a prompt, such as 512 tokens: equal ids mean equal
+//! prefixes. Tokens are generated so that requests have exactly the common prefixes of the trace.
 //!
 //! | tokens | id |
 //! |---|---|
@@ -11,11 +10,11 @@
 //! | all others | top bit set · the request |
 //!
 //! Prompts have hash ids, and so have answers in generated conversations, because the next turn
-//! repeats them. Answers of real traces have none: no other request has their tokens, and the
-//! request itself finds them again after a preemption.
+//! repeats them. Answers of real traces have none: only the request itself has their tokens, and
+//! finds them again after a preemption.
 //!
-//! Ids and bytes agree: the [`Content`] of a token is chained over the same numbers. So a block of
-//! another text has other bytes, which are detected on reading.
+//! The [`Content`] of a token is chained over the same numbers, so a block of another text has
+//! other bytes, which are detected on reading.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -26,21 +25,19 @@ use crate::request::{HASH_BLOCK_TOKENS, Request};
 /// The bit in the ids of tokens without a hash id.
 const OWN: u32 = 1 << 31;
 
-/// Returns the count of distinct numbers of hash ids. Beyond it numbers repeat, and with them
-/// texts.
+/// Returns the number of distinct hash id numbers. Beyond it numbers repeat, and with them texts.
 const fn numbers(piece_tokens: u32) -> usize {
     (OWN / piece_tokens) as usize
 }
 
-/// The numbers of a trace's hash ids, and the tokens of a piece of text that has one.
+/// The numbers of a trace's hash ids, and the length of a piece.
 pub struct Texts {
     numbers: HashMap<u64, u32>,
     piece_tokens: u32,
 }
 
 impl Texts {
-    /// Numbers the hash ids of the requests of a trace, each of which stands for `piece_tokens`
-    /// tokens.
+    /// Numbers the hash ids of a trace's requests, each of which covers `piece_tokens` tokens.
     pub fn of(requests: &[Request], piece_tokens: u32) -> Self {
         let mut numbers = HashMap::new();
         for hash_id in requests.iter().flat_map(|request| &request.hash_ids) {
@@ -50,7 +47,7 @@ impl Texts {
         Self { numbers, piece_tokens }
     }
 
-    /// Returns the text of one of these requests, by its place in the trace.
+    /// Returns the text of one of these requests, by its index in the trace.
     pub fn text(&self, index: u32, request: &Request) -> Text {
         Text::of(index, request, self.piece_tokens, |hash_id| self.numbers[&hash_id])
     }
@@ -70,8 +67,8 @@ pub struct Text {
 }
 
 impl Text {
-    /// Returns the text of an attempt at a request without a prefix cache. Attempts have no token
-    /// in common, so bytes of the first are not mistaken for bytes of the second.
+    /// Returns the text of an attempt at a request without a prefix cache. Attempts share no token,
+    /// so stale bytes are detected.
     pub fn of_attempt(request: u32, attempt: u32) -> Self {
         let own = (OWN | request, Content::of_attempt(request, attempt));
         Self { known: 0, piece_tokens: 1, pieces: Vec::new(), own }
@@ -116,7 +113,7 @@ impl Text {
         out.extend((0..tokens).map(|token| self.id(token)));
     }
 
-    /// Cuts a range of tokens where their content changes.
+    /// Splits a range of tokens where their content changes.
     pub fn parts(&self, tokens: Range<usize>) -> impl Iterator<Item = (Content, Range<usize>)> {
         let mut at = tokens.start;
         std::iter::from_fn(move || {

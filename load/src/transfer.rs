@@ -1,5 +1,5 @@
-//! Writes tokens to the storage, or reads them back and compares them, many in one call: the slots
-//! of several sequences are gathered first. All buffers are reused.
+//! Writes tokens to the storage, or reads them back and compares them, in large calls that gather
+//! the slots of several sequences. All buffers are reused.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use crate::content::{Content, Shape};
 use crate::rows::Rows;
 use crate::text::Text;
 
-/// Tokens of one call: few enough that the rows of K and V stay in a core's own cache.
+/// Tokens per call: few enough that the rows of K and V stay in a core's private cache.
 pub const PIECE_TOKENS: usize = 1024;
 
 /// The direction of a transfer.
@@ -23,14 +23,14 @@ pub enum Access {
     Check,
 }
 
-/// A block with a byte that is not as it was written.
+/// A block with a wrong byte.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Corrupt {
     /// The request.
     pub request: u32,
     /// Its attempt.
     pub attempt: u32,
-    /// The block of its table.
+    /// Index of the block in its table.
     pub block: usize,
 }
 
@@ -79,7 +79,7 @@ impl<'a> Transfer<'a> {
     }
 
     /// Gathers tokens of a sequence, whose slots `slots` appends, and transfers them in full calls.
-    /// The rest is left to the next call, or to [`flush`](Self::flush).
+    /// The rest waits for the next call, or for [`flush`](Self::flush).
     pub fn add(
         &mut self,
         access: Access,
@@ -151,7 +151,7 @@ impl<'a> Transfer<'a> {
 }
 
 impl Part {
-    /// Returns the blocks of this part that have a wrong byte in these rows, each once.
+    /// Returns the distinct blocks of this part that have a wrong byte in these rows.
     fn corrupt(
         self,
         layer: usize,

@@ -1,8 +1,8 @@
 //! Moves sequences and cached blocks of `kvpool` between the pools of different processes and
 //! hosts.
 //!
-//! A [`Node`] is a pool with links to other nodes. Its peers are destinations of the pool, by their
-//! names; sequences of peers arrive as a stream:
+//! A [`Node`] is a pool with links to other nodes. Its peers are destinations of the pool, by name;
+//! their sequences arrive as a stream:
 //!
 //! ```no_run
 //! use kvpool::{Pool, storage::KvLayout};

@@ -21,13 +21,12 @@ use crate::output::{self, printable};
 use crate::serve::authorities;
 use crate::{EXIT_OK, EXIT_UNSOUND};
 
-/// Prints the statistics of a node.
 pub fn stats(args: &AdminArgs) -> anyhow::Result<u8> {
     let answer = ask(args, Ask::Get("/stats".to_owned()))?;
     show(args, &answer, |stats: &StatsReport| Ok(tables::stats(stats, fit::width())))
 }
 
-/// Compacts the pool of a node. A pool that is more fragmented afterwards is no success.
+/// Compacts the pool of a node. Fails if the pool is more fragmented afterwards.
 pub fn defrag(args: &AdminArgs) -> anyhow::Result<u8> {
     let answer = ask(args, Ask::Post("/defrag", json!({})))?;
     let code = if answer["is_worse"] == true { EXIT_UNSOUND } else { EXIT_OK };
@@ -54,7 +53,6 @@ pub fn defrag(args: &AdminArgs) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-/// Changes the size of a node's pool.
 pub fn resize(args: &ResizeArgs) -> anyhow::Result<u8> {
     let order = ResizeOrder { blocks: args.blocks as usize };
     let answer = ask(&args.admin, Ask::Post("/resize", json!(order)))?;
@@ -65,7 +63,6 @@ pub fn resize(args: &ResizeArgs) -> anyhow::Result<u8> {
     })
 }
 
-/// Migrates a sequence to another node.
 pub fn migrate(args: &MigrateArgs) -> anyhow::Result<u8> {
     let order = MigrateOrder { sequence: args.sequence_id, to: args.target_node.clone() };
     let answer = ask(&args.admin, Ask::Post("/migrate", json!(order)))?;
@@ -74,13 +71,11 @@ pub fn migrate(args: &MigrateArgs) -> anyhow::Result<u8> {
     })
 }
 
-/// Prints the migrations of a node.
 pub fn migration_status(args: &AdminArgs) -> anyhow::Result<u8> {
     let answer = ask(args, Ask::Get("/migrations".to_owned()))?;
     show(args, &answer, |list: &MigrationList| Ok(tables::migrations(&list.migrations, fit::width())))
 }
 
-/// Declares that a peer of a node has ended.
 pub fn declare_ended(args: &DeclareEndedArgs) -> anyhow::Result<u8> {
     let order = EndedOrder { peer: args.peer.clone() };
     let answer = ask(&args.admin, Ask::Post("/declare-ended", json!(order)))?;
@@ -93,13 +88,11 @@ pub fn declare_ended(args: &DeclareEndedArgs) -> anyhow::Result<u8> {
     })
 }
 
-/// Prints the owners of a node's blocks.
 pub fn owners(args: &OwnersArgs) -> anyhow::Result<u8> {
     let answer = ask(&args.admin, Ask::Get(format!("/owners?limit={}", args.limit)))?;
     show(&args.admin, &answer, |report: &OwnersReport| Ok(tables::owners(report, fit::width())))
 }
 
-/// Recounts every frame of a node's pool.
 pub fn audit(args: &AdminArgs) -> anyhow::Result<u8> {
     let answer = ask(args, Ask::Post("/audit", json!({})))?;
     let mut code = EXIT_OK;
@@ -121,20 +114,17 @@ pub fn audit(args: &AdminArgs) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-/// Shows a node on the terminal until a key or a signal.
 #[cfg(feature = "top")]
 pub fn top(args: &crate::args::TopArgs) -> anyhow::Result<u8> {
     let (runtime, client) = connect(&args.reach)?;
     crate::top::run(&runtime, &client)
 }
 
-/// A request.
 enum Ask {
     Get(String),
     Post(&'static str, Value),
 }
 
-/// Sends a request and returns the answer.
 fn ask(args: &AdminArgs, ask: Ask) -> anyhow::Result<Value> {
     let (runtime, client) = connect(&args.reach)?;
     let answer = runtime.block_on(async {
@@ -146,7 +136,7 @@ fn ask(args: &AdminArgs, ask: Ask) -> anyhow::Result<Value> {
     Ok(answer?)
 }
 
-/// Returns a client of a node, and the runtime for it. Nothing is sent yet.
+/// Returns a client of a node, and its runtime. Nothing is sent yet.
 pub(super) fn connect(reach: &ReachArgs) -> anyhow::Result<(Runtime, Client)> {
     let path = |flag: &Option<PathBuf>, variable| {
         flag.clone().or_else(|| std::env::var_os(variable).filter(|path| !path.is_empty()).map(Into::into))
@@ -163,7 +153,7 @@ pub(super) fn connect(reach: &ReachArgs) -> anyhow::Result<(Runtime, Client)> {
     Ok((runtime.map_err(output_failed)?, client))
 }
 
-/// Prints an answer, as it came or as text.
+/// Prints an answer, as JSON or as text.
 fn show<T: DeserializeOwned>(
     args: &AdminArgs,
     answer: &Value,

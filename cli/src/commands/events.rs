@@ -1,5 +1,3 @@
-//! `kvpool events`: follows a node.
-
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
@@ -14,11 +12,10 @@ use crate::error::output_failed;
 use crate::figures::{percent, word};
 use crate::output::{complain, printable};
 
-/// Time without a connection after which the command gives up, and between two attempts.
+/// Time without a connection after which the command fails, and pause between attempts.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Prints the events of a node until it is interrupted, and returns the exit code.
 pub fn events(args: &EventsArgs) -> anyhow::Result<u8> {
     let (runtime, client) = connect(&args.admin.reach)?;
     let mut follower = client.follow();
@@ -37,7 +34,7 @@ pub fn events(args: &EventsArgs) -> anyhow::Result<u8> {
                     }
                     left -= 1;
                 }
-                // A node that was never there, or refuses.
+                // The node was never reachable, or refuses.
                 Err(error) if is_first => return Err(error.into()),
                 Err(error @ (ClientError::Problem(_) | ClientError::Foreign { .. })) => {
                     return Err(error.into());
@@ -57,7 +54,7 @@ pub fn events(args: &EventsArgs) -> anyhow::Result<u8> {
     })
 }
 
-/// Prints a line. Returns false if nothing reads the standard output any more.
+/// Prints a line. Returns false if the reader of the standard output is gone.
 fn print(line: &str) -> io::Result<bool> {
     let mut out = io::stdout().lock();
     match writeln!(out, "{line}").and_then(|()| out.flush()) {
@@ -67,10 +64,8 @@ fn print(line: &str) -> io::Result<bool> {
     }
 }
 
-/// Turns events into lines of text.
 #[derive(Default)]
 struct Printer {
-    /// The statistics before, for rates.
     before: Option<StatsSummary>,
 }
 

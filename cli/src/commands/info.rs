@@ -1,5 +1,3 @@
-//! `kvpool info`.
-
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use indicatif::BinaryBytes;
 use kvpool::storage::host_free_bytes;
@@ -10,7 +8,6 @@ use crate::args::InfoArgs;
 use crate::error::output_failed;
 use crate::{fit, output};
 
-/// Prints the devices for the memory of a pool, and returns the exit code.
 pub fn info(args: &InfoArgs) -> anyhow::Result<u8> {
     let mut devices = vec![host()];
     // Why there are no devices but the host, if so.
@@ -28,7 +25,7 @@ pub fn info(args: &InfoArgs) -> anyhow::Result<u8> {
     Ok(EXIT_OK)
 }
 
-/// Describes a device. `unusable` says why it cannot be used, if so.
+/// Describes a device. `unusable` is why it cannot be used, if so.
 fn device(
     device: &str,
     name: String,
@@ -78,8 +75,7 @@ fn cuda() -> Result<Vec<Value>, String> {
     devices().map(|found| found.into_iter().map(describe).collect()).map_err(|error| error.to_string())
 }
 
-/// Renders the table, on a terminal of this width. Its columns are the fields of the JSON, without
-/// units.
+/// Renders the table, whose columns are the fields of the JSON, without units.
 fn render(info: &Value, width: Option<usize>) -> String {
     let mut table = output::table(UTF8_FULL_CONDENSED);
     for (row, device) in info["devices"].as_array().into_iter().flatten().enumerate() {

@@ -8,7 +8,6 @@ use crate::output::complain;
 
 static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Catches interrupts from now on.
 pub fn catch() {
     let caught = ctrlc::set_handler(|| {
         if IS_INTERRUPTED.swap(true, Relaxed) {
@@ -20,7 +19,6 @@ pub fn catch() {
     }
 }
 
-/// Returns whether an interrupt was caught.
 pub fn is_interrupted() -> bool {
     IS_INTERRUPTED.load(Relaxed)
 }

@@ -1,5 +1,3 @@
-//! `kvpool map`.
-
 use std::io;
 use std::ops::ControlFlow;
 
@@ -23,7 +21,7 @@ struct Look {
     after: Snapshot,
 }
 
-/// Replays up to a point, draws the pool there and returns the exit code.
+/// Replays up to a point, and draws the pool there.
 pub fn map(args: &MapArgs) -> anyhow::Result<u8> {
     let workload = Workload::new(&args.workload)?;
     let pool = workload.pool(workload.blocks)?;
@@ -57,7 +55,7 @@ pub fn map(args: &MapArgs) -> anyhow::Result<u8> {
 
 impl Look {
     fn take(pool: &ReplayPool, settled: u64) -> Result<Self, String> {
-        // Thread caches are emptied first, so that the panels differ only by the moves.
+        // Magazines are emptied first, so that the panels differ only by the moves.
         pool.trim();
         let before = pool.snapshot();
         let report = pool.wait(pool.defragment()).map_err(|error| error.to_string())?;
@@ -97,7 +95,6 @@ impl Look {
     }
 }
 
-/// Prints one line on the standard output.
 fn say(look: &Look, outcome: &Outcome, args: &MapArgs) -> io::Result<()> {
     let Look { before, report, after, .. } = look;
     let order = before.order();
@@ -144,7 +141,7 @@ mod tests {
     use crate::replay::tests::{Fault, pool};
     use crate::trace::Trace;
 
-    /// From one wrong bit in memory to the exit code, though the replay is not finished.
+    /// From one wrong bit in memory to the exit code, though the replay does not finish.
     #[test]
     fn one_flipped_bit_ends_in_exit_code_1() {
         let trace = Trace::generated(0, 60);

@@ -1,4 +1,4 @@
-//! The commands.
+//! The commands. Each returns its exit code.
 
 #[cfg(feature = "node")]
 mod admin;

@@ -1,5 +1,3 @@
-//! `kvpool policy`.
-
 use std::path::Path;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
@@ -17,7 +15,7 @@ use crate::prompts::prompts;
 use crate::trace::{HashIds, ReadOptions, Trace};
 use crate::{EXIT_OK, EXIT_UNSOUND};
 
-/// Measures policies on traces, prints the hit rates and returns the exit code.
+/// Measures policies on traces, and prints the hit rates.
 pub fn policy(args: &PolicyArgs) -> anyhow::Result<u8> {
     let mut traces = Vec::new();
     let options = ReadOptions { hash_ids: HashIds::Required, ..args.format.read_options() };
@@ -45,7 +43,7 @@ pub fn policy(args: &PolicyArgs) -> anyhow::Result<u8> {
     let rates = measure(&prompts, &args.policies, &args.capacities, requests, || bar.inc(1));
     bar.finish_and_clear();
     if let Some(plot) = plot {
-        // A picture is shown to others, without the paths of this machine.
+        // The picture is shared, so it omits local paths.
         let file = |path: &String| {
             Path::new(path).file_name().map_or(path.clone(), |name| name.to_string_lossy().into_owned())
         };
@@ -71,7 +69,6 @@ pub fn policy(args: &PolicyArgs) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-/// Returns one row of the JSON.
 fn row(trace: &str, rate: &Rate) -> Value {
     json!({
         "trace": trace,

@@ -1,5 +1,3 @@
-//! `kvpool replay`.
-
 use std::ops::ControlFlow;
 
 use super::interrupt;
@@ -13,7 +11,7 @@ use crate::replay::{self, Options, ReplayPool};
 use crate::report::{Report, render};
 use crate::{EXIT_INTERRUPTED, EXIT_OK, EXIT_UNSOUND};
 
-/// Replays a trace, prints the report and returns the exit code.
+/// Replays a trace, and prints the report.
 pub fn replay(args: &ReplayArgs) -> anyhow::Result<u8> {
     if args.comparison.sweep {
         return sweep(args);
@@ -30,7 +28,7 @@ pub fn replay(args: &ReplayArgs) -> anyhow::Result<u8> {
     Ok(exit_code(&report))
 }
 
-/// Returns the exit code. A fault found before an interrupt counts more than the interrupt.
+/// Returns the exit code. A fault found before an interrupt takes precedence.
 fn exit_code(report: &Report) -> u8 {
     if report.figures["interrupted"] == true && report.intact {
         EXIT_INTERRUPTED
@@ -108,7 +106,7 @@ mod tests {
         assert!(render(&leaked, None).contains("1 blocks leaked"));
     }
 
-    /// The table has every figure, also those that are shown only if they occur.
+    /// The table has every figure, including those shown only if they occur.
     #[test]
     fn the_table_has_the_names_of_the_json() {
         let (workload, args) = parse("kvpool replay --requests 60 --policy lru --resize-at 50%:1");

@@ -1,5 +1,3 @@
-//! `kvpool completions` and `kvpool man`, both generated from the command line.
-
 use std::fs;
 use std::path::Path;
 
@@ -11,14 +9,13 @@ use crate::args::{Cli, CompletionsArgs, ManArgs};
 use crate::error::{not_written, output_failed};
 use crate::output::print;
 
-/// Prints a shell's completions and returns the exit code.
 pub fn completions(args: &CompletionsArgs) -> anyhow::Result<u8> {
     let mut text = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "kvpool", &mut text);
     print_bytes(&text)
 }
 
-/// Prints the man page, or writes all of them, and returns the exit code.
+/// Prints the man page, or writes all of them.
 pub fn man(args: &ManArgs) -> anyhow::Result<u8> {
     if let Some(directory) = &args.directory {
         return pages(directory).map(|()| EXIT_OK).map_err(not_written(directory));
@@ -33,7 +30,7 @@ fn pages(directory: &Path) -> std::io::Result<()> {
     clap_mangen::generate_to(program(), directory)
 }
 
-/// The command line without `help`, which prints what the pages say.
+/// The command line without `help`, which repeats the pages.
 fn program() -> clap::Command {
     Cli::command().disable_help_subcommand(true)
 }

@@ -1,5 +1,3 @@
-//! `kvpool replay --sweep`: contiguity by use.
-
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
 use std::thread;
@@ -20,16 +18,16 @@ use crate::replay::{self, Options, TableRuns};
 use crate::report::runs;
 use crate::{EXIT_INTERRUPTED, EXIT_OK};
 
-/// The shares of the pool that open sequences hold, in percent.
+/// Percentages of the pool that open sequences hold.
 const USES: [usize; 6] = [30, 50, 65, 80, 90, 95];
 
-/// Where blocks are placed, by the names in the JSON.
+/// Placements of blocks, by their names in the JSON.
 const PLACEMENTS: [&str; 3] = ["cache_on", "cache_off", "free_list"];
 
-/// The figures of one placement, by its place among all, at one use.
+/// The figures of one placement at one usage, by its index.
 type Row = ((usize, usize), Value);
 
-/// Replays at each use, prints a table and returns the exit code.
+/// Replays at each usage, and prints a table.
 pub fn sweep(args: &ReplayArgs) -> anyhow::Result<u8> {
     let mut workload_args = args.workload.clone();
     workload_args.prefix.prefix_cache = Some(Switch::On);
@@ -59,7 +57,7 @@ pub fn sweep(args: &ReplayArgs) -> anyhow::Result<u8> {
     Ok(EXIT_OK)
 }
 
-/// Replays at each use with the cache and without it, as many at a time as there are threads.
+/// Replays at each usage with and without the cache, one replay per thread at a time.
 fn measure(workload: &Workload) -> anyhow::Result<Vec<Value>> {
     // The fullest first: a trace may be too short for them.
     let jobs = [true, false].map(|caches| USES.map(|percent| (percent, caches))).concat();
@@ -134,7 +132,6 @@ fn figure(row: &Value, pointer: &str) -> f64 {
     row.pointer(pointer).and_then(Value::as_f64).unwrap_or(0.0)
 }
 
-/// Renders a heading, a table and a note.
 fn render(workload: &Workload, rows: &[Value], width: Option<usize>) -> String {
     let [requests, blocks] = [workload.trace.requests.len(), workload.blocks].map(|n| HumanCount(n as u64));
     let tokens = workload.shape.block_tokens;
@@ -149,7 +146,7 @@ fn render(workload: &Workload, rows: &[Value], width: Option<usize>) -> String {
     [fit::text(&heading, width), table, fit::text(note, width.or(Some(80)))].join("\n")
 }
 
-/// Returns the rows as a table. The three rows of a use name it once, or each.
+/// Returns the rows as a table. The three rows of a usage name it once, or each.
 fn table(rows: &[Value], names_each: bool) -> Table {
     let mut table = output::table(UTF8_FULL_CONDENSED);
     table.set_header(["use", "mean use", "placement", "mean run", "runs p50", "runs p99", "hit rate"]);

@@ -16,8 +16,8 @@ use crate::{fit, output};
 /// Digits of a migration's id in the table; `--json` has all of them.
 const ID_DIGITS: usize = 8;
 
-/// Returns the statistics of a node as text: a line of the node, a table of its pool, and one of
-/// each group of counters.
+/// Returns the statistics of a node as text: a line about the node, a table of its pool, and one
+/// per group of counters.
 pub(super) fn stats(stats: &StatsReport, width: Option<usize>) -> String {
     let up = FormattedDuration(Duration::from_secs(stats.uptime_s));
     let mut text = format!("{} (kvpool {}), up {up}\n", stats.node, stats.version);
@@ -29,7 +29,7 @@ pub(super) fn stats(stats: &StatsReport, width: Option<usize>) -> String {
             let rows: Vec<_> = counters.into_iter().map(|(name, value)| counter(name, value)).collect();
             text += &format!("\n{group}\n{}", three_columns(&rows, width));
         }
-        // A group of services, each with counters of its own.
+        // A group of services, each with its own counters.
         for (name, counters) in members {
             text += &format!("\n{group}: {name}\n{}", three_columns(&nested("", counters), width));
         }
@@ -37,13 +37,13 @@ pub(super) fn stats(stats: &StatsReport, width: Option<usize>) -> String {
     text
 }
 
-/// Returns the counters of a service, and those of its parts by the names of both.
+/// Returns the counters of a service, and those of its parts, with both names.
 fn nested(of: &str, counters: &Value) -> Vec<Row> {
     let rows = counters.as_object().into_iter().flatten().map(|(name, value)| {
         let name = format!("{of}{name}");
         match value {
             Value::Object(_) => nested(&format!("{name}_"), value),
-            // A reason that there is not.
+            // No reason.
             Value::Null => Vec::new(),
             _ => vec![counter(&name, value)],
         }
@@ -51,7 +51,6 @@ fn nested(of: &str, counters: &Value) -> Vec<Row> {
     rows.flatten().collect()
 }
 
-/// A row: a name, a figure, and a note.
 type Row = (String, String, String);
 
 fn of_the_pool(stats: &StatsReport) -> Vec<Row> {
@@ -120,9 +119,9 @@ fn of_the_pool(stats: &StatsReport) -> Vec<Row> {
 fn counter(name: &str, value: &Value) -> Row {
     let words = name.replace('_', " ");
     match (value, value.as_u64()) {
-        // A state, by the name of what has it.
+        // A state, named after its owner.
         (Value::String(state), _) => (name.to_owned(), String::new(), state.clone()),
-        // An id is not counted.
+        // An id, not a count.
         (_, Some(id)) if name.ends_with("_sequence") => (words, id.to_string(), String::new()),
         (_, Some(bytes)) if name.ends_with("_bytes") => {
             (words, HumanCount(bytes).to_string(), BinaryBytes(bytes).to_string())
@@ -146,7 +145,7 @@ fn three_columns(rows: &[Row], width: Option<usize>) -> String {
     fit::table(table, width)
 }
 
-/// Returns migrations as a table, the newest first, with their number by state.
+/// Returns migrations as a table, newest first, with counts by state.
 pub(super) fn migrations(migrations: &[MigrationRecord], width: Option<usize>) -> String {
     if migrations.is_empty() {
         return "no migrations".to_owned();
@@ -178,7 +177,6 @@ pub(super) fn migrations(migrations: &[MigrationRecord], width: Option<usize>) -
     format!("{}\n{}", fit::table(table, width), summary(migrations))
 }
 
-/// Returns the number of migrations by state.
 fn summary(migrations: &[MigrationRecord]) -> String {
     let of =
         |is_it: fn(MigrationState) -> bool| migrations.iter().filter(|record| is_it(record.state)).count();
@@ -199,7 +197,6 @@ fn summary(migrations: &[MigrationRecord]) -> String {
     text
 }
 
-/// Returns the owners of blocks as a table.
 pub(super) fn owners(report: &OwnersReport, width: Option<usize>) -> String {
     let oldest = report.oldest_batch_s.map_or(String::new(), |age| format!(", the oldest for {age:.1} s"));
     let mut text = format!(

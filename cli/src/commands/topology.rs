@@ -1,5 +1,3 @@
-//! `kvpool topology`.
-
 use std::fs;
 use std::path::Path as FilePath;
 
@@ -16,7 +14,7 @@ use crate::error::{named, output_failed};
 use crate::fit;
 use crate::output::{self, printable};
 
-/// Prints a machine and the paths between its parts, and returns the exit code.
+/// Prints a machine and the paths between its parts.
 pub fn topology(args: &TopologyArgs) -> anyhow::Result<u8> {
     let machine = match &args.machine {
         Some(file) => record(file)?,
@@ -35,7 +33,7 @@ pub fn topology(args: &TopologyArgs) -> anyhow::Result<u8> {
     Ok(EXIT_OK)
 }
 
-/// Reads a recorded machine: alone, or as this command prints it.
+/// Reads a recorded machine, alone or as this command prints it.
 fn record(file: &FilePath) -> anyhow::Result<Machine> {
     let text = fs::read_to_string(file).map_err(named(file.display()))?;
     let mut value: serde_json::Value = serde_json::from_str(&text).map_err(named(file.display()))?;
@@ -53,14 +51,13 @@ fn this_machine(args: &TopologyArgs) -> anyhow::Result<Machine> {
     if let (Some(key), Some(peers)) = (Key::find("peers"), &args.peers) {
         sources = sources.flag(key, peers);
     }
-    // Nothing is sent to the peers, so that no certificate is needed.
+    // Nothing is sent to the peers, so no certificate is needed.
     let (name, peers) = sources.load_peers()?;
     let mut machine = probe(&name, &args.sysfs, &peers);
     note_nixl(&mut machine);
     Ok(machine)
 }
 
-/// Records whether NIXL can be loaded.
 #[cfg(feature = "nixl")]
 fn note_nixl(machine: &mut Machine) {
     match kvpool_node::transport::nixl::check(None) {

@@ -1,5 +1,3 @@
-//! The trace and the pool of the commands that replay.
-
 use std::path::PathBuf;
 use std::thread;
 
@@ -14,27 +12,24 @@ use crate::output::{complain, is_plain};
 use crate::replay::{self, Eviction, Progress, ReplayPool};
 use crate::trace::{HashIds, Trace};
 
-/// The default layout of replays, with as few bytes per token as distinguish all tokens, so that a
-/// replay measures the pool and not the memory.
+/// The default layout of replays, with just enough bytes per token to distinguish all tokens, so
+/// that a replay measures the pool and not the memory.
 const PROBE: &str = "probe";
 
-/// The default number of generated requests.
 const REQUESTS_DEFAULT: usize = 30_000;
 
-/// A trace, and the size of a pool for it.
 pub struct Workload {
     pub trace: Trace,
     pub shape: Shape,
     pub blocks: usize,
     pub threads: usize,
-    /// How the prefix cache evicts, if there is one.
+    /// Eviction of the prefix cache, if there is one.
     pub eviction: Option<Eviction>,
     layout: KvLayout,
     backend: Backend,
 }
 
 impl Workload {
-    /// Loads the trace and sizes the pool.
     pub fn new(args: &WorkloadArgs) -> anyhow::Result<Self> {
         let eviction = args.prefix.eviction()?;
         let device = args.device;
@@ -50,12 +45,11 @@ impl Workload {
         Ok(Self { trace, shape, blocks, threads, eviction, layout, backend })
     }
 
-    /// Builds a pool that can grow to `blocks_max`.
     pub fn pool(&self, blocks_max: usize) -> anyhow::Result<ReplayPool> {
         self.pool_with(self.eviction, blocks_max)
     }
 
-    /// Builds a pool with another prefix cache, or with none.
+    /// Builds a pool with another prefix cache, or without one.
     pub fn pool_with(&self, eviction: Option<Eviction>, blocks_max: usize) -> anyhow::Result<ReplayPool> {
         let (blocks, blocks_max) = (self.blocks, blocks_max.max(self.blocks));
         self.backend.check_room(&self.layout, blocks_max, "--blocks")?;
@@ -99,7 +93,8 @@ pub fn trace(args: &WorkloadArgs) -> anyhow::Result<Trace> {
     }
 }
 
-/// Creates a bar on the standard error, shown only on a terminal with escape sequences enabled.
+/// Creates a progress bar on the standard error, shown only on a terminal with escape sequences
+/// enabled.
 pub fn progress_bar(requests: u64) -> ProgressBar {
     let target = if is_plain() { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
     let bar = ProgressBar::with_draw_target(Some(requests), target);

@@ -1,16 +1,12 @@
-//! Processor time of this process.
-
 use std::time::Duration;
 
-/// Returns the user and system time that all threads of this process have used so far; `None` where
-/// the system has no clock for it.
+/// Returns the user and system time of all threads of this process; `None` without a clock for it.
 #[cfg(any(target_os = "linux", target_vendor = "apple"))]
 pub fn used() -> Option<Duration> {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::try_from(time).ok()
 }
 
-/// Returns `None`.
 #[cfg(not(any(target_os = "linux", target_vendor = "apple")))]
 pub fn used() -> Option<Duration> {
     None

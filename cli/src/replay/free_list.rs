@@ -1,41 +1,37 @@
 //! The free list of an engine without a pool, as a baseline for the placement of blocks: it serves
-//! the requests of the replay with the same tokens, in the same order.
+//! the same requests with the same tokens, in the same order.
 //!
-//! It is the block manager of vLLM: single blocks come from the front of one queue, and freed ones
-//! go to its end, the last block of a sequence first. With a prefix cache, full blocks have a key
-//! that depends on all tokens up to their end. A freed block keeps its key until it is allocated
-//! anew, so that evictions follow the exact LRU order; a hit takes it out of the queue.
+//! It is vLLM's block manager: single blocks come from the front of one queue, and freed ones go to
+//! its end, the last block of a sequence first. With a prefix cache, full blocks have a key that
+//! depends on all tokens up to their end. A freed block keeps its key until it is allocated again,
+//! so evictions follow exact LRU order; a hit removes it from the queue.
 //!
-//! Only the placement is simulated: no bytes, and no time. The list follows the pool step by step:
-//! a sequence has blocks here for the tokens that it has there, whatever either finds in its cache.
+//! Only the placement is simulated, not bytes or time. The list follows the pool step by step: a
+//! sequence has blocks here for the tokens that it has there, regardless of cache hits.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kvpool_load::{Content, Text};
 
-/// The identity of a full block: the content of its last token, and the block's place.
+/// The identity of a full block: the content of its last token, and its index.
 type Key = (Content, usize);
 
-/// A free list that scheduler threads share.
 pub struct SharedList {
     block_tokens: usize,
     list: Mutex<FreeList>,
 }
 
-/// Blocks, numbered from 0 like the frames of tables.
+/// Blocks, numbered from 0 like frames in tables.
 struct FreeList {
     block_tokens: usize,
-    /// Number of blocks, including the added ones.
     blocks: usize,
-    /// Freed blocks, the coldest first.
     queue: VecDeque<i32>,
     /// Blocks that were added because none was free.
     added: usize,
     cache: Option<Cache>,
 }
 
-/// The prefix cache of a list.
 #[derive(Default)]
 struct Cache {
     cached: HashMap<Key, i32>,
@@ -45,17 +41,15 @@ struct Cache {
 #[derive(Clone, Default)]
 struct Block {
     references: u32,
-    /// Entries in the queue, before the last one, of releases that a hit undid.
+    /// Stale queue entries, before the last one, of releases that a hit undid.
     stale: u32,
     key: Option<Key>,
 }
 
-/// The blocks of a sequence in the list.
 #[derive(Clone, Default, Debug)]
 pub struct Listed {
-    /// The blocks, in order.
     pub blocks: Vec<i32>,
-    /// Number of full blocks, which the cache has seen if there is one.
+    /// Number of full blocks, which the cache has seen.
     full: usize,
 }
 
@@ -65,8 +59,8 @@ impl SharedList {
         Self { block_tokens, list: Mutex::new(FreeList::new(blocks, block_tokens, caches)) }
     }
 
-    /// Lets a sequence have this many tokens. One without blocks begins with the cached part of its
-    /// prompt, and the number of these blocks is returned; otherwise 0.
+    /// Grows a sequence to this many tokens. One without blocks begins with the cached part of its
+    /// prompt; returns the number of these blocks, otherwise 0.
     pub fn grow(&self, listed: &mut Listed, text: &Text, tokens: usize, prompt_tokens: usize) -> u64 {
         let block_tokens = self.block_tokens;
         if tokens.div_ceil(block_tokens) <= listed.blocks.len() && tokens / block_tokens <= listed.full {
@@ -79,14 +73,13 @@ impl SharedList {
         hits as u64
     }
 
-    /// Frees the blocks of a sequence.
     pub fn free(&self, listed: Listed) {
         self.lock().free(listed);
     }
 
-    /// Returns how many blocks were added because none was free.
+    /// Returns the number of blocks that were added because none was free.
     ///
-    /// The list serves what the pool served, and may find fewer blocks of open sequences.
+    /// The list serves what the pool served, but may find fewer blocks of open sequences.
     pub fn added(&self) -> usize {
         self.lock().added
     }
@@ -116,7 +109,7 @@ impl FreeList {
         listed.full
     }
 
-    /// Allocates the blocks for this many tokens, and caches those that are full.
+    /// Allocates the blocks for this many tokens, and caches the full ones.
     fn grow(&mut self, listed: &mut Listed, text: &Text, tokens: usize) {
         while listed.blocks.len() < tokens.div_ceil(self.block_tokens) {
             listed.blocks.push(self.allocate());
@@ -126,14 +119,13 @@ impl FreeList {
         let Some(Cache { cached, blocks }) = &mut self.cache else { return };
         for place in new {
             let (key, number) = (key(text, place, self.block_tokens), listed.blocks[place]);
-            // Of equal blocks that were computed at the same time, the first is found.
+            // Of equal blocks computed concurrently, the first is found.
             if *cached.entry(key).or_insert(number) == number {
                 blocks[number as usize].key = Some(key);
             }
         }
     }
 
-    /// Frees the blocks of a sequence, the last one first.
     fn free(&mut self, listed: Listed) {
         let freed = listed.blocks.into_iter().rev();
         match &mut self.cache {
@@ -174,7 +166,6 @@ impl Cache {
     }
 }
 
-/// Returns the key of a full block.
 fn key(text: &Text, place: usize, block_tokens: usize) -> Key {
     (text.content((place + 1) * block_tokens - 1), place)
 }
@@ -211,13 +202,13 @@ mod tests {
         let (first, hits) = open(&mut list, &texts[0], 2, 9);
         assert_eq!((&first.blocks[..], hits), (&[0, 1, 2][..], 0), "two full blocks, and one token");
         list.free(first);
-        // The queue is 3 4 5 2 1 0, and the two full ones are found.
+        // The queue is 3 4 5 2 1 0, and the two full blocks are found.
         let (second, hits) = open(&mut list, &texts[1], 3, 12);
         assert_eq!((&second.blocks[..], hits), (&[0, 1, 3][..], 2));
         let (third, hits) = open(&mut list, &texts[2], 3, 12);
         assert_eq!((&third.blocks[..], hits), (&[4, 5, 2][..], 0));
         list.free(second);
-        // 3, 1, 0 are free: the list evicts 3 and 1, and 0 is found alone.
+        // 3, 1, 0 are free: the list evicts 3 and 1, and only 0 is found.
         let (other, _) = open(&mut list, &texts[2], 0, 8);
         assert_eq!(other.blocks, [3, 1], "equal to those of the third, which stay the cached ones");
         let (fourth, hits) = open(&mut list, &texts[3], 2, 8);

@@ -1,24 +1,10 @@
 //! Replays a trace: many scheduler threads over one pool, as fast as possible, with every byte
-//! checked.
+//! checked. Meanwhile the pool is compacted in the background and may be resized.
 //!
-//! | file | what |
-//! |---|---|
-//! | `scheduler` | continuous batching as pure bookkeeping: waiting, running, preemption |
-//! | `shared_clock` | the state shared by the threads: arrivals, clocks, the rule by which all make progress |
-//! | `worker` | one scheduler thread |
-//! | `free_list` | the placement of the same requests by a free list, for comparison |
-//! | `pool` | the pool, and its parts |
-//! | `resizer` | the thread that resizes the pool |
-//! | `sizing` | a size of the pool at which a trace fills it at times |
-//! | `tally` | the counters |
-//! | `cpu` | processor time of the process |
-//!
-//! Meanwhile the pool is compacted in the background and may be resized. The threads are not told.
-//!
-//! What must hold at the end of a replay, and is reported: every request is completed or rejected;
-//! every allocated block was freed; the pool has as many free blocks as at the start once its
-//! prefix cache is cleared, and allocates all of them in one request; its audit agrees; and no
-//! token was read other than it was written, by whichever request.
+//! At the end of a replay it must hold, and is reported, that every request is completed or
+//! rejected; every allocated block was freed; the pool has as many free blocks as at the start once
+//! its prefix cache is cleared, and allocates all of them in one request; its audit agrees; and
+//! every token was read as it was written, by any request.
 
 mod cpu;
 mod free_list;
@@ -58,10 +44,9 @@ use worker::Worker;
 /// Samples of the pool over the span of a trace.
 const SAMPLES: u32 = 2000;
 
-/// Time between two reports of progress.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How to replay.
+/// Options of a replay.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Options {
     /// Scheduler threads, at least one.
@@ -70,21 +55,21 @@ pub struct Options {
     pub verify: bool,
     /// Virtual time between two samples of the pool.
     pub sample_ns: u64,
-    /// Compaction in the background.
+    /// Background compaction.
     pub compaction: Option<Compaction>,
-    /// Sizes that the pool gets meanwhile.
+    /// Scheduled sizes of the pool.
     pub schedule: Schedule,
     /// The share of the requests at which all threads halt and the replay ends.
     pub halt_at: Option<Share>,
     /// Whether a free list serves the same requests, for comparison.
     pub free_list: bool,
-    /// The blocks of open sequences below which the next request begins, whenever it arrives;
+    /// The blocks of open sequences below which the next request begins, regardless of its arrival;
     /// without it, requests begin when they arrive.
     pub fill: Option<usize>,
 }
 
 impl Options {
-    /// Returns the usual options for a trace.
+    /// Returns the default options for a trace.
     pub fn new(trace: &Trace, threads: usize) -> Self {
         Self {
             threads: threads.max(1),
@@ -110,14 +95,14 @@ pub struct Progress {
     pub blocks_free: usize,
     /// Blocks of the pool.
     pub blocks_total: usize,
-    /// Whether all threads have halted, with no batch in flight, until this report is handled.
+    /// Whether all threads have halted, without a batch in flight, until this report is handled.
     pub is_halted: bool,
 }
 
 /// The result of a replay.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The counts of the threads.
+    /// The counters of the threads.
     pub tally: Tally,
     /// Whether it was interrupted before every request was completed or rejected.
     pub interrupted: bool,
@@ -125,38 +110,37 @@ pub struct Outcome {
     pub blocks_total: usize,
     /// Its duration.
     pub wall: Duration,
-    /// Processor time of the whole process in that duration; `None` where no clock counts it.
+    /// Processor time of the whole process in that duration; `None` without a clock for it.
     pub cpu: Option<Duration>,
-    /// How full the pool was at its first refusal: the share of blocks that were not free, and the
-    /// share that belonged to sequences.
+    /// Occupancy at the pool's first refusal: the share of blocks that were not free, and the share
+    /// that belonged to sequences.
     pub first_refusal: Option<(f64, f64)>,
-    /// Free blocks that are missing at the end.
+    /// Free blocks missing at the end.
     pub blocks_leaked: usize,
     /// Fragmentation at the end.
     pub fragmentation_final: f64,
-    /// The result of the pool's recount.
+    /// The result of the pool's audit.
     pub audit: Result<(), String>,
     /// The eviction policy of the prefix cache and the number of evicted blocks; `None` without
     /// one.
     pub prefix: Option<(String, u64)>,
     /// The number of blocks that the free list lacked; `None` without one.
     pub list_added: Option<usize>,
-    /// What compaction did; `None` without compaction.
+    /// Totals of compaction; `None` without it.
     pub compaction: Option<DefragTotals>,
     /// The steps of the schedule that were due.
     pub resizes: Vec<Resize>,
 }
 
 impl Outcome {
-    /// Returns whether at least one request was completed, all of them were completed or rejected
-    /// (unless the replay was [interrupted](Self::interrupted)), and the result is
-    /// [intact](Self::is_intact).
+    /// Returns whether at least one request was completed, all were completed or rejected (unless
+    /// [interrupted](Self::interrupted)), and the result is [intact](Self::is_intact).
     pub fn is_sound(&self, requests: usize) -> bool {
         let settled = self.tally.completed + self.tally.rejected;
         self.tally.completed > 0 && (self.interrupted || settled == requests as u64) && self.is_intact()
     }
 
-    /// Returns whether nothing was lost and nothing corrupt.
+    /// Returns whether nothing was lost or corrupt.
     pub fn is_intact(&self) -> bool {
         let tally = &self.tally;
         tally.corrupt.is_empty()
@@ -167,24 +151,21 @@ impl Outcome {
     }
 }
 
-/// What the threads of a replay share.
 #[derive(Clone, Copy)]
 struct Replaying<'a> {
     pool: &'a ReplayPool,
     clock: &'a SharedClock<'a>,
     options: &'a Options,
-    /// The token ids, where prefixes are cached.
     texts: Option<&'a Texts>,
-    /// The list that serves the same requests, for comparison.
     list: Option<&'a SharedList>,
 }
 
-/// Replays a trace. `watch` is called with the [progress](Progress) on the calling thread every
-/// tenth of a second, and once when all threads have halted at [`Options::halt_at`]: then the pool
-/// is not used until it returns, and the replay ends. If `watch` breaks, all threads halt at once,
-/// read back their open sequences, and the replay ends.
+/// Replays a trace. Calls `watch` with the [progress](Progress) on the calling thread every tenth
+/// of a second, and once when all threads have halted at [`Options::halt_at`]: then the pool is not
+/// used until it returns, and the replay ends. If `watch` breaks, all threads halt, read back their
+/// open sequences, and the replay ends.
 ///
-/// A thread that panics ends the replay and is a finding.
+/// A panic of a thread ends the replay and is a finding.
 pub fn replay(
     pool: &ReplayPool,
     trace: &Trace,
@@ -244,7 +225,7 @@ pub fn replay(
 }
 
 impl<'a> Replaying<'a> {
-    /// Runs the threads until all have ended. Returns their counts, the resizes, and whether
+    /// Runs the threads until all have ended. Returns their counters, the resizes, and whether
     /// `watch` interrupted them.
     fn run(
         self,
@@ -326,7 +307,7 @@ impl<'a> Replaying<'a> {
     }
 }
 
-/// Compares the counts of the prefix cache with those of the threads.
+/// Compares the counters of the prefix cache with those of the threads.
 fn miscounts(tally: &Tally, stats: &PrefixStats) -> Option<String> {
     let lookups = tally.lookup_blocks + tally.resumed_lookup_blocks;
     let hits = tally.hit_blocks + tally.resumed_hit_blocks;
@@ -339,8 +320,7 @@ fn miscounts(tally: &Tally, stats: &PrefixStats) -> Option<String> {
     })
 }
 
-/// Returns why no request was replayed or no token verified, if so: such a replay has shown
-/// nothing.
+/// Returns why no request was replayed or no token verified, if so: such a replay proves nothing.
 fn nothing(
     tally: &Tally,
     shape: Shape,
@@ -360,7 +340,7 @@ fn nothing(
             HumanCount(blocks as u64)
         ));
     }
-    // Other findings say by themselves why no request was completed.
+    // Other findings already explain why no request was completed.
     let is_whole = options.halt_at.is_none() && tally.findings.is_empty();
     if is_whole && tally.completed == 0 {
         return Some("nothing was replayed: no request was completed".to_owned());
@@ -369,7 +349,6 @@ fn nothing(
     is_unverified.then(|| "nothing was verified: no token was read back".to_owned())
 }
 
-/// Returns the failures of compaction and of the resizer.
 fn failures(compaction: Option<&DefragTotals>, resizes: &[Resize]) -> impl Iterator<Item = String> {
     let copies = compaction.and_then(failed_copies).map(|error| format!("compaction: {error}"));
     let resizes = resizes.iter().filter_map(|resize| match &resize.outcome {
@@ -379,7 +358,7 @@ fn failures(compaction: Option<&DefragTotals>, resizes: &[Resize]) -> impl Itera
     copies.into_iter().chain(resizes)
 }
 
-/// Returns the error of compaction runs that ended early, if there were any.
+/// Returns the error of compaction runs that ended early, if any.
 pub fn failed_copies(totals: &DefragTotals) -> Option<String> {
     (totals.failed > 0).then(|| format!("{} runs ended because a copy failed", totals.failed))
 }
@@ -389,7 +368,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("for no reason given")
 }
 
-/// Waits until all threads have finished or halted, at most until the next report of progress.
+/// Waits until all threads have finished or halted, at most until the next progress report.
 fn wait_for<T>(threads: &[ScopedJoinHandle<'_, T>], clock: &SharedClock<'_>) {
     let until = Instant::now() + WATCH_INTERVAL;
     let wait = || !clock.is_halted() && !threads.iter().all(ScopedJoinHandle::is_finished);
@@ -398,7 +377,7 @@ fn wait_for<T>(threads: &[ScopedJoinHandle<'_, T>], clock: &SharedClock<'_>) {
     }
 }
 
-/// Counts a thread that ends as halted. A panic stops the others too, which may wait for its
+/// Counts a thread that ends as halted. A panic also stops the others, which may wait for its
 /// blocks.
 struct Leave<'a>(&'a SharedClock<'a>);
 

@@ -1,5 +1,5 @@
-//! The pool of a replay, and its parts: the runtime for compaction and resizing, the streams of its
-//! device, and the trace's time for the eviction policy.
+//! The pool of a replay, its runtime for compaction and resizing, the streams of its device, and
+//! the trace's time for the eviction policy.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -18,32 +18,32 @@ use tokio::runtime::{self, Runtime};
 
 use crate::backend::Backend;
 
-/// Streams of a device. Scheduler threads beyond this number share them.
+/// Streams of a device. Further scheduler threads share them.
 const STREAMS: usize = 16;
 
-/// Compaction in the background.
+/// Background compaction.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Compaction {
     /// The fragmentation, from 0 to 1, above which the pool is compacted.
     pub threshold: f64,
-    /// Time between two checks of the fragmentation.
+    /// Interval of checks of the fragmentation.
     pub interval: Duration,
 }
 
-/// How the prefix cache of a replayed pool evicts.
+/// Eviction of the prefix cache of a replayed pool.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Eviction {
-    /// Its policy.
+    /// Policy.
     pub policy: PolicyKind,
-    /// LRU's tolerance, if it is not the default.
+    /// LRU's tolerance, if not the default.
     pub tolerance: Option<f64>,
 }
 
-/// A pool that is replayed on. Scheduler threads share it.
+/// A replayed pool, shared by the scheduler threads.
 pub struct ReplayPool {
     pool: Pool,
     rows: Rows,
-    /// Runs compaction and resizing, on one thread beside the scheduler threads.
+    /// Runs compaction and resizing on one thread.
     runtime: Runtime,
     /// Milliseconds of the trace, for the eviction policy.
     now_ms: Arc<AtomicU64>,
@@ -60,11 +60,10 @@ impl Deref for ReplayPool {
 }
 
 impl ReplayPool {
-    /// Builds a pool of `blocks` blocks that can grow to `blocks_max`, with a prefix cache if
-    /// there is an `eviction`.
+    /// Builds a pool of `blocks` blocks that can grow to `blocks_max`, with a prefix cache if there
+    /// is an `eviction`.
     ///
     /// # Errors
-    ///
     /// The error of the memory, the pool or the runtime, as text.
     pub fn new(
         backend: &Backend,
@@ -73,13 +72,12 @@ impl ReplayPool {
         blocks_max: usize,
         eviction: Option<Eviction>,
     ) -> Result<Self, String> {
-        // One frame more, for the null block.
+        // One additional frame for the null block.
         let storage = backend.storage(layout, blocks + 1, blocks_max + 1).map_err(text)?;
         let streams = backend.streams(STREAMS).map_err(text)?;
         Self::on(storage, streams, blocks, blocks_max, eviction)
     }
 
-    /// Builds the same pool on the given storage.
     pub(super) fn on(
         storage: Arc<dyn Storage>,
         streams: Vec<DeviceStream>,
@@ -94,7 +92,7 @@ impl ReplayPool {
             let now = Arc::clone(&now_ms);
             // Relaxed, here and in `set_time`: nothing is published with the time.
             let clock = move || Millis(now.load(Relaxed));
-            // Known, so that a replay on one thread can be repeated: collisions depend on the key.
+            // Fixed, so that a replay on one thread is reproducible: collisions depend on the key.
             let config = PrefixConfig::new().key(HashKey::from_bytes([0; 32]));
             let config = config.policy(policy).clock(clock);
             builder = builder.prefix_cache(match tolerance {
@@ -134,12 +132,12 @@ impl ReplayPool {
     pub fn begin_step(&self, thread: usize) -> Batch {
         match self.streams.get(thread % STREAMS) {
             None => self.pool.begin_batch(),
-            // Only a lost device refuses; then the next store fails and reports it.
+            // Fails only on a lost device; then the next store fails and reports it.
             Some(stream) => self.pool.begin_batch_on(stream).unwrap_or_else(|_| self.pool.begin_batch()),
         }
     }
 
-    /// Sets the time of the trace for the eviction policy. The latest time of all threads counts.
+    /// Sets the time of the trace for the eviction policy: the latest of all threads.
     pub fn set_time(&self, now: Duration) {
         let now_ms = now.as_millis() as u64;
         // Read first: many threads set nearly the same time, and every policy reads it.
@@ -148,12 +146,12 @@ impl ReplayPool {
         }
     }
 
-    /// Runs a future of the pool to its end.
+    /// Runs a future of the pool to completion.
     pub fn wait<F: Future>(&self, future: F) -> F::Output {
         self.runtime.block_on(future)
     }
 
-    /// Starts compaction in the background.
+    /// Starts background compaction.
     pub fn start_compaction(&self, compaction: Compaction) -> Result<Defragmenter, String> {
         let config = DefragConfig::new().threshold(compaction.threshold).interval(compaction.interval);
         let _entered = self.runtime.enter();
@@ -161,7 +159,7 @@ impl ReplayPool {
     }
 
     /// Allocates every block in one request, and frees them. Succeeds when no sequence is left,
-    /// wherever blocks are cached.
+    /// also if blocks are cached.
     pub fn allocate_all(&self) -> Result<(), String> {
         let deadline = Instant::now() + Duration::from_secs(10);
         // Steps that ended here may still be in flight on the device.

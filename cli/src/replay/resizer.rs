@@ -1,10 +1,9 @@
 //! Resizes the pool during a replay, by a schedule, on a thread of its own.
 //!
-//! A step is due when its share of the requests is settled. A block in the way, open at this
-//! moment, is gone a moment later, so a blocked step is retried until it succeeds, the next step is
-//! due, or the replay ends. A step that stays blocked is reported and is not a failure: a pool that
-//! cannot shrink has lost nothing. Any other error is a failure, and so is a resize that leaves the
-//! pool with another size.
+//! A step is due when its share of the requests is settled. Blocks in the way are soon closed, so a
+//! blocked step is retried until it succeeds, the next step is due, or the replay ends. A step that
+//! stays blocked is reported and is not a failure, since the pool has lost nothing. Any other error
+//! is a failure, and so is a resize that leaves the pool with another size.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,16 +15,15 @@ use super::pool::ReplayPool;
 use super::shared_clock::SharedClock;
 use crate::schedule::{Schedule, Share};
 
-/// Time between two checks whether a step is due.
+/// Interval of checks whether a step is due.
 const CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Time after which a blocked step is tried again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Why the pool does not have the size that was asked for.
+/// Why the pool does not have the requested size.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum ResizeRefusal {
-    /// Blocks in use are in the way. A later attempt may succeed.
+    /// Blocks in use are in the way. A retry may succeed.
     #[error("blocked: {0}")]
     Blocked(String),
     /// An error that a replay never expects.
@@ -40,7 +38,7 @@ pub struct Resize {
     pub at_request: u64,
     /// Blocks before.
     pub from: usize,
-    /// Blocks asked for.
+    /// Requested blocks.
     pub to: usize,
     /// Milliseconds from the first attempt to the end of the last.
     pub time_ms: f64,
@@ -73,7 +71,7 @@ fn resize(pool: &ReplayPool, at_request: u64, to: usize, is_over: impl Fn() -> b
     let mut attempts = 0;
     let outcome = loop {
         attempts += 1;
-        // Checked before the last attempt: once the pool is not in use, nothing is in the way.
+        // Checked before the last attempt: once the pool is unused, nothing is in the way.
         let is_last = is_over();
         match pool.wait(pool.resize(to)) {
             Ok(_) => break confirm(to, pool.total_blocks()),
@@ -93,7 +91,6 @@ fn resize(pool: &ReplayPool, at_request: u64, to: usize, is_over: impl Fn() -> b
     Resize { at_request, from, to, time_ms: start.elapsed().as_secs_f64() * 1e3, attempts, outcome }
 }
 
-/// Compares the size after a resize with the size asked for.
 fn confirm(asked: usize, found: usize) -> Result<(), ResizeRefusal> {
     let wrong = || ResizeRefusal::Failed(format!("{asked} blocks were asked for, and {found} are there"));
     (asked == found).then_some(()).ok_or_else(wrong)

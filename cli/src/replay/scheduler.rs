@@ -1,13 +1,13 @@
-//! Continuous batching as pure bookkeeping: the waiting and the running requests of one thread,
-//! admission and preemption. It knows no pool, no time and no threads; the [worker](super::worker)
-//! brings them together.
+//! Continuous batching as pure bookkeeping: the waiting and running requests of one thread,
+//! admission and preemption. It uses no pool, time or threads; the [worker](super::worker) connects
+//! them.
 //!
 //! A job is admitted when the free blocks hold its whole prompt, the rest of the prompts of the
-//! running jobs, and one block more for each of them, so that an admission does not cause a
-//! preemption at once. A step appends one token to each job that decodes and up to a budget of
-//! prompt tokens to the others, the earliest first. When the pool is full the job that arrived last
-//! is preempted: its blocks are freed, and it starts over later with a prompt that includes the
-//! tokens decoded before.
+//! running jobs, and one block more for each of them, so that an admission does not immediately
+//! cause a preemption. A step appends one token to each decoding job and up to a budget of prompt
+//! tokens to the others, earliest first. When the pool is full, the job that arrived last is
+//! preempted: its blocks are freed, and it restarts later with a prompt that includes the tokens
+//! decoded before.
 
 use std::collections::VecDeque;
 
@@ -16,31 +16,24 @@ use kvpool_load::Request;
 /// A request, or the rest of it after a preemption.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Job {
-    /// Its place in the order of arrival.
     pub request: u32,
-    /// Preemptions so far.
     pub attempt: u32,
     /// Tokens to append before it decodes: the prompt, and the tokens decoded before a preemption.
     pub prompt: u64,
-    /// Tokens when it is done.
     pub total: u64,
 }
 
 impl Job {
-    /// Creates the job of a new request.
     pub const fn new(index: u32, request: &Request) -> Self {
         Self { request: index, attempt: 0, prompt: request.input_tokens as u64, total: request.tokens() }
     }
 }
 
-/// A running job.
 #[derive(Debug)]
 pub struct Running<S> {
-    /// The job.
     pub job: Job,
-    /// Tokens that it has in this attempt: found in the cache, or appended.
+    /// Tokens in this attempt: found in the cache, or appended.
     pub held: u64,
-    /// Its sequence.
     pub sequence: S,
 }
 
@@ -57,12 +50,11 @@ impl<S> Running<S> {
         }
     }
 
-    /// Returns whether the next tokens are of the prompt, and count against the budget.
+    /// Returns whether the next tokens belong to the prompt, and count against the budget.
     pub const fn in_prompt(&self) -> bool {
         self.held < self.job.prompt
     }
 
-    /// Returns whether every token has been appended.
     pub const fn is_done(&self) -> bool {
         self.held >= self.job.total
     }
@@ -73,7 +65,6 @@ impl<S> Running<S> {
     }
 }
 
-/// The jobs of one thread, in the order of their arrival.
 #[derive(Debug)]
 pub struct Scheduler<S> {
     waiting: VecDeque<Job>,
@@ -82,23 +73,21 @@ pub struct Scheduler<S> {
 }
 
 impl<S> Scheduler<S> {
-    /// Creates a scheduler without jobs, which runs at most `running_max` at a time.
+    /// Creates a scheduler that runs at most `running_max` jobs at a time.
     pub fn new(running_max: usize) -> Self {
         Self { waiting: VecDeque::new(), running: Vec::new(), running_max: running_max.max(1) }
     }
 
-    /// Returns whether a new request would be the first to be admitted.
+    /// Returns whether a new request would be the next to be admitted.
     pub fn wants_request(&self) -> bool {
         self.waiting.is_empty() && self.running.len() < self.running_max
     }
 
-    /// Adds a waiting job, in the order of arrival.
     pub fn enqueue(&mut self, job: Job) {
         let place = self.waiting.partition_point(|other| other.request < job.request);
         self.waiting.insert(place, job);
     }
 
-    /// Returns whether a job waits.
     pub fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
@@ -110,27 +99,25 @@ impl<S> Scheduler<S> {
         before - self.waiting.len()
     }
 
-    /// Returns the blocks of the rest of the prompts of the running jobs, and one for each job.
+    /// Returns the blocks of the rest of the running jobs' prompts, plus one per job.
     pub fn owed(&self, blocks: impl Fn(u64) -> usize) -> usize {
         self.running.iter().map(|other| 1 + blocks(other.job.prompt.saturating_sub(other.held))).sum()
     }
 
-    /// Takes the first waiting job, if it may run now: `free` blocks hold its prompt, and what the
-    /// running jobs are [owed](Self::owed).
+    /// Takes the first waiting job, if `free` blocks hold its prompt and what the running jobs are
+    /// [owed](Self::owed).
     pub fn admit(&mut self, free: usize, blocks: impl Fn(u64) -> usize) -> Option<Job> {
         let job = self.waiting.front()?;
-        // The first token of the answer is to fit too.
+        // The first token of the answer must fit too.
         let wanted = blocks(job.total.min(job.prompt + 1)) + self.owed(&blocks);
         (self.running.len() < self.running_max && wanted <= free).then(|| self.waiting.pop_front()).flatten()
     }
 
-    /// Starts a job whose sequence has `held` tokens.
     pub fn start(&mut self, job: Job, held: u64, sequence: S) {
         let place = self.running.partition_point(|other| other.job.request < job.request);
         self.running.insert(place, Running { job, held, sequence });
     }
 
-    /// Returns the running jobs.
     pub fn running(&mut self) -> &mut Vec<Running<S>> {
         &mut self.running
     }
@@ -142,7 +129,6 @@ impl<S> Scheduler<S> {
         Some(last)
     }
 
-    /// Returns the earliest request, running or waiting.
     pub fn oldest(&self) -> Option<u32> {
         let waiting = self.waiting.front().map(|job| job.request);
         let running = self.running.first().map(|running| running.job.request);

@@ -1,17 +1,17 @@
-//! The state that scheduler threads share beside the pool: the arrivals, the clocks of all threads,
-//! and the rule by which all of them make progress.
+//! State that scheduler threads share besides the pool: arrivals, the clocks of all threads, and
+//! the rule that ensures progress.
 //!
-//! Time is virtual, and each thread has its own: a step takes [`step_ns`], and an idle thread goes
-//! on to the next arrival. No thread sleeps, and no thread runs [far ahead](SharedClock::may_step)
-//! of another that has work.
+//! Time is virtual, and each thread has its own: a step takes [`step_ns`], and an idle thread
+//! advances to the next arrival. No thread sleeps, and no thread runs [far
+//! ahead](SharedClock::may_step) of another that has work.
 //!
 //! # Progress
 //!
-//! Threads that share a full pool could preempt their requests without end. So the earliest request
-//! of all is never preempted when it is the only one of its thread: it
-//! [pauses admission](SharedClock::pause_admission) for all threads until it has its blocks. All
-//! other requests end or are preempted, so it gets them, and each request becomes the earliest in
-//! its turn.
+//! Threads that share a full pool could preempt each other's requests endlessly. So the globally
+//! earliest request is never preempted when it is the only one of its thread: it [pauses
+//! admission](SharedClock::pause_admission) for all threads until it has its blocks. All other
+//! requests end or are preempted, so it gets them, and each request eventually becomes the
+//! earliest.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -20,33 +20,28 @@ use std::time::Duration;
 
 use kvpool_load::Request;
 
-/// How far ahead of the slowest a thread may run, in virtual time. Steps take microseconds here and
-/// milliseconds in an engine: without a bound, a thread that is descheduled for one time slice
-/// would keep its step in flight, and all frames freed meanwhile retired, for minutes of virtual
-/// time.
+/// How far a thread may run ahead of the slowest, in virtual time. Steps take microseconds here and
+/// milliseconds in an engine: without a bound, a descheduled thread would keep its step in flight,
+/// and all frames freed meanwhile retired, for minutes of virtual time.
 const AHEAD_NS: u64 = 250_000_000;
 
-/// The step clock of an idle thread.
 const IDLE: u64 = u64::MAX;
 
-/// Time between two checks of a halted thread whether the replay has been stopped.
 const HALT_INTERVAL: Duration = Duration::from_millis(1);
 
-/// A number of requests that no trace has.
+/// More requests than any trace has.
 const NEVER: u64 = u64::MAX;
 
-/// No request.
 const NO_REQUEST: u32 = u32::MAX;
 
-/// Returns the virtual nanoseconds of an engine's step. They are about those of a model of 8
-/// billion parameters on one fast device: 100,000 prompt tokens a second, and 80 steps a second at
-/// 25 sequences.
+/// Returns the virtual nanoseconds of an engine's step, as of a model with 8 billion parameters on
+/// one fast device: 100,000 prompt tokens a second, and 80 steps a second at 25 sequences.
 pub const fn step_ns(prompt_tokens: u64, decode_tokens: u64) -> u64 {
     10_000_000 + prompt_tokens * 10_000 + decode_tokens * 100_000
 }
 
 /// See the [module](self). Counters are Relaxed: they are hints and figures. Blocks and bytes pass
-/// from thread to thread through the pool, which orders them.
+/// between threads through the pool, which orders them.
 pub struct SharedClock<'a> {
     requests: &'a [Request],
     next: AtomicUsize,
@@ -55,25 +50,22 @@ pub struct SharedClock<'a> {
     oldest: Vec<AtomicU32>,
     /// The request that paused admission.
     paused_by: AtomicU32,
-    /// Requests completed or rejected.
     pub settled: AtomicU64,
-    /// Tokens appended.
     pub tokens: AtomicU64,
-    /// Writes and reads of tokens, which grow in number while any thread makes progress.
+    /// Writes and reads of tokens: a measure of progress of all threads.
     pub transfers: AtomicU64,
-    /// How full the pool was at its first refusal: the share of blocks that were not free, and the
-    /// share that belonged to sequences.
+    /// Occupancy at the pool's first refusal: the share of blocks that were not free, and the share
+    /// that belonged to sequences.
     pub first_refusal: OnceLock<(f64, f64)>,
     stopped: AtomicBool,
-    /// Requests settled when all threads are to halt, or [`NEVER`].
+    /// Number of settled requests at which all threads halt, or [`NEVER`].
     halt_at: AtomicU64,
     /// Threads that have halted or ended.
     halted: AtomicUsize,
 }
 
 impl<'a> SharedClock<'a> {
-    /// Creates the clocks of `threads`, with all requests still to arrive. Once `halt_at` requests
-    /// are settled, all threads halt.
+    /// Creates the clocks of `threads`. Once `halt_at` requests are settled, all threads halt.
     pub fn new(requests: &'a [Request], threads: usize, halt_at: Option<u64>) -> Self {
         Self {
             requests,
@@ -92,14 +84,13 @@ impl<'a> SharedClock<'a> {
         }
     }
 
-    /// Takes the next request of all if it has arrived by `now`. Each request is taken once.
+    /// Takes the next request if it has arrived by `now`. Each request is taken once.
     pub fn take_due(&self, now: Duration) -> Option<(u32, &'a Request)> {
         let due = |next: usize| self.requests.get(next).is_some_and(|request| request.arrival <= now);
         let taken = self.next.fetch_update(Relaxed, Relaxed, |next| due(next).then_some(next + 1)).ok()?;
         Some((taken as u32, &self.requests[taken]))
     }
 
-    /// Returns a request by its place in the order of arrival.
     pub fn request(&self, index: u32) -> &'a Request {
         &self.requests[index as usize]
     }
@@ -109,21 +100,20 @@ impl<'a> SharedClock<'a> {
         self.requests.get(self.next.load(Relaxed)).map(|request| request.arrival)
     }
 
-    /// Publishes the time of a thread, and the earliest request that it has.
+    /// Publishes the time of a thread, and its earliest request.
     pub fn publish(&self, thread: usize, now_ns: u64, oldest: Option<u32>) {
         self.clocks_ns[thread].store(now_ns, Relaxed);
         self.oldest[thread].store(oldest.unwrap_or(NO_REQUEST), Relaxed);
     }
 
-    /// Returns whether a thread at `now_ns` may make a step, or is too far ahead of another thread
-    /// that makes steps. The slowest always may.
+    /// Returns whether a thread at `now_ns` may make a step, or is too far ahead of another active
+    /// thread. The slowest always may.
     pub fn may_step(&self, thread: usize, now_ns: u64) -> bool {
         self.steps_ns[thread].store(now_ns, Relaxed);
         let slowest = self.steps_ns.iter().map(|clock| clock.load(Relaxed)).min().unwrap_or(now_ns);
         now_ns.saturating_sub(slowest) <= AHEAD_NS
     }
 
-    /// Marks a thread as idle, so that the others do not wait for its steps.
     pub fn set_idle(&self, thread: usize) {
         self.steps_ns[thread].store(IDLE, Relaxed);
     }
@@ -143,29 +133,26 @@ impl<'a> SharedClock<'a> {
         self.paused_by.store(request, Relaxed);
     }
 
-    /// Ends the pause, if this request made it.
     pub fn resume_admission(&self, request: u32) {
         if self.paused_by.load(Relaxed) == request {
             let _ = self.paused_by.compare_exchange(request, NO_REQUEST, Relaxed, Relaxed);
         }
     }
 
-    /// Returns whether admission is paused.
     pub fn is_admission_paused(&self) -> bool {
         self.paused_by.load(Relaxed) != NO_REQUEST
     }
 
-    /// Returns the number of requests completed or rejected.
     pub fn settled(&self) -> u64 {
         self.settled.load(Relaxed)
     }
 
-    /// Returns whether it is time to halt. Threads halt between steps, with no batch in flight.
+    /// Returns whether to halt. Threads halt between steps, without a batch in flight.
     pub fn must_halt(&self) -> bool {
         self.settled() >= self.halt_at.load(Relaxed)
     }
 
-    /// Makes all threads halt, however many requests are settled.
+    /// Makes all threads halt, regardless of settled requests.
     pub fn halt_now(&self) {
         self.halt_at.store(0, Relaxed);
     }
@@ -180,25 +167,22 @@ impl<'a> SharedClock<'a> {
         self.halted.fetch_sub(1, Release);
     }
 
-    /// Counts a thread that ends as halted for good.
+    /// Counts a thread that ends as permanently halted.
     pub fn leave(&self) {
         self.halted.fetch_add(1, Release);
     }
 
-    /// Returns whether it is time to halt, and all threads have halted and wait for
-    /// [`stop`](Self::stop).
+    /// Returns whether all threads have halted and wait for [`stop`](Self::stop).
     pub fn is_halted(&self) -> bool {
         !self.is_stopped() && self.must_halt() && self.halted.load(Acquire) == self.clocks_ns.len()
     }
 
-    /// Ends the replay early, for all threads.
     pub fn stop(&self) {
         // Release: pairs with the Acquire of `is_stopped`; halted threads see what was done
         // meanwhile.
         self.stopped.store(true, Release);
     }
 
-    /// Returns whether the replay was ended.
     pub fn is_stopped(&self) -> bool {
         self.stopped.load(Acquire)
     }

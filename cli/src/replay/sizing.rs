@@ -1,19 +1,18 @@
-//! A size of the pool for a trace: enough blocks to serve it, few enough that the pool is full at
-//! times.
+//! A pool size for a trace: enough blocks to serve it, few enough that the pool is full at times.
 
 use kvpool_load::{Request, Shape};
 
 use super::shared_clock::step_ns;
 
 /// The size in percent of the blocks at the busiest moment. Then a third of the requests waits or
-/// is preempted, and most of the time none is.
+/// is preempted, but most of the time none is.
 const SHARE_PERCENT: u64 = 65;
 
-/// Mean nanoseconds from one token to the next: a step that decodes, and the prompts in between.
+/// Mean nanoseconds between tokens: a decoding step, and the prompts in between.
 const DECODE_NS: u64 = 20_000_000;
 
 /// Returns a fixed share of the blocks in use at the busiest moment, if each request had all of its
-/// blocks from its arrival to its end; at least the blocks of the largest request.
+/// blocks from arrival to end; at least the blocks of the largest request.
 pub fn blocks_for(requests: &[Request], shape: &Shape) -> usize {
     let mut changes: Vec<(u64, i64)> = Vec::with_capacity(2 * requests.len());
     let mut largest = 1;

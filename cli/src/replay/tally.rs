@@ -1,5 +1,3 @@
-//! The counts of a scheduler thread, and their sum over threads.
-
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -38,9 +36,8 @@ impl Samples {
     }
 }
 
-/// Counted values, exact to three digits: durations in nanoseconds, or the runs of consecutive
-/// frames in each block table, which are the descriptors that a transfer of the whole sequence
-/// needs.
+/// A histogram, exact to three digits: of durations in nanoseconds, or of the runs per block table,
+/// which are the descriptors that a transfer of the whole sequence needs.
 #[derive(Clone, Debug)]
 pub struct Distribution(Histogram<u64>);
 
@@ -72,7 +69,7 @@ impl Distribution {
         self.0.mean()
     }
 
-    /// Returns the value at a share of all, from 0 to 1; the maximum at 1.
+    /// Returns the quantile of a share from 0 to 1; the maximum at 1.
     pub fn at(&self, share: f64) -> u64 {
         if share == 1.0 { self.0.max() } else { self.0.value_at_quantile(share) }
     }
@@ -89,12 +86,12 @@ pub struct TableRuns {
     pub blocks: u64,
     /// Runs in them.
     pub runs: u64,
-    /// The runs of each completed request's table, when it is completed.
+    /// The runs of each request's table at its completion.
     pub per_sequence: Distribution,
 }
 
 impl TableRuns {
-    /// Counts the runs in the table of a request that is completed, or else preempted.
+    /// Counts the runs in the table of a completed or preempted request.
     pub fn count(&mut self, table: &[i32], is_completed: bool) {
         let ends = table.windows(2).filter(|pair| pair[1] != pair[0] + 1).count();
         let runs = (table.len().min(1) + ends) as u64;
@@ -117,22 +114,22 @@ impl TableRuns {
     }
 }
 
-/// The counts of one thread.
+/// The counters of one thread.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Requests completed.
     pub completed: u64,
     /// Requests rejected because they are larger than the pool.
     pub rejected: u64,
-    /// Times that a request was preempted.
+    /// Number of preemptions.
     pub preempted: u64,
-    /// Times that the pool refused blocks, also after this thread's last step had ended.
+    /// Number of refusals, also after this thread's last step had ended.
     pub refused: u64,
     /// Full blocks of prompts at their first admission.
     pub lookup_blocks: u64,
     /// Leading blocks of these prompts that were cached.
     pub hit_blocks: u64,
-    /// Full blocks of prompts that were admitted again after a preemption.
+    /// Full blocks of prompts readmitted after a preemption.
     pub resumed_lookup_blocks: u64,
     /// Leading blocks of these prompts that were cached: mostly the request's own.
     pub resumed_hit_blocks: u64,
@@ -148,15 +145,15 @@ pub struct Tally {
     pub corrupt: HashSet<Corrupt>,
     /// Other faults, the first few.
     pub findings: Vec<String>,
-    /// The runs of the block tables at the end of requests, or when they were preempted.
+    /// The runs of the block tables of ended or preempted requests.
     pub tables: TableRuns,
     /// The same in the free list, if there is one.
     pub listed: TableRuns,
     /// Leading blocks of prompts that the free list had cached, at their first admission.
     pub listed_hits: u64,
-    /// Appends that allocated blocks.
+    /// Latency of appends that allocated blocks.
     pub allocate: Distribution,
-    /// Closings of sequences.
+    /// Latency of closing sequences.
     pub free: Distribution,
     /// The share of blocks in use.
     pub utilization: Samples,
@@ -167,14 +164,14 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Adds a finding, unless there are too many.
+    /// Adds a finding, up to the limit.
     pub fn find(&mut self, finding: String) {
         if self.findings.len() < FINDINGS_MAX {
             self.findings.push(finding);
         }
     }
 
-    /// Counts the blocks that an attempt at a request looked up in the cache, and those found.
+    /// Counts the blocks that an attempt at a request looked up in the cache, and the hits.
     pub fn count_lookup(&mut self, attempt: u32, blocks: usize, hits: usize) {
         let (all, found) = match attempt {
             0 => (&mut self.lookup_blocks, &mut self.hit_blocks),

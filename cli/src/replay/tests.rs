@@ -13,32 +13,25 @@ use kvpool_load::Corrupt;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     None,
-    /// A stored byte has a bit flipped.
     FlippedBit,
-    /// Rows are not stored.
     LostStore,
-    /// Rows are stored in the slots of the first call too, as if blocks had two owners.
+    /// Rows are also stored in the slots of the first call, as if blocks had two owners.
     DoubleOwner,
     /// Rows are loaded from another frame.
     WrongFrame,
-    /// A store panics.
     Panic,
     /// Copies fail. Stores are slow until one has failed.
     Copy,
-    /// Stores are slow.
     Slow,
 }
 
-/// The host's memory with a fault. Loads and stores are serialized, so that no fault is a data
-/// race.
+/// Host memory with a fault. Loads and stores are serialized, so that no fault is a data race.
 #[derive(Debug)]
 struct Faulty {
     host: HostStorage,
     fault: Fault,
-    /// Calls before the fault.
     countdown: AtomicUsize,
     is_done: AtomicBool,
-    /// The slots of the first store.
     first: Mutex<Vec<i64>>,
 }
 
@@ -145,7 +138,7 @@ fn faulty(
     ReplayPool::on(storage, vec![], blocks, blocks_max, eviction).unwrap()
 }
 
-/// A pool whose fault comes after some steps.
+/// A pool whose fault occurs after some steps.
 pub(crate) fn pool(blocks: usize, fault: Fault) -> ReplayPool {
     faulty(blocks, blocks, None, fault, 40)
 }
@@ -194,7 +187,7 @@ fn every_request_is_completed_and_every_token_verified() {
             outcome.tally.tables.runs
         );
     }
-    // Each of these makes a replay unsound by itself.
+    // Each of these alone makes a replay unsound.
     type Damage = fn(&mut Outcome);
     let damages: [(Damage, bool); 5] = [
         (|outcome| outcome.audit = Err("a block".into()), false),
@@ -253,7 +246,7 @@ fn a_replay_of_nothing_is_not_sound() {
     assert!(!outcome.is_sound(0));
 }
 
-/// The outcome covers all work done, and the threads read back the sequences that they hold.
+/// The outcome covers all work done, and the threads read back their open sequences.
 #[test]
 fn a_replay_is_interrupted() {
     let trace = crowd(20_000);
@@ -277,7 +270,7 @@ fn a_replay_is_interrupted() {
     let outcome = replay(&pool(200, Fault::None), &trace, &options, |_| ControlFlow::Break(()));
     assert!(outcome.interrupted && outcome.is_intact(), "{outcome:?}");
     assert_eq!(outcome.is_sound(20_000), outcome.tally.completed > 0);
-    // A replay that is complete is not interrupted.
+    // A complete replay is not interrupted.
     let trace = crowd(5);
     let outcome = replay(&pool(200, Fault::None), &trace, &Options::new(&trace, 1), |progress| {
         if progress.settled == 5 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -294,7 +287,6 @@ fn without_verification_nothing_is_read() {
     assert_eq!(outcome.tally.tokens_verified, 0);
 }
 
-/// Each fault, once in a replay, is found.
 #[test]
 fn one_fault_anywhere_is_found() {
     let trace = crowd(100);
@@ -314,7 +306,7 @@ fn one_fault_anywhere_is_found() {
     assert!(outcome.tally.findings[0].starts_with("not every block can be allocated"), "{outcome:?}");
 }
 
-/// Other threads do not wait for the blocks of a dead thread for ever.
+/// Other threads do not wait forever for the blocks of a dead thread.
 #[test]
 fn a_thread_that_panics_is_a_finding() {
     for threads in [1, 3] {
@@ -341,7 +333,7 @@ fn one_thread_is_deterministic() {
     assert_eq!(first, counts());
 }
 
-/// The cached part of a prompt is neither written nor paid for, and read back like everything else.
+/// The cached part of a prompt is neither written nor charged, but read back like the rest.
 #[test]
 fn prefixes_are_found_again_and_verified() {
     let trace = Trace::generated(3, 120);
@@ -383,7 +375,7 @@ fn a_preempted_request_finds_its_blocks_again() {
     }
 }
 
-/// A block that is overwritten while it is only cached is found by the request that hits it.
+/// An overwritten cached block is found by the request that hits it.
 #[test]
 fn a_wrong_hit_is_found() {
     let request = |second| Request {
@@ -392,7 +384,7 @@ fn a_wrong_hit_is_found() {
         ..Request::new(Duration::from_secs(second), 64, 20)
     };
     let trace = trace([request(0), request(1000)]);
-    // Of two layers, the first request stores its prompt and 20 tokens.
+    // With two layers, the first request stores its prompt and 20 tokens.
     let outcome = run(&faulty(60, 60, Some(LRU), Fault::DoubleOwner, 42), &trace, 1);
     assert_eq!(outcome.tally.hit_blocks, 3, "{outcome:?}");
     let hits = [0, 1, 2].map(|block| Corrupt { request: 1, attempt: 0, block });
@@ -415,7 +407,7 @@ fn resizing(trace: &Trace, threads: usize, schedule: &str) -> Options {
     Options { schedule: schedule.parse().unwrap(), ..Options::new(trace, threads) }
 }
 
-/// A request that fitted when it arrived and does not fit any more is rejected, running or waiting.
+/// A request that no longer fits is rejected, running or waiting.
 #[test]
 fn a_pool_that_has_become_too_small_rejects() {
     let sizes = [(20, 1), (40, 500), (610, 0), (20, 1)];
@@ -467,7 +459,7 @@ fn a_replay_halts_for_inspection() {
     }
 }
 
-/// A fault that only the last reading of a halted replay can find is found.
+/// A fault that only the last reading of a halted replay can detect is found.
 #[test]
 fn the_sequences_of_a_halted_replay_are_read_back() {
     let trace = crowd(300);

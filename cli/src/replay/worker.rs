@@ -1,16 +1,16 @@
-//! One scheduler thread: continuous batching over a pool that it shares with others.
+//! One scheduler thread: continuous batching over a shared pool.
 //!
 //! A step begins a batch, appends to every running sequence, writes the new tokens through their
-//! slots, reads the last token of each back, and only then ends the batch of the step before, as an
-//! engine does that prepares a step while the device is at work on the last one. So two batches of
+//! slots, reads the last token of each back, and only then ends the batch of the previous step, as
+//! an engine does that prepares a step while the device executes the last one. So two batches of
 //! each thread are always in flight, and frames that one thread frees stay retired for a while.
 //!
-//! Before a sequence is closed, at its end or by a preemption, all of its tokens are read back
-//! through its block table. No address is kept from one step to the next.
+//! Before a sequence is closed or preempted, all of its tokens are read back through its block
+//! table. No address is kept between steps.
 //!
 //! With a prefix cache a sequence begins with the cached part of its prompt. Those tokens cost no
-//! time and are not written. They are read back at the end like all others, and must have the bytes
-//! of this prompt.
+//! time and are not written, but read back at the end like the others, and must have the bytes of
+//! this prompt.
 
 use std::mem;
 use std::sync::atomic::Ordering::Relaxed;
@@ -26,16 +26,14 @@ use super::scheduler::{Job, Running, Scheduler};
 use super::shared_clock::step_ns;
 use super::tally::Tally;
 
-/// The time without progress of any thread after which the replay is given up: blocks were lost.
+/// Time without progress of any thread after which the replay fails: blocks were lost.
 const STUCK: Duration = Duration::from_secs(10);
 
-/// The most that counts as waited between two checks for progress.
+/// Maximum that counts as waited between two checks for progress.
 const CHECK_MAX: Duration = Duration::from_millis(100);
 
-/// The largest number of prompt tokens of a step.
 const STEP_TOKENS: u64 = 8192;
 
-/// Sequences that a thread runs at a time.
 const RUNNING_MAX: usize = 256;
 
 /// A scheduler thread. See the [module](self).
@@ -47,26 +45,23 @@ pub struct Worker<'a> {
     thread: usize,
     scheduler: Scheduler<Open>,
     clock_ns: u64,
-    /// The batch of the step before.
+    /// The batch of the previous step.
     previous: Option<Batch>,
     transfer: Transfer<'a>,
     table: BlockTable,
     /// The ids of a prompt, in a reused buffer.
     prompt: Vec<u32>,
-    /// The running jobs with new tokens in this step, by their places in the scheduler.
+    /// The running jobs with new tokens in this step, by index in the scheduler.
     advanced: Vec<usize>,
     next_sample_ns: u64,
     stalled: Option<Stall>,
     tally: Tally,
 }
 
-/// The sequence of a running job.
 struct Open {
     sequence: Sequence,
     text: Text,
-    /// Blocks found in the cache.
     found: usize,
-    /// Its blocks in the free list.
     listed: Listed,
     /// Whether its runs count: in a closed loop, not if it began while the pool was being filled.
     counts: bool,
@@ -84,8 +79,8 @@ impl Stall {
         Self { transfers, checked: Instant::now(), waited: Duration::ZERO }
     }
 
-    /// Adds the time since the last check. Only a part of a long time counts: the whole process may
-    /// have been stopped.
+    /// Adds the time since the last check, up to a limit, since the whole process may have been
+    /// stopped.
     fn check(&mut self) -> Duration {
         let before = mem::replace(&mut self.checked, Instant::now());
         self.waited += self.checked.duration_since(before).min(CHECK_MAX);
@@ -93,27 +88,24 @@ impl Stall {
     }
 }
 
-/// The outcome of one sequence's part of a step.
 enum Turn {
     Advanced,
     /// Blocks will be free soon: no tokens in this step.
     Skipped,
-    /// The job was preempted, and the list of running jobs is shorter.
+    /// The job was preempted, which shortens the list of running jobs.
     Preempted,
 }
 
-/// Tokens of a step, for its cost.
 #[derive(Default)]
 struct StepTokens {
     prompt: u64,
     decode: u64,
-    /// Whether a job was preempted: at most one in a step, because its blocks are retired until the
+    /// Whether a job was preempted: at most one per step, because its blocks are retired until the
     /// step has ended.
     preempted: bool,
 }
 
 impl<'a> Worker<'a> {
-    /// Creates a thread without requests.
     pub fn new(at: Replaying<'a>, thread: usize) -> Self {
         let fill = at.options.fill;
         let running_max = if fill.is_some() { usize::MAX } else { RUNNING_MAX };
@@ -181,7 +173,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Halts with no batch in flight until the end of the replay; then reads back and closes all
+    /// Halts without a batch in flight until the end of the replay; then reads back and closes all
     /// open sequences.
     fn halt(&mut self) -> Result<(), String> {
         self.at.clock.set_idle(self.thread);
@@ -195,7 +187,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Rejects waiting requests that need more blocks than the pool has since it shrank.
+    /// Rejects waiting requests that no longer fit into the shrunken pool.
     fn reject_oversized(&mut self) {
         let (shape, total) = (self.shape, self.at.pool.total_blocks());
         for _ in 0..self.scheduler.reject(|job| shape.blocks(job.total) <= total) {
@@ -307,7 +299,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// Does one sequence's part of a step: appends tokens and gathers them for writing.
+    /// Executes one sequence's part of a step: appends tokens and gathers them for writing.
     fn turn(&mut self, batch: &mut Batch, place: usize, step: &mut StepTokens) -> Result<Turn, String> {
         let running = &mut self.scheduler.running()[place];
         let budget = STEP_TOKENS.saturating_sub(step.prompt);
@@ -318,7 +310,7 @@ impl<'a> Worker<'a> {
         let mut tokens = tokens;
         let mut refused = self.append(batch, place, tokens)?;
         if let Some((free, _)) = refused {
-            // A piece of a prompt is cut to the free blocks.
+            // A piece of a prompt is truncated to the free blocks.
             let held = self.scheduler.running()[place].held;
             let block_tokens = self.shape.block_tokens as u64;
             let fitting = (held.div_ceil(block_tokens) + free as u64) * block_tokens - held;
@@ -346,8 +338,8 @@ impl<'a> Worker<'a> {
         Ok(Turn::Advanced)
     }
 
-    /// Appends; after a refusal, ends the batch of the step before and tries again. Returns the
-    /// free and the retired blocks if that is refused too.
+    /// Appends; after a refusal, ends the previous step's batch and retries. If that is refused
+    /// too, returns the free and the retired blocks.
     fn append(
         &mut self,
         batch: &mut Batch,
@@ -397,7 +389,7 @@ impl<'a> Worker<'a> {
         (free, retired): (usize, usize),
         step: &mut StepTokens,
     ) -> Result<Turn, String> {
-        // A waiting job asks in every step, and counts as refused once.
+        // A waiting job retries in every step, and counts as refused once.
         self.tally.refused += u64::from(self.stalled.is_none());
         let total = self.at.pool.total_blocks();
         let used = 1.0 - free as f64 / total as f64;
@@ -429,7 +421,6 @@ impl<'a> Worker<'a> {
         Ok(if last == place { Turn::Preempted } else { Turn::Skipped })
     }
 
-    /// Closes the complete sequences.
     fn retire_done(&mut self) -> Result<(), String> {
         if !self.scheduler.running().iter().any(Running::is_done) {
             return Ok(());
@@ -528,7 +519,6 @@ impl<'a> Worker<'a> {
             .add(fragmentation.reserved_for_growth as f64 / self.at.pool.total_blocks() as f64);
     }
 
-    /// Waits for blocks of other threads.
     fn wait_for_others(&mut self) -> Result<(), String> {
         self.at.clock.set_idle(self.thread);
         self.clock_ns = self.clock_ns.max(self.at.clock.latest_clock_ns());

@@ -1,5 +1,5 @@
-//! The report of a replay: the figures under stable names, which `--json` prints, and the table
-//! that is made from them.
+//! The report of a replay: figures under stable names, which `--json` prints, and the table made
+//! from them.
 
 mod table;
 
@@ -12,19 +12,17 @@ use crate::trace::Trace;
 
 pub use table::render;
 
-/// The figures of a replay, and what decides its exit code.
+/// The figures of a replay, and the conditions of its exit code.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The JSON. Shares are from 0 to 1.
     pub figures: Value,
-    /// Whether nothing was lost and nothing corrupt.
+    /// Whether nothing was lost or corrupt.
     pub intact: bool,
-    /// Whether tokens are read back.
     pub verify: bool,
 }
 
 impl Report {
-    /// Creates the report of a replay.
     pub fn new(trace: &Trace, layout: &str, shape: Shape, options: &Options, outcome: &Outcome) -> Self {
         let Outcome { tally, blocks_total, blocks_leaked, fragmentation_final, .. } = outcome;
         let requests = trace.requests.len();
@@ -79,8 +77,8 @@ impl Report {
             "preempted": tally.preempted,
             "threads": options.threads,
             "wall_s": wall_s,
-            // Processor time of all threads, user and system, during `wall_s`; null where the
-            // system does not count it.
+            // User and system time of all threads during `wall_s`; null if the system does not
+            // count it.
             "cpu_s": outcome.cpu.map(|time| time.as_secs_f64()),
             "trace_s": trace_s,
             "speedup": trace_s / wall_s.max(f64::MIN_POSITIVE),
@@ -100,8 +98,9 @@ impl Report {
             // The same as in `prefix`; null without a cache.
             "hit_rate": outcome.prefix.as_ref().map(|_| hit_rate),
             "prefix": prefix,
-            // Shares of the blocks that belong to sequences. `mean` is over virtual time. Blocks
-            // that a step in flight may still read count at the first refusal, and are not `owned`.
+            // Shares of the blocks that belong to sequences. `mean` is over virtual time. At the
+            // first refusal, blocks that a step in flight may still read count, but are not
+            // `owned`.
             "utilization": {
                 "mean": tally.utilization.mean(),
                 "peak": tally.utilization.max,
@@ -119,13 +118,13 @@ impl Report {
             // Consecutive frames in a sequence's table, also when it is preempted: all blocks over
             // all runs.
             "run_len_mean": tally.tables.mean_len(),
-            // The number of such runs in the table of a request when it is completed: the
-            // descriptors that a transfer of the whole sequence needs.
+            // The number of such runs in the table of a completed request: the descriptors that a
+            // transfer of the whole sequence needs.
             "runs_per_sequence": runs(&tally.tables),
             "free_list": free_list,
             "defrag": defrag,
             "resize": outcome.resizes.iter().map(resize).collect::<Vec<_>>(),
-            // Of an append that allocates blocks, one or many, and of the closing of a sequence.
+            // Of an append that allocates blocks, one or many, and of closing a sequence.
             "latency_ns": {
                 "allocate": times(&tally.allocate),
                 "free": times(&tally.free),

@@ -1,5 +1,5 @@
-//! The report as a table for a terminal: one row per figure, by sections, notes beside them.
-//! Figures are read from the JSON by their names, and labelled with these names as words.
+//! The report as a table for a terminal: one row per figure, in sections, with notes. Figures are
+//! read from the JSON by name, and labelled with these names as words.
 
 use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
 use comfy_table::{Attribute, Cell, CellAlignment, Color};
@@ -12,10 +12,9 @@ use crate::{fit, output};
 /// A section of the table, the name of a figure in the JSON, and a note.
 type Row = (&'static str, &'static str, String);
 
-/// In place of a name: the section has no figures.
+/// Instead of a name: the section has no figures.
 const OFF: &str = "off";
 
-/// Renders the whole table, on a terminal of this width.
 pub fn render(report: &Report, width: Option<usize>) -> String {
     let json = &report.figures;
     let mut table = output::table(UTF8_FULL_CONDENSED);
@@ -57,8 +56,8 @@ pub fn render(report: &Report, width: Option<usize>) -> String {
     format!("{}\n{}\n{line}", fit::text(&heading, width), fit::table(table, width))
 }
 
-/// Returns the rows. A section named like an object of the JSON has figures of that object; one
-/// named like a list, a figure of each of its objects; any other, figures of the report itself.
+/// Returns the rows. A section named like an object of the JSON has its figures; one named like a
+/// list, a figure of each of its objects; any other, figures of the report itself.
 fn rows(json: &Value) -> Vec<Row> {
     let count = |value: &Value| HumanCount(number(value));
     let mut rows = Vec::new();
@@ -148,7 +147,6 @@ fn rows(json: &Value) -> Vec<Row> {
     rows
 }
 
-/// Formats a figure with its unit.
 fn figure(name: &str, value: &Value) -> String {
     match (value.as_u64(), value.as_f64(), name) {
         (Some(count), ..) => HumanCount(count).to_string(),
@@ -163,7 +161,7 @@ fn figure(name: &str, value: &Value) -> String {
     }
 }
 
-/// Returns a name of the JSON as words. The unit stands beside the figure.
+/// Returns a name of the JSON as words, without the unit, which is beside the figure.
 fn label(name: &str) -> String {
     let unit = ["_s", "_ms", "_ns"].into_iter().find_map(|unit| name.strip_suffix(unit));
     unit.unwrap_or(name).replace('_', " ")

@@ -1,15 +1,12 @@
-//! The number of descriptors that the process may have.
-
 use kvpool_node::events::KvEventSettings;
 use kvpool_node::settings::{EventSettings, Settings};
 use kvpool_node::wire::Limits;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors for everything that has no setting: the runtime, files, traces, the directory.
+/// Descriptors for everything without a setting: the runtime, files, traces, the directory.
 const MARGIN: u64 = 128;
 
-/// Permits as many descriptors as these settings may need, or as many as the system does, with a
-/// warning.
+/// Raises the limit to what these settings may need, or to the system's maximum with a warning.
 pub(super) fn raise(settings: &Settings) {
     let (needed, limit) = (needed(settings), getrlimit(Resource::Nofile));
     let suffices = |limit: Option<u64>| limit.is_none_or(|limit| limit >= needed);
@@ -27,7 +24,7 @@ pub(super) fn raise(settings: &Settings) {
     }
 }
 
-/// Returns the number of descriptors that settings need if all that they permit is connected.
+/// Returns the number of descriptors that settings need if every permitted connection is open.
 fn needed(settings: &Settings) -> u64 {
     let limits = Limits::default();
     let links = match (&settings.listen, &settings.membership) {
@@ -36,7 +33,7 @@ fn needed(settings: &Settings) -> u64 {
     };
     let streams = 1 + usize::from(limits.streams_max);
     let peers = if links == 0 { 0 } else { links * streams + limits.handshakes };
-    // Those of subscribers and of replays, and those that have not said which they are.
+    // Those of subscribers and of replays, and unidentified ones.
     let of_socket = |events: &EventSettings| KvEventSettings::new(events.listen).connections;
     let events = settings.kv_events.as_ref().map_or(0, |events| 4 * of_socket(events));
     let tier = settings.tier.as_ref().map_or(0, |tier| tier.threads);

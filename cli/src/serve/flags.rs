@@ -1,5 +1,5 @@
-//! The settings as flags: one for each key of the list, so that flags, variables and the file
-//! cannot differ.
+//! The settings as flags, one per key of the list, so that flags, variables and the file cannot
+//! differ.
 
 use clap::{Arg, ArgMatches, Args, Command, Error, FromArgMatches};
 use kvpool_node::settings::{CONFIG, KEYS, Key, Sources};

@@ -1,10 +1,10 @@
-//! Messages on the standard error: lines of text, or of JSON objects.
+//! Log messages on the standard error: lines of text, or of JSON objects.
 //!
-//! An object has `timestamp` (RFC 3339), `level`, `target` (the module), and `fields`: `message`, and
-//! what else the message has, such as `peer` or `error`. A line of text is `kvpool: MESSAGE, NAME:
-//! VALUE`, with the level before the message unless it is a warning or an error.
+//! An object has `timestamp` (RFC 3339), `level`, `target` (the module), and `fields`: `message`,
+//! and others such as `peer` or `error`. A line of text is `kvpool: MESSAGE, NAME: VALUE`, with the
+//! level before the message unless it is a warning or an error.
 //!
-//! A message that is the same as one of the last second, with all its fields, is left out.
+//! A message that equals one of the last second, with all its fields, is suppressed.
 
 use std::collections::HashMap;
 use std::fmt::{self, Debug, Write};
@@ -25,19 +25,16 @@ use tracing_subscriber::{Layer, fmt as layers};
 
 use crate::output::printable;
 
-/// Time within which a message is not repeated.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Most different messages that are remembered.
 const REMEMBERED: usize = 1024;
 
-/// Returns the layer that writes messages.
 pub(super) fn layer<S, W>(format: LogFormat, levels: &LogLevels, writer: W) -> Box<dyn Layer<S> + Send + Sync>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    // A standard error that is closed or full is no reason to end.
+    // A closed or full standard error must not end the process.
     let layer = layers::layer().with_writer(writer).with_ansi(false).log_internal_errors(false);
     let targets = targets(levels);
     match format {
@@ -53,10 +50,9 @@ fn targets(levels: &LogLevels) -> Targets {
     others.with_targets(levels.modules.clone())
 }
 
-/// Passes a message on unless it is the same as one of the last second.
+/// Forwards a message unless it equals one of the last second.
 struct Once<L> {
     layer: L,
-    /// Times of the latest messages, by their hashes.
     seen: Mutex<HashMap<u64, Instant>>,
 }
 
@@ -78,7 +74,7 @@ impl<L> Once<L> {
         if seen.len() >= REMEMBERED {
             seen.retain(|_, last| now.duration_since(*last) < PERIOD);
         }
-        // More different messages than that within a second: they are not told apart from new ones.
+        // More distinct messages within a second: further ones count as new.
         if seen.len() < REMEMBERED {
             seen.insert(hash, now);
         }
@@ -86,7 +82,7 @@ impl<L> Once<L> {
     }
 }
 
-// Spans are no part of a message, so that the layer need not know of them.
+// Spans are not part of a message, so the layer can ignore them.
 impl<S: Subscriber, L: Layer<S>> Layer<S> for Once<L> {
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         if self.is_new(event) {
@@ -95,7 +91,6 @@ impl<S: Subscriber, L: Layer<S>> Layer<S> for Once<L> {
     }
 }
 
-/// A message as a line of text.
 struct Line;
 
 impl<S, N> FormatEvent<S, N> for Line
@@ -121,7 +116,7 @@ where
     }
 }
 
-/// The message of an event, and then `, name: value` for each field.
+/// The message of an event, and `, name: value` for each field.
 #[derive(Default)]
 struct Text {
     message: String,
@@ -153,7 +148,6 @@ mod tests {
 
     use super::*;
 
-    /// What was written.
     #[derive(Clone, Default)]
     struct Written(Arc<Mutex<Vec<u8>>>);
 
@@ -243,7 +237,7 @@ mod tests {
             });
             assert_eq!(lines.len(), 3, "{lines:?}");
         }
-        // More reasons than are remembered: none of them is lost.
+        // More messages than are remembered: none is lost.
         let many = 3 * REMEMBERED;
         let lines = written(LogFormat::Text, "warn", || (0..many).for_each(|at| say(&at.to_string())));
         assert_eq!(lines.len(), many);

@@ -1,15 +1,4 @@
-//! `kvpool serve`: a process around a node, with an admin interface and, on request, traffic.
-//!
-//! | file | what |
-//! |---|---|
-//! | `flags` | the settings as flags |
-//! | `process` | the pool, the node, the admin interface, and the end |
-//! | `signals` | signals to the process |
-//! | `network` | settings for the network side of the node, and its certificates |
-//! | `reload` | settings that are taken over at SIGHUP |
-//! | `services` | the shared tier, the published events and the membership |
-//! | `log` | messages on the standard error |
-//! | `telemetry`, `traces` | messages and traces of the process, from the start to the end |
+//! `kvpool serve`: a process around a node, with an admin interface and, optionally, traffic.
 
 #[cfg(any(target_os = "linux", target_vendor = "apple"))]
 mod descriptors;

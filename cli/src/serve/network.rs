@@ -1,5 +1,3 @@
-//! Settings for the network side of a node: addresses, certificates, token and limits.
-
 use std::hash::{DefaultHasher, Hasher};
 use std::path::Path;
 
@@ -14,22 +12,19 @@ use kvpool_node::transport::tcp::{LinkError, PeerSettings, Tls, Token};
 use kvpool_node::wire::Limits;
 use kvpool_node::{NodeBuilder, OffloadBelow};
 
-/// Maximum size of a file of certificates or a key in bytes.
 const PEM_BYTES_MAX: u64 = 1 << 20;
 
-/// How a node proves who it is, and whom it admits.
+/// How a node authenticates, and whom it admits.
 pub struct Credentials {
     pub tls: Option<Tls>,
-    /// Token of the cluster.
     pub token: Option<Token>,
     /// Tokens of the admin interface, and its certificate.
     pub admin: AdminCredentials,
-    /// Tells files of certificates apart.
+    /// Digest of the files of certificates.
     pub certificates: u64,
 }
 
 impl Credentials {
-    /// Reads the files that settings name.
     pub fn read(settings: &Settings) -> anyhow::Result<Self> {
         let mut digest = DefaultHasher::new();
         let tls = settings.tls.as_ref().map(|files| tls(files, &mut digest)).transpose()?;
@@ -46,7 +41,7 @@ impl Credentials {
     }
 }
 
-/// Gives a node its settings.
+/// Applies settings to a node.
 pub fn configure(
     settings: &Settings,
     credentials: &Credentials,
@@ -106,7 +101,6 @@ fn nixl(_: NodeBuilder, _: &NixlLocation) -> anyhow::Result<NodeBuilder> {
     Err(anyhow::anyhow!("--nixl: {}", crate::output::not_built("nixl")))
 }
 
-/// Returns the peers of settings.
 pub fn peers(peers: &[PeerAddress]) -> Vec<PeerSettings> {
     peers.iter().map(|peer| PeerSettings::new(&peer.name, peer.address.clone().into())).collect()
 }
@@ -132,12 +126,11 @@ fn tls(files: &TlsFiles, digest: &mut DefaultHasher) -> anyhow::Result<(Tls, Tls
     Ok((of_peers.map_err(failed)?, of_server.map_err(failed)?))
 }
 
-/// Reads the certificates of authorities by which a client checks servers.
+/// Reads the authorities by which a client checks servers.
 pub fn authorities(path: &Path) -> anyhow::Result<Tls> {
     Tls::with_token(None, Some(&pem(path)?)).map_err(named(path.display()))
 }
 
-/// Reads a file of certificates or a key.
 pub fn pem(path: &Path) -> anyhow::Result<Vec<u8>> {
     read_file(path, PEM_BYTES_MAX).map_err(named(format_args!("cannot read {}", path.display())))
 }

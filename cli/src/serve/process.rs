@@ -1,5 +1,5 @@
-//! The process: a pool, a node over it, its admin interface, traffic on request, signals, and the
-//! end.
+//! The process: a pool, a node over it, its admin interface, optional traffic, signals, and
+//! shutdown.
 //!
 //! ```text
 //! settings, certificates -> admin address bound, store of the tier -> pool built
@@ -10,7 +10,7 @@
 //!     -> events, tier -> audit -> exit code
 //! ```
 //!
-//! The address is bound first, so that a second node on the same port ends before it takes memory.
+//! The address is bound first, so that a second node on the same port fails before it takes memory.
 
 use std::io;
 use std::sync::Arc;
@@ -37,27 +37,22 @@ use crate::error::named;
 use crate::output::print;
 use crate::{EXIT_OK, EXIT_UNSOUND, EXIT_USAGE};
 
-/// Worker threads of the runtime: few, because they wait most of the time.
+/// Worker threads of the runtime: few, because they mostly wait.
 const WORKERS: usize = 2;
 
-/// One allocation in so many is timed. A process that only serves has few, and each matters.
+/// One in this many allocations is timed. A process that only serves has few allocations.
 const LATENCY_SAMPLE: u32 = 16;
 
-/// Audits at the end that may find something before it counts, and the pause between two.
+/// Audits at the end whose findings may be transient, and the pause between two.
 const AUDITS: usize = 20;
 const AUDIT_PAUSE: Duration = Duration::from_millis(10);
 
-/// Time between two looks for room for arriving sequences.
 const ROOM_PAUSE: Duration = Duration::from_millis(50);
 
 /// Purpose of the key that is derived from the token of a cluster.
 const HASH_KEY: &str = "kvpool 2026 hashes of cached blocks";
 
-/// Serves until a signal, and returns the exit code.
-///
-/// # Errors
-///
-/// Errors from before the time at which messages have the form of the settings.
+/// Serves until a signal. Returns errors from before logging is set up.
 pub fn serve(sources: &Sources) -> anyhow::Result<u8> {
     let Loaded { settings, warnings, .. } = sources.load()?;
     let runtime = runtime().map_err(named("cannot start"))?;
@@ -77,7 +72,6 @@ pub fn serve(sources: &Sources) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-/// Serves until a signal. Returns whether nothing was lost or corrupt.
 fn serve_with(
     settings: Settings,
     sources: &Sources,
@@ -91,7 +85,7 @@ fn serve_with(
     let bind = |address| AdminServer::bind(address, credentials.admin.clone(), limits);
     let server = settings.admin.as_ref().map(bind).transpose()?;
     let _entered = runtime.enter();
-    // From here on a signal ends the node in order.
+    // From here on a signal ends the node gracefully.
     let signals = Signals::new().map_err(named("cannot start"))?;
     let tier = services::prepare(&settings)?;
     let key = settings.hash_key.as_ref().map(|key| HashKey::from_bytes(key.key(HASH_KEY)));
@@ -136,7 +130,7 @@ fn serve_with(
             let _ = timeout(left(), membership.leave()).await;
         }
         let is_drained = node.shutdown(left()).await;
-        // The stream ends with the node. Sequences for which there is no room are closed.
+        // The stream ends with the node. Sequences without room are closed.
         if timeout(left(), &mut arriving).await.is_err() {
             arriving.abort();
             let _ = arriving.await;
@@ -162,8 +156,8 @@ fn serve_with(
     Ok(findings.is_empty())
 }
 
-/// Recounts the pool. The threads of the traffic have ended; a value of the tier that is landing
-/// may give a frame back meanwhile: only what stays wrong is an error.
+/// Recounts the pool. The threads of the traffic have ended; a landing value of the tier may still
+/// return a frame, so only persistent findings are errors.
 fn audit(pool: &Pool) -> Result<(), AuditError> {
     for _ in 0..AUDITS {
         match pool.audit() {
@@ -174,7 +168,7 @@ fn audit(pool: &Pool) -> Result<(), AuditError> {
     pool.audit().map(drop)
 }
 
-/// Gives arriving sequences to the traffic, or keeps them while there is room. Test:
+/// Passes arriving sequences to the traffic, or keeps them while there is room. Test:
 /// `sequences_that_no_engine_takes_are_bounded`.
 async fn take_in(mut arrivals: Arrivals, exchange: Arc<Exchange>) {
     loop {
@@ -186,7 +180,7 @@ async fn take_in(mut arrivals: Arrivals, exchange: Arc<Exchange>) {
     }
 }
 
-/// Takes over settings at each SIGHUP, until a signal to end.
+/// Reloads settings at each SIGHUP, until a termination signal.
 async fn run(
     node: &Node,
     membership: Option<&Membership>,
@@ -205,12 +199,12 @@ async fn run(
     }
 }
 
-/// Builds the pool. Nodes need the same key of the hash to exchange cached blocks.
+/// Builds the pool. Nodes need the same hash key to exchange cached blocks.
 fn build(settings: &PoolSettings, key: Option<HashKey>) -> anyhow::Result<(Pool, Backend)> {
     let PoolSettings { blocks, blocks_max, ref layout, device, .. } = *settings;
     let backend = Backend::open(device).map_err(named(format_args!("device {device}")))?;
     backend.check_room(layout, blocks, "--size")?;
-    // One frame more, for the null block.
+    // One additional frame for the null block.
     let storage = backend.storage(layout.clone(), blocks + 1, blocks_max + 1);
     let storage = storage.map_err(named("cannot allocate the memory of the pool"))?;
     let builder = Pool::builder(layout.clone()).storage(storage);

@@ -1,7 +1,7 @@
-//! Settings that are taken over while the node runs: peers, certificates and token.
+//! Reloading of settings while the node runs: peers, certificates and token.
 //!
-//! They are read on a thread of their own: a file system that hangs keeps neither signals nor
-//! transfers waiting.
+//! They are read on a separate thread: a file system that hangs delays neither signals nor
+//! transfers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -15,13 +15,11 @@ use tokio::sync::mpsc;
 use super::network::{self, Credentials};
 use super::services::Membership;
 
-/// What was read.
 pub(super) struct Reread {
     settings: Settings,
     credentials: Credentials,
 }
 
-/// The thread that reads settings again.
 pub(super) struct Reloader<T> {
     orders: SyncSender<()>,
     results: mpsc::UnboundedReceiver<Result<T, String>>,
@@ -29,7 +27,6 @@ pub(super) struct Reloader<T> {
 }
 
 impl Reloader<Reread> {
-    /// Starts the thread for the settings of these sources.
     pub fn start(sources: &Sources) -> io::Result<Self> {
         let sources = sources.clone();
         Self::start_as(move || read(&sources))
@@ -37,9 +34,9 @@ impl Reloader<Reread> {
 }
 
 impl<T: Send + 'static> Reloader<T> {
-    /// Starts the thread, which ends with the process, or with this when it reads nothing.
+    /// Starts the thread. It ends with the process, or when idle after this is dropped.
     fn start_as(read: impl Fn() -> Result<T, String> + Send + 'static) -> io::Result<Self> {
-        // One order that waits stands for all later ones.
+        // One pending order covers all later ones.
         let (orders, ordered) = sync_channel(1);
         let (sender, results) = mpsc::unbounded_channel();
         let is_reading = Arc::new(AtomicBool::new(false));
@@ -58,7 +55,6 @@ impl<T: Send + 'static> Reloader<T> {
         Ok(Self { orders, results, is_reading })
     }
 
-    /// Orders that the settings are read. Waits for nothing.
     pub fn order(&self) {
         if self.is_reading.load(Relaxed) {
             tracing::info!(
@@ -73,7 +69,6 @@ impl<T: Send + 'static> Reloader<T> {
         }
     }
 
-    /// Waits for settings that were read.
     pub async fn read(&mut self) -> Result<T, String> {
         match self.results.recv().await {
             Some(read) => read,
@@ -82,7 +77,6 @@ impl<T: Send + 'static> Reloader<T> {
     }
 }
 
-/// Reads and checks all settings and the files that they name.
 fn read(sources: &Sources) -> Result<Reread, String> {
     let Loaded { settings, warnings, .. } = sources.load().map_err(|error| error.to_string())?;
     let credentials = Credentials::read(&settings).map_err(|error| error.to_string())?;
@@ -92,9 +86,8 @@ fn read(sources: &Sources) -> Result<Reread, String> {
     Ok(Reread { settings, credentials })
 }
 
-/// What a node has taken over.
 pub(super) struct Taken {
-    /// The settings of the start, of which the others than these need another start.
+    /// The settings of the start; other keys than these need a restart.
     first: Settings,
     peers: Vec<PeerAddress>,
     credentials: Credentials,
@@ -105,7 +98,7 @@ impl Taken {
         Self { peers: settings.peers.clone(), first: settings, credentials }
     }
 
-    /// Takes over what was read, or nothing of it. Reports which.
+    /// Applies a reload completely or not at all, and reports which.
     pub fn take_over(&mut self, read: Result<Reread, String>, node: &Node, membership: Option<&Membership>) {
         let taken = read.and_then(|read| {
             self.replace(&read, node, membership).map_err(|error| error.to_string())?;
@@ -129,7 +122,7 @@ impl Taken {
         Ok(())
     }
 
-    /// Returns what changed, as text, and keeps the new values.
+    /// Returns the changes as text, and keeps the new values.
     fn changes(&mut self, read: Reread) -> String {
         let Reread { settings, credentials, .. } = read;
         let new = settings.peers.clone();
@@ -155,7 +148,6 @@ impl Taken {
     }
 }
 
-/// Returns the keys whose change takes effect at the next start only.
 fn others(first: &Settings, now: &Settings) -> Vec<&'static str> {
     let (a, b) = (&first.pool, &now.pool);
     let all = [
@@ -221,7 +213,7 @@ mod tests {
         go_on.send(2).unwrap();
         assert_eq!(timeout(Duration::from_secs(20), reloader.read()).await.unwrap(), Ok(2));
         assert!(timeout(Duration::from_millis(50), reloader.read()).await.is_err(), "no third reading");
-        // What fails is told as well.
+        // Failures are reported as well.
         reloader.order();
         drop(go_on);
         assert!(timeout(Duration::from_secs(20), reloader.read()).await.unwrap().is_err());

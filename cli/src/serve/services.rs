@@ -5,8 +5,8 @@
 //! end     membership left -> transfers of the node -> traffic -> tier drained -> events flushed
 //! ```
 //!
-//! The tier and the events begin before the traffic, so that they have all blocks, and end after
-//! it, so that they have the last ones. A node is a member only while it serves.
+//! The tier and the events begin before and end after the traffic, so that they get all blocks. A
+//! node is a member only while it serves.
 
 #[cfg(feature = "etcd")]
 use std::path::PathBuf;
@@ -34,7 +34,7 @@ use tokio::runtime::Handle;
 use super::network;
 use crate::error::named;
 
-/// Time in which subscribers are sent the last events: at the end of all others, and the longest.
+/// Time to send subscribers the last events: after the deadline of everything else, and at most.
 const EVENTS_PATIENCE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(1));
 
 #[cfg(not(feature = "etcd"))]
@@ -42,8 +42,8 @@ fn no_etcd() -> anyhow::Error {
     anyhow!("--membership: {}", crate::output::not_built("etcd"))
 }
 
-/// Connects to the store of a tier, and refuses services that are not part of this build: before
-/// the pool takes memory.
+/// Connects to the store of a tier, and refuses services that this build lacks, before the pool
+/// takes memory.
 pub(super) fn prepare(settings: &Settings) -> anyhow::Result<Option<Arc<SharedTier>>> {
     #[cfg(not(feature = "etcd"))]
     if settings.membership.is_some() {
@@ -59,7 +59,6 @@ pub(super) fn prepare(settings: &Settings) -> anyhow::Result<Option<Arc<SharedTi
     settings.tier.as_ref().map(connect).transpose()
 }
 
-/// Services that begin before the traffic.
 pub(super) struct Services {
     pub fetching: Option<Fetching>,
     pub publisher: Option<KvEventPublisher>,
@@ -92,14 +91,14 @@ impl Services {
         Ok(Self { fetching, publisher })
     }
 
-    /// Stores and publishes what the pool has, as far as it is possible by the deadline, and ends.
-    /// What is not stored or published is lost to others, and no block of this node.
+    /// Stores and publishes what the pool has until the deadline, and ends. The rest is lost to
+    /// others, but not to this node.
     pub async fn end(self, deadline: Instant) {
         if let Some(Fetching { tiered, .. }) = self.fetching {
             if !tiered.flush(deadline).await {
                 tracing::warn!("the tier was not given all cached blocks: it is down, or too slow");
             }
-            // The traffic, which had it too, has ended.
+            // The traffic, which shared it, has ended.
             if let Some(tiered) = Arc::into_inner(tiered) {
                 tiered.close().await;
             }
@@ -121,7 +120,7 @@ fn fetching(
 ) -> Result<Fetching, TierError> {
     let policy = match settings.policy {
         TierUse::OnEviction => TierPolicy::OnEviction,
-        // Nothing asks for an offload.
+        // Nothing requests an offload.
         TierUse::ReadOnly => TierPolicy::Manual,
         _ => TierPolicy::WriteThrough,
     };
@@ -138,7 +137,7 @@ fn published(settings: &EventSettings) -> KvEventSettings {
     of_publisher
 }
 
-/// A node's place in a directory, and the members that are its peers.
+/// A node's entry in a directory, and the members that are its peers.
 #[cfg_attr(not(feature = "etcd"), allow(dead_code, reason = "this build has no directory"))]
 pub(super) struct Membership {
     follower: Follower,
@@ -160,7 +159,7 @@ impl Membership {
         let mut member = Member::new(node.name(), address.clone());
         if let Some(admin) = node.admin_address() {
             member = match (&address, admin.address()) {
-                // Other hosts have no way to it.
+                // Other hosts cannot reach it.
                 (_, Address::Unix(_)) => member,
                 (Address::Tcp { host, .. }, all @ Address::Tcp { port, .. }) if all.is_unspecified() => {
                     member.admin(admin.at(Address::Tcp { host: host.clone(), port: *port }).to_string())
@@ -175,7 +174,7 @@ impl Membership {
         Ok(Self { follower: Follower::start(node, members, peers), joined })
     }
 
-    /// Refuses: the client of etcd is not part of this build.
+    /// Fails: this build lacks the client of etcd.
     #[cfg(not(feature = "etcd"))]
     pub fn start(
         _: &Arc<Node>,
@@ -186,23 +185,22 @@ impl Membership {
         Err(no_etcd())
     }
 
-    /// Replaces the configured peers.
     pub fn configure(&self, peers: Vec<PeerSettings>) {
         self.follower.configure(peers);
     }
 
-    /// Removes the entry, so that members drop this node at once.
+    /// Removes the entry, so that members drop this node immediately.
     pub async fn leave(self) {
         drop(self.follower);
         self.joined.leave().await;
     }
 }
 
-/// Shortest time for which members stay that were lost while etcd was out of reach.
+/// Minimum time for which lost members stay after etcd was unreachable.
 #[cfg(feature = "etcd")]
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Returns the directory of settings, whose certificates it reads.
+/// Creates the directory, and reads its certificates.
 #[cfg(feature = "etcd")]
 fn of_etcd(settings: &MembershipSettings) -> anyhow::Result<EtcdMembership> {
     let (cert, key) = settings.certificate.as_ref().map(|(cert, key)| (cert, key)).unzip();
@@ -219,7 +217,6 @@ fn of_etcd(settings: &MembershipSettings) -> anyhow::Result<EtcdMembership> {
     })
 }
 
-/// Returns the address at which members reach a node.
 #[cfg(feature = "etcd")]
 fn advertised(node: &Node, settings: &MembershipSettings) -> kvpool_node::settings::Address {
     use kvpool_node::settings::Address;

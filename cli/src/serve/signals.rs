@@ -1,8 +1,7 @@
 //! Signals to the process.
 //!
-//! A task of the runtime takes them, so that the second signal to end is heard whatever the process
-//! does meanwhile: it ends the process at once, with 128 and the number of the signal as the exit
-//! code.
+//! A task of the runtime receives them, so that a second termination signal takes effect in any
+//! state: it ends the process immediately, with 128 and the signal's number as the exit code.
 
 use std::io;
 use std::process;
@@ -13,25 +12,20 @@ use tokio::sync::{Notify, watch};
 
 use crate::signals::{Signals as Taken, exit_code};
 
-/// A signal to this process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Signal {
     End,
     Reload,
 }
 
-/// Signals that have arrived, and those that will.
+/// Signals that have arrived, and those to come.
 pub(super) struct Signals {
     ended: watch::Receiver<bool>,
     reload: Arc<Notify>,
 }
 
 impl Signals {
-    /// Takes signals from now on, on the current runtime.
-    ///
-    /// # Errors
-    ///
-    /// The system's error.
+    /// Catches signals from now on, on the current runtime. Fails with the system's error.
     pub fn new() -> io::Result<Self> {
         let (end, ended) = watch::channel(false);
         let reload = Arc::new(Notify::new());
@@ -51,7 +45,7 @@ impl Signals {
         Ok(Self { ended, reload })
     }
 
-    /// Returns the next signal. An end remains; reloads that were not awaited are one.
+    /// Returns the next signal. A termination persists; pending reloads are merged.
     pub async fn next(&mut self) -> Signal {
         tokio::select! {
             biased;

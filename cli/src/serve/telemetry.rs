@@ -1,5 +1,3 @@
-//! Messages and traces of the process, from the start to the end.
-
 use std::io;
 
 use kvpool_node::admin::Reporters;
@@ -16,7 +14,7 @@ use super::traces::Traces;
 #[cfg(feature = "otel")]
 use crate::error::named;
 
-/// The traces under way, if any are sent.
+/// The traces being sent, if any.
 pub(super) struct Telemetry {
     #[cfg(feature = "otel")]
     traces: Option<Traces>,
@@ -40,7 +38,7 @@ impl Telemetry {
         if let (TraceTarget::Url(_), _) = (&settings.traces, runtime) {
             anyhow::bail!("--otel-endpoint: {}", crate::output::not_built("otel"));
         }
-        // Refused if there is a subscriber already, as in a test of this process.
+        // Fails if there is a subscriber already, as in a test of this process.
         let _ = tracing::subscriber::set_global_default(registry().with(layers));
         Ok(Self {
             #[cfg(feature = "otel")]
@@ -48,7 +46,6 @@ impl Telemetry {
         })
     }
 
-    /// Reports what is not sent.
     pub fn report(&self, reporters: &Reporters) {
         #[cfg(feature = "otel")]
         self.traces.iter().for_each(|traces| reporters.add(traces.reporter()));
@@ -56,7 +53,6 @@ impl Telemetry {
         let _ = reporters;
     }
 
-    /// Sends what is left, for a bounded time.
     pub fn end(self) {
         #[cfg(feature = "otel")]
         if let Some(traces) = self.traces {

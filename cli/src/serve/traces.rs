@@ -5,9 +5,9 @@
 //!                                              (full: spans are dropped)
 //! ```
 //!
-//! A span that ends is put into a bounded queue and nothing waits for it, so that a collector that
-//! refuses, hangs or is away slows nothing. What it does not take is lost, and a warning says so once a
-//! minute. The standard variables of OpenTelemetry for headers, batches, samplers and attributes hold.
+//! A span that ends is put into a bounded queue, so a collector that refuses, hangs or is
+//! unreachable delays nothing. Spans that it does not accept are lost, with a warning once a
+//! minute. OpenTelemetry's standard variables for headers, batches, samplers and attributes apply.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -29,22 +29,17 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::{Layer, Registry};
 
-/// Time that a collector has for a batch.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Time for what is left at the end.
 const FLUSH: Duration = Duration::from_secs(3);
 
-/// What [`Traces::start`] returns.
 type Started = (Traces, Box<dyn Layer<Registry> + Send + Sync>);
 
-/// Traces that are sent.
 pub(super) struct Traces {
     provider: SdkTracerProvider,
     failures: Failures,
 }
 
-/// Reports what a collector did not take.
 pub(super) struct TraceReporter(Failures);
 
 impl Reporter for TraceReporter {
@@ -68,7 +63,7 @@ impl Reporter for TraceReporter {
 }
 
 impl Traces {
-    /// Begins to send traces, if there is a collector. It need not be reachable.
+    /// Begins to send traces, if there is a collector, reachable or not.
     pub fn start(settings: &Settings, runtime: &Handle) -> Result<Option<Started>, String> {
         let named = match &settings.traces {
             TraceTarget::Url(url) => Some(url.clone()),
@@ -108,7 +103,6 @@ impl Traces {
         TraceReporter(self.failures.clone())
     }
 
-    /// Sends the spans that are left.
     pub fn end(self) {
         if let Err(error) = self.provider.shutdown_with_timeout(FLUSH) {
             tracing::warn!(%error, "the last spans were not sent");
@@ -116,7 +110,7 @@ impl Traces {
     }
 }
 
-/// Returns the collector that the standard variables name, if they ask for traces.
+/// Returns the collector that the standard variables name, if traces are enabled.
 fn in_environment(read: impl Fn(&str) -> Option<String>) -> Option<String> {
     let is = |name: &str, value: &str| read(name).is_some_and(|text| text.eq_ignore_ascii_case(value));
     if is("OTEL_SDK_DISABLED", "true") || is("OTEL_TRACES_EXPORTER", "none") {
@@ -135,7 +129,7 @@ struct OnRuntime {
 }
 
 impl OnRuntime {
-    /// Creates a client of an address, with TLS if it asks for that.
+    /// Creates a client of an address, with TLS if required.
     fn new(url: &str, runtime: Handle) -> Result<Self, String> {
         let client: Arc<dyn HttpClient> = if url.starts_with("https://") {
             let connector = HttpsConnectorBuilder::new()
@@ -151,7 +145,6 @@ impl OnRuntime {
         Ok(Self { client, runtime, failures: Failures::new("traces", "otlp") })
     }
 
-    /// Tells of spans that were lost.
     fn warn(&self, reason: &str) {
         self.failures.note(format!("the collector does not take spans, which are lost: {reason}"));
     }
@@ -180,7 +173,6 @@ impl HttpClient for OnRuntime {
     }
 }
 
-/// Returns an error with its causes.
 fn reasons(error: &(dyn std::error::Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")

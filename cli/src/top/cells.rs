@@ -1,16 +1,13 @@
-//! The memory map as characters: each class of frames has one of its own, so that no colour is
-//! needed.
+//! The memory map as characters: one per class of frames, so that no colour is needed.
 
 use kvpool_node::admin::Cells;
 
-/// A class of frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Class {
     pub symbol: char,
     pub name: &'static str,
 }
 
-/// Classes in the order of the legend.
 pub(super) const CLASSES: [Class; 8] = [
     Class { symbol: '#', name: "owned" },
     Class { symbol: '@', name: "of no sequence" },
@@ -22,7 +19,7 @@ pub(super) const CLASSES: [Class; 8] = [
     Class { symbol: '~', name: "in stock, retired" },
 ];
 
-/// Returns the place in [`CLASSES`] of a letter of the map; `None` for one of a later version.
+/// Returns the index in [`CLASSES`] of a letter of the map; `None` for one of a later version.
 fn class(letter: u8) -> Option<usize> {
     Some(match letter {
         b'0'..=b'9' => 0,
@@ -37,17 +34,16 @@ fn class(letter: u8) -> Option<usize> {
     })
 }
 
-/// The character of several frames of which no class has half.
+/// The character of several frames without a majority class.
 pub(super) const MIXED: char = '%';
 
-/// A map as characters.
 #[derive(Debug)]
 pub(super) struct Drawn {
     /// Lines of characters.
     pub rows: Vec<String>,
-    /// Frames of a character.
+    /// Frames per character.
     pub group: usize,
-    /// Number of cells of the map by class.
+    /// Number of cells by class.
     pub counts: [usize; CLASSES.len()],
 }
 

@@ -1,27 +1,21 @@
-//! What the node said.
-
 use std::collections::VecDeque;
 
 use kvpool_node::admin::{Cells, MigrationRecord, Notice, OwnersReport, StatsReport, StatsSummary};
 
 use super::services::{Service, services};
 
-/// Seconds of statistics that are kept, and over which rates are taken.
+/// Seconds of statistics that are kept, and over which rates are computed.
 const HISTORY: usize = 300;
 const RATE: usize = 10;
 
-/// Most migrations that are kept.
 const MIGRATIONS_MAX: usize = 100;
 
-/// The latest figures of a node.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Figures {
-    /// The newest last.
     pub history: VecDeque<StatsSummary>,
     pub map: Option<Cells>,
-    /// The newest first.
     pub migrations: Vec<MigrationRecord>,
-    /// The reason if the node gave no answer.
+    /// The reason if the node did not answer.
     pub owners: Option<Result<OwnersReport, String>>,
     pub services: Vec<Service>,
     pub version: String,
@@ -33,13 +27,12 @@ impl Figures {
         self.history.back()
     }
 
-    /// Takes over an event.
     pub fn take(&mut self, notice: Notice) {
         match notice {
             Notice::Stats(stats) => self.add(*stats),
             Notice::Map(map) => self.map = Some(map),
             Notice::MapChanges(changes) => {
-                // Changes that do not fit are of another map: a whole one follows.
+                // Changes that do not fit belong to another map: a complete one follows.
                 let fits = self.map.as_mut().is_none_or(|map| map.apply(&changes));
                 if !fits {
                     self.map = None;
@@ -62,7 +55,7 @@ impl Figures {
     }
 
     fn add(&mut self, stats: StatsSummary) {
-        // Another process: its counters begin anew.
+        // Another process: its counters restart.
         if self.last().is_some_and(|last| stats.uptime_s < last.uptime_s) {
             (self.history, self.migrations, self.owners) = Default::default();
         }
@@ -72,21 +65,21 @@ impl Figures {
         self.history.push_back(stats);
     }
 
-    /// Takes over what changes rarely.
+    /// Takes what changes rarely.
     pub fn report(&mut self, stats: &StatsReport) {
         self.services = services(stats);
         self.version = crate::output::printable(&stats.version);
         self.block_tokens = stats.block_tokens;
     }
 
-    /// Returns the growth per second of a counter; `None` before there are two statistics.
+    /// Returns the growth per second of a counter; `None` without two statistics.
     pub fn rate(&self, counter: fn(&StatsSummary) -> u64) -> Option<f64> {
         let (last, before) = self.lately()?;
         let seconds = (last.time_ms - before.time_ms) as f64 / 1e3;
         Some(counter(last).saturating_sub(counter(before)) as f64 / seconds)
     }
 
-    /// Returns the share of looked-up tokens that were cached; `None` if none was looked up.
+    /// Returns the share of looked-up tokens that were cached; `None` without lookups.
     pub fn hit_rate(&self) -> Option<f64> {
         let (last, before) = self.lately()?;
         let asked = last.query_tokens.saturating_sub(before.query_tokens);
@@ -94,7 +87,7 @@ impl Figures {
         (asked > 0).then(|| hits as f64 / asked as f64)
     }
 
-    /// Returns the latest statistics and those some seconds before.
+    /// Returns the latest statistics and those some seconds earlier.
     fn lately(&self) -> Option<(&StatsSummary, &StatsSummary)> {
         let last = self.last()?;
         let before = self.history.get(self.history.len().saturating_sub(RATE + 1))?;

@@ -1,5 +1,3 @@
-//! The parts of the screen as lines of text.
-
 use std::time::Instant;
 
 use indicatif::BinaryBytes;
@@ -37,7 +35,7 @@ pub(super) fn header(state: &State, now: Instant) -> (String, String) {
     (left, right)
 }
 
-/// Returns the line about a node that says nothing, if that is so.
+/// Returns the line about a silent node, if it is one.
 pub(super) fn trouble(state: &State, now: Instant) -> Option<String> {
     match state.link(now) {
         Link::Lost { since, reason } => {
@@ -66,7 +64,6 @@ pub(super) fn bar(stats: &StatsSummary, width: usize) -> String {
     part("#", 0, used) + &part("+", used, evictable) + &part(".", evictable, free) + &part("~", free, width)
 }
 
-/// Returns the figures of the pool, the most important ones first.
 pub(super) fn fields(figures: &Figures) -> Vec<String> {
     let Some(stats) = figures.last() else { return vec!["no figures yet".to_owned()] };
     let share = |blocks: usize| percent(100.0 * blocks as f64 / stats.total.max(1) as f64);
@@ -113,7 +110,7 @@ pub(super) fn fields(figures: &Figures) -> Vec<String> {
     ]
 }
 
-/// Cuts a line to this width between words, and never between a number and its unit.
+/// Truncates a line to this width between words, never between a number and its unit.
 pub(super) fn cut(line: &str, width: usize) -> String {
     if line.chars().count() <= width {
         return line.to_owned();
@@ -125,7 +122,7 @@ pub(super) fn cut(line: &str, width: usize) -> String {
     format!("{}…", kept.unwrap_or("").trim_end_matches([' ', ',', ':', ';']))
 }
 
-/// Fills lines of at most this width with fields. A longer field has a line of its own.
+/// Fills lines of at most this width with fields. A longer field has its own line.
 pub(super) fn flow(fields: &[String], width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for field in fields {
@@ -162,7 +159,6 @@ fn ramp(shares: impl Iterator<Item = f64>) -> String {
     shares.map(|share| LEVELS[((share.clamp(0.0, 1.0) * 8.0) as usize).min(7)]).collect()
 }
 
-/// Returns the legend of the map: the classes that it has, with their shares.
 pub(super) fn legend(drawn: &Drawn) -> Vec<String> {
     let all = drawn.counts.iter().sum::<usize>().max(1);
     let classes = CLASSES.iter().zip(drawn.counts).filter(|&(_, cells)| cells > 0);
@@ -171,12 +167,12 @@ pub(super) fn legend(drawn: &Drawn) -> Vec<String> {
     classes.chain((drawn.group > 1).then(|| format!("{MIXED} mixed"))).collect()
 }
 
-/// Columns of the owners with their least widths, so that they seldom move. The last ones are left
-/// out first where there is no room.
+/// Columns of the owners with minimum widths, so that they seldom move. Without room, the last ones
+/// are omitted first.
 const OWNERS: [(&str, usize); 6] =
     [("kind", 9), ("sequence", 8), ("blocks", 7), ("tokens", 7), ("held", 7), ("shared", 6)];
 
-/// Returns the title and the lines of the owners: a head, and then one line each.
+/// Returns the title and the lines of the owners: a header, and one line each.
 pub(super) fn owners(state: &State, rows: usize, width: usize) -> (String, Vec<String>) {
     let report = match &state.figures().owners {
         None => return ("Owners".to_owned(), vec!["not asked yet".to_owned()]),
@@ -201,7 +197,7 @@ pub(super) fn owners(state: &State, rows: usize, width: usize) -> (String, Vec<S
     (title, lines)
 }
 
-/// Returns owners as lines of at most this width, with short figures if it is a narrow one.
+/// Returns owners as lines of at most this width, with short figures if it is narrow.
 fn owner_lines(owners: &[&OwnerRecord], width: usize) -> Vec<String> {
     let head = OWNERS.map(|(name, _)| name.to_owned());
     let cells = owners.iter().map(|owner| cells(owner, width < 60));
@@ -234,7 +230,6 @@ fn cells(owner: &OwnerRecord, is_short: bool) -> [String; 6] {
     ]
 }
 
-/// Returns the lines of the migrations, those under way first.
 pub(super) fn migrations(figures: &Figures) -> Vec<String> {
     let mut sorted: Vec<_> = figures.migrations.iter().collect();
     sorted.sort_by_key(|record| record.has_ended());
@@ -258,7 +253,6 @@ fn migration(record: &MigrationRecord) -> String {
     )
 }
 
-/// Returns the lines of peers, tiers and directories.
 pub(super) fn services(figures: &Figures) -> Vec<String> {
     if figures.services.is_empty() {
         return vec!["none".to_owned()];
@@ -268,7 +262,6 @@ pub(super) fn services(figures: &Figures) -> Vec<String> {
     figures.services.iter().map(line).collect()
 }
 
-/// Returns the lines of the help.
 pub(super) fn help() -> Vec<String> {
     let keys = [
         "q, Esc, Ctrl-C   quit",

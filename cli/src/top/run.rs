@@ -22,23 +22,16 @@ use crate::error::unsound;
 use crate::output::is_plain;
 use crate::signals::{Signals, exit_code};
 
-/// Time between two attempts to connect.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Time between two readings of what is not among the events.
 const POLL: Duration = Duration::from_secs(2);
 
-/// Time after which the screen is drawn again if nothing happens.
 const TICK: Duration = Duration::from_millis(500);
 
-/// Owners that are asked for.
 const OWNERS: usize = 500;
 
-/// Shows a node until a key or a signal, and returns the exit code.
-///
-/// # Errors
-///
-/// Without a terminal, or if the node gives no answer to begin with; or the terminal has gone away.
+/// Shows a node until a key or a signal. Fails without a terminal, if the node does not answer at
+/// first, or if the terminal goes away.
 pub fn run(runtime: &Runtime, client: &Client) -> anyhow::Result<u8> {
     if !Screen::is_there() {
         anyhow::bail!(
@@ -47,7 +40,7 @@ pub fn run(runtime: &Runtime, client: &Client) -> anyhow::Result<u8> {
     }
     runtime.block_on(async {
         let mut state = State::new(client.url());
-        // A wrong address or token is an error on the usual screen.
+        // A wrong address or token is an error on the normal screen.
         let stats = read(client, "/stats").await?;
         state.update(Input::Stats(Box::new(stats)), Instant::now());
         // All of them end the program.
@@ -104,7 +97,6 @@ async fn show(
     }
 }
 
-/// Follows the events, and connects again whenever the connection is lost.
 async fn follow(client: Client, inputs: Sender<Input>) {
     let mut follower = client.follow();
     loop {
@@ -119,11 +111,10 @@ async fn follow(client: Client, inputs: Sender<Input>) {
     }
 }
 
-/// Reads owners and services again and again.
 async fn poll(client: Client, inputs: Sender<Input>) {
     let path = format!("/owners?limit={OWNERS}");
     loop {
-        // A node that is not reachable is told by the events.
+        // The events report an unreachable node.
         if let Ok(stats) = read(&client, "/stats").await
             && inputs.send(Input::Stats(Box::new(stats))).await.is_err()
         {
@@ -159,7 +150,6 @@ fn parse<T: DeserializeOwned>(client: &Client, value: Value) -> Result<T, Client
     serde_json::from_value(value).map_err(|error| ClientError::Foreign { url, reason: error.to_string() })
 }
 
-/// Returns the key of an event, if it has an effect.
 fn key(event: &Event) -> Option<Key> {
     let &Event::Key(KeyEvent { code, modifiers, kind: KeyEventKind::Press | KeyEventKind::Repeat, .. }) =
         event

@@ -7,28 +7,23 @@ use crossterm::execute;
 use crossterm::terminal::{Clear, ClearType};
 use ratatui::{DefaultTerminal, Frame};
 
-/// The terminal while it is drawn on: its other screen, without echo. Dropping this restores it, and
-/// so does a panic, before its message is printed.
+/// The terminal in its alternate screen, without echo. Dropping this restores it, and so does a
+/// panic, before its message is printed.
 pub struct Screen {
     terminal: DefaultTerminal,
 }
 
 impl Screen {
-    /// Returns whether the standard input and output are terminals.
     pub fn is_there() -> bool {
         stdin().is_terminal() && stdout().is_terminal()
     }
 
-    /// Takes the terminal.
-    ///
-    /// # Errors
-    ///
-    /// The system's error.
+    /// Takes over the terminal. Fails with the system's error.
     pub fn open() -> io::Result<Self> {
         match ratatui::try_init() {
             Ok(terminal) => Ok(Self { terminal }),
             Err(error) => {
-                // It may have been taken half way.
+                // It may have been taken partially.
                 restore();
                 Err(error)
             }
@@ -43,18 +38,18 @@ impl Screen {
 impl Drop for Screen {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // The hook has left the other screen and printed the message. Leaving it once more would
-            // put the cursor back, in front of the message.
+            // The hook has left the alternate screen and printed the message. Leaving it again
+            // would put the cursor before the message.
             let _ = execute!(stdout(), Show);
             return;
         }
-        // After a change of size, tmux shows lines of the other screen on the usual one.
+        // After a resize, tmux shows lines of the alternate screen on the normal one.
         let _ = execute!(stdout(), Clear(ClearType::All), MoveTo(0, 0));
         restore();
     }
 }
 
-/// Restores the terminal. One that has gone away cannot be restored.
+/// Restores the terminal, unless it has gone away.
 fn restore() {
     let _ = ratatui::try_restore();
     let _ = execute!(stdout(), Show);

@@ -1,12 +1,10 @@
-//! Peers, tiers and directories of members, from the statistics of a node.
-
 use kvpool_node::admin::StatsReport;
 use serde_json::Value;
 
 use crate::figures::{count, duration, percent};
 use crate::output::printable;
 
-/// Something beside the pool that the node uses.
+/// A service beside the pool that the node uses.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Service {
     pub kind: &'static str,
@@ -14,7 +12,6 @@ pub(super) struct Service {
     pub state: String,
 }
 
-/// Returns the services that a node reports.
 pub(super) fn services(stats: &StatsReport) -> Vec<Service> {
     let group = |name: &str| stats.extra.get(name).and_then(Value::as_object).into_iter().flatten();
     let service =
@@ -32,7 +29,6 @@ pub(super) fn services(stats: &StatsReport) -> Vec<Service> {
     peers.chain(tiers).chain(members).chain(events).chain(traces).collect()
 }
 
-/// Returns the last failure of a service, if there was one.
 fn last_error(state: &Value) -> String {
     let Some(reason) = state["last_error"].as_str() else { return String::new() };
     let age = duration(state["last_error_s"].as_u64().unwrap_or(0));
@@ -43,7 +39,7 @@ fn peer(state: &Value) -> String {
     state.as_str().map_or_else(|| state.to_string(), str::to_owned)
 }
 
-/// Returns the state of a tier: that of its circuit breaker, and how often it had a key.
+/// Returns the state of a tier: of its circuit breaker, and its hit rate.
 fn tier(counters: &Value) -> String {
     let of = |name: &str| counters[name].as_u64().unwrap_or(0) as usize;
     let state = match counters["breaker"].as_str() {

@@ -1,5 +1,3 @@
-//! Orders of the owners.
-
 use std::cmp::Reverse;
 
 use kvpool_node::admin::OwnerRecord;
@@ -26,7 +24,6 @@ impl OwnerOrder {
         }
     }
 
-    /// Returns the name, as in `by NAME`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Blocks => "blocks",
@@ -37,8 +34,8 @@ impl OwnerOrder {
         }
     }
 
-    /// Returns the owners in this order: the largest first, sequences by their ids. Owners without a
-    /// value come last, and equal ones stay as they are.
+    /// Returns the owners in this order: largest first, sequences by id. The sort is stable, and
+    /// owners without a value come last.
     pub fn sorted(self, owners: &[OwnerRecord]) -> Vec<&OwnerRecord> {
         let mut sorted: Vec<&OwnerRecord> = owners.iter().collect();
         match self {

@@ -1,5 +1,3 @@
-//! The state of the program, and what changes it.
-
 use std::time::{Duration, Instant};
 
 use kvpool_node::admin::{DefragOutcome, Notice, OwnersReport, StatsReport};
@@ -9,27 +7,21 @@ use super::sort::OwnerOrder;
 use crate::figures::{count, percent};
 use crate::output::printable;
 
-/// Time without an event after which the node is said to be silent: several periods.
+/// Time without an event after which the node counts as silent: several periods.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// Time for which a message stays.
 const MESSAGE: Duration = Duration::from_secs(10);
 
-/// What happens to the program.
 pub(super) enum Input {
-    /// An event of the node.
     Notice(Notice),
-    /// The connection was lost, or could not be made, for a reason.
     Lost(String),
     Stats(Box<StatsReport>),
     Owners(Result<OwnersReport, String>),
     Compacted(Result<DefragOutcome, String>),
     Key(Key),
-    /// Time has passed, or the terminal has another size.
     Tick,
 }
 
-/// A key that has an effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Key {
     Quit,
@@ -44,34 +36,32 @@ pub(super) enum Key {
     Escape,
 }
 
-/// What the program is to do.
+/// Outputs of the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Effect {
     Compact,
     Quit,
 }
 
-/// How the node can be reached.
+/// State of the connection to the node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Link {
     Connecting,
     Live,
-    /// There is a connection, and nothing came for this time.
+    /// Connected, but without an event for this time.
     Silent(Duration),
-    /// There is none, for this time.
+    /// Disconnected, for this time.
     Lost {
         since: Duration,
         reason: String,
     },
 }
 
-/// The state of the program.
 pub(super) struct State {
     pub url: String,
     live: Figures,
-    /// The figures at the time of a pause, while it lasts.
+    /// The figures at the start of a pause, while it lasts.
     paused: Option<(Figures, Instant)>,
-    /// Time of the last event.
     heard: Option<Instant>,
     lost: Option<(Instant, String)>,
     message: Option<(String, Instant)>,
@@ -98,7 +88,7 @@ impl State {
         }
     }
 
-    /// Changes the state by what happened now, and returns what is to be done.
+    /// Updates the state by an input, and returns the resulting effect.
     pub fn update(&mut self, input: Input, now: Instant) -> Option<Effect> {
         match input {
             Input::Notice(notice) => {
@@ -168,7 +158,6 @@ impl State {
         self.message = Some((printable(&message.into()), now));
     }
 
-    /// Returns the figures to be shown.
     pub fn figures(&self) -> &Figures {
         self.paused.as_ref().map_or(&self.live, |(figures, _)| figures)
     }
@@ -191,7 +180,7 @@ impl State {
         }
     }
 
-    /// Returns the message to be shown, if there is one: the newest of what the user asked for.
+    /// Returns the message to show, if any: the newest that the user caused.
     pub fn message(&self) -> Option<&str> {
         match &self.message {
             _ if self.is_compacting => Some("compacting"),

@@ -1,5 +1,3 @@
-//! The state, and what is drawn of it.
-
 use std::time::{Duration, Instant};
 
 use kvpool_node::admin::{Notice, OwnersReport, StatsReport};
@@ -89,7 +87,6 @@ fn services() -> Value {
     })
 }
 
-/// Returns the state of a node that serves, and the time of its last event.
 fn serving() -> (State, Instant) {
     let (mut state, now) = (State::new("http://127.0.0.1:7410"), Instant::now());
     for second in 0..30 {
@@ -103,7 +100,6 @@ fn serving() -> (State, Instant) {
     (state, now)
 }
 
-/// Draws a state, and returns the lines of the screen.
 fn drawn(state: &State, (width, height): (u16, u16), styles: Styles, now: Instant) -> Vec<String> {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal.draw(|frame| view::draw(frame, state, styles, now)).unwrap();
@@ -199,7 +195,7 @@ fn no_number_is_cut_at_any_width() {
             }
         }
     }
-    // As it is, without large numbers, every column has room at 80 columns.
+    // Without large numbers, every column has room at 80 columns.
     state.update(Input::Owners(Ok(owners(50))), now);
     let all = drawn(&state, (80, 24), Styles::None, now).join("\n");
     assert!(all.contains("kind      sequence  blocks  tokens    held shared"), "{all}");

@@ -1,7 +1,7 @@
-//! Places and styles.
+//! Layout and styles.
 //!
 //! From the top: header, occupancy, figures, memory map, owners beside migrations and services, and
-//! the keys. With less room, the map goes first, then the tables, then further figures.
+//! the keys. With less room, the map is omitted first, then the tables, then further figures.
 
 use std::time::Instant;
 
@@ -15,21 +15,19 @@ use super::cells;
 use super::panels;
 use super::state::State;
 
-/// The smallest terminal that is drawn on.
+/// Smallest supported width.
 pub(super) const WIDTH_MIN: u16 = 40;
 pub(super) const HEIGHT_MIN: u16 = 8;
 
-/// Width from which owners are beside the other tables.
 const BESIDE: u16 = 76;
 
-/// Columns of the table of owners.
 const OWNERS: u16 = 65;
 
 /// Lines from which tables, and the map too, are drawn.
 const TABLES: u16 = 4;
 const MAP: u16 = 12;
 
-/// Whether colours and other attributes are used. Without them nothing is lost.
+/// Whether colours and other attributes are used. Without them no information is lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Styles {
     Used,
@@ -60,7 +58,6 @@ impl Styles {
         self.of(Style::new().fg(colour))
     }
 
-    /// Returns a line in which each character has the style of its class.
     fn classes(self, text: &str) -> Line<'static> {
         let mut spans: Vec<Span<'static>> = Vec::new();
         let mut part = String::new();
@@ -77,7 +74,6 @@ impl Styles {
     }
 }
 
-/// Draws the state.
 pub(super) fn draw(frame: &mut Frame<'_>, state: &State, styles: Styles, now: Instant) {
     let area = frame.area();
     if area.width < WIDTH_MIN || area.height < HEIGHT_MIN {
@@ -146,7 +142,6 @@ fn text(frame: &mut Frame<'_>, area: Rect, lines: Vec<String>) {
     frame.render_widget(Paragraph::new(lines.collect::<Vec<_>>()), area);
 }
 
-/// Draws a title, and returns the area below it.
 fn titled(frame: &mut Frame<'_>, area: Rect, title: String, styles: Styles) -> Rect {
     let [top, below] = Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(area);
     let mut title = panels::cut(&format!("-- {title} "), usize::from(area.width));

@@ -1,4 +1,4 @@
-//! Sessions of agents, as kv-cache-tester records them: one JSON document a session.
+//! Sessions of agents, as recorded by kv-cache-tester: one JSON document per session.
 
 use std::io::Read;
 
@@ -9,12 +9,10 @@ use super::error::Reason;
 use super::hashes::Hashing;
 use super::{ReadOptions, Row, TimeUnit, later};
 
-/// The largest document, in bytes.
 const SESSION_BYTES_MAX: u64 = if cfg!(test) { 1 << 20 } else { 1 << 30 };
 
 #[derive(Deserialize)]
 struct Session<'s> {
-    /// Tokens for one hash id.
     block_size: std::num::NonZeroU32,
     #[serde(default)]
     hash_id_scope: Scope,
@@ -31,7 +29,7 @@ enum Scope {
     Global,
 }
 
-/// A request, or the requests of a subagent. Think times are part of the recorded times.
+/// A request, or the requests of a subagent. Recorded times include think times.
 #[derive(Deserialize)]
 struct Step<'s> {
     /// Seconds from the start of the session or of the subagent.
@@ -45,8 +43,8 @@ struct Step<'s> {
     requests: Option<Vec<Step<'s>>>,
 }
 
-/// Reads the rows of one session, and the tokens of a hash id. `line` is set to the line of an
-/// error in the JSON.
+/// Reads the rows of one session, and the tokens per hash id. Sets `line` to the line of an error
+/// in the JSON.
 pub(super) fn read(
     input: impl Read,
     options: &ReadOptions,

@@ -1,4 +1,4 @@
-//! The beginning of an input, which tells its format.
+//! Format detection by the beginning of an input.
 
 use std::io::{self, BufRead};
 
@@ -7,11 +7,11 @@ use serde::de::IgnoredAny;
 use super::error::Reason;
 use super::lines::{BYTE_ORDER_MARK, LINE_BYTES_MAX};
 
-/// The bytes of an input that tell its format, if its first line does not.
+/// Bytes by which a format is detected if the first line does not suffice.
 pub(super) const BEGINNING_BYTES: usize = 1 << 16;
 
 /// Reads the beginning of an input: the first line that is not blank, if that is a whole object or
-/// no JSON, and otherwise [`BEGINNING_BYTES`]. A pipe may deliver it in pieces.
+/// not JSON, and otherwise [`BEGINNING_BYTES`]. A pipe may deliver it in pieces.
 pub(super) fn beginning(input: &mut impl BufRead) -> io::Result<Vec<u8>> {
     let mut beginning = Vec::new();
     loop {
@@ -28,8 +28,8 @@ pub(super) fn beginning(input: &mut impl BufRead) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Returns whether a text without blank lines at its start has its first line to the end, and this
-/// is no part of an object on several lines.
+/// Returns whether a text without leading blank lines has its complete first line, and this is not
+/// part of a multi-line object.
 fn has_whole_line(text: &[u8]) -> bool {
     let end = text.iter().position(|&byte| byte == b'\n');
     end.is_some_and(|end| {
@@ -37,12 +37,12 @@ fn has_whole_line(text: &[u8]) -> bool {
     })
 }
 
-/// Returns an input from its first byte that is not blank, without the byte order mark.
+/// Returns an input from its first non-blank byte, without the byte order mark.
 pub(super) fn text_of(beginning: &[u8]) -> &[u8] {
     beginning.strip_prefix(BYTE_ORDER_MARK).unwrap_or(beginning).trim_ascii_start()
 }
 
-/// Returns why a file is not text in UTF-8, if its first bytes show it.
+/// Returns why a file is not UTF-8 text, if its first bytes show it.
 pub(super) fn not_text(beginning: &[u8]) -> Option<Reason> {
     const MAGIC: [(&[u8], &str); 7] = [
         (b"\x1f\x8b", "gzip"),

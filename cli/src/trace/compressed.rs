@@ -8,7 +8,6 @@ use zstd::stream::read::Decoder;
 use super::beginning::{beginning, not_text};
 use super::error::Reason;
 
-/// Returns the text of an input, which may be compressed.
 pub(super) fn text<'i, R: BufRead + 'i>(mut input: R) -> Result<Box<dyn BufRead + 'i>, Reason> {
     let beginning = beginning(&mut input).map_err(Reason::Read)?;
     let by = not_text(&beginning);

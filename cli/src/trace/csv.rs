@@ -11,7 +11,6 @@ use super::error::{Reason, excerpt, quote};
 use super::lines::{LINE_BYTES_MAX, Lines};
 use super::{Request, Row, tokens};
 
-/// The largest number of columns of a row.
 const COLUMNS_MAX: usize = 64;
 
 /// The columns that are read, by their names in the header.
@@ -26,7 +25,6 @@ pub struct Columns {
 }
 
 impl Default for Columns {
-    /// Returns the names in Azure's traces.
     fn default() -> Self {
         let [arrival, input, output] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"].map(str::to_owned);
         Self { arrival, input, output }
@@ -34,7 +32,6 @@ impl Default for Columns {
 }
 
 impl Columns {
-    /// Returns the names, in the order of a row's fields.
     pub(super) fn names(&self) -> [&str; 3] {
         [&self.arrival, &self.input, &self.output]
     }
@@ -43,7 +40,7 @@ impl Columns {
 impl FromStr for Columns {
     type Err = String;
 
-    /// Parses `arrival=NAME,input=NAME,output=NAME`. Fields left out keep their usual names.
+    /// Parses `arrival=NAME,input=NAME,output=NAME`. Omitted fields keep their default names.
     fn from_str(text: &str) -> Result<Self, String> {
         let (mut columns, mut named) = (Self::default(), Vec::new());
         for item in text.split(',') {
@@ -70,13 +67,11 @@ impl FromStr for Columns {
     }
 }
 
-/// The lines of a file as the input of the CSV reader. A read ends at the end of a line, so the
-/// reader is never ahead of its record, and the line number is the record's.
+/// The lines of a file as input of the CSV reader. A read ends at the end of a line, so the reader
+/// is never ahead of its record, and the line number is the record's.
 struct Records<'l, R> {
     lines: &'l mut Lines<R>,
-    /// The offset in the current line.
     at: usize,
-    /// Bytes of the record so far. Quoted fields may span lines.
     bytes: usize,
 }
 
@@ -98,7 +93,6 @@ impl<R: BufRead> Read for Records<'_, R> {
     }
 }
 
-/// Reads up to `max` rows.
 pub(super) fn read<R: BufRead>(
     lines: &mut Lines<R>,
     columns: &Columns,
@@ -166,15 +160,13 @@ fn reason(error: csv::Error) -> Reason {
     }
 }
 
-/// The latest time in seconds: it still fits into nanoseconds of 63 bits.
+/// The latest time in seconds that fits into 63 bits of nanoseconds.
 const SECONDS_MAX: f64 = 9e9;
 
-/// Returns a time that is written as a number of seconds.
 fn seconds(text: &str) -> Option<f64> {
     text.parse().ok()
 }
 
-/// Returns the reason of a wrong time.
 fn fault(text: &str, message: String) -> Reason {
     Reason::Timestamp { field: "timestamp", text: excerpt(text.as_bytes()), message }
 }
@@ -184,7 +176,7 @@ fn fault(text: &str, message: String) -> Reason {
 fn instant_ns(text: &str) -> Result<i64, Reason> {
     let fail = |message| fault(text, message);
     if let Some(seconds) = seconds(text) {
-        // NaN is in no range.
+        // Excludes NaN.
         return if (0.0..=SECONDS_MAX).contains(&seconds) {
             Ok((seconds * 1e9) as i64)
         } else {

@@ -1,4 +1,4 @@
-//! Why a trace was not read: file, line, reason.
+//! Errors of traces: file, line, reason.
 
 use std::io;
 use std::sync::Arc;
@@ -111,7 +111,6 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Returns the reason of an error in JSON, without its line.
     pub(super) fn json(error: &serde_json::Error) -> Self {
         let message = error.to_string();
         let message = quote(message.split(" at line ").next().unwrap_or_default());
@@ -129,7 +128,7 @@ impl Reason {
         }
     }
 
-    /// Returns this reason, of a part of the input.
+    /// Returns this reason, with the affected part of the input.
     pub(super) fn within(self, place: &str) -> Self {
         Self::Within { place: place.to_owned(), reason: Box::new(self) }
     }

@@ -1,5 +1,3 @@
-//! A request of a trace in JSON, with its hash ids checked.
-
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
@@ -9,19 +7,18 @@ use serde_json::value::RawValue;
 use super::error::Reason;
 use super::{HashIds, ReadOptions, Request, tokens};
 
-/// What the ids of a trace stand for.
 #[derive(Clone, Copy)]
 pub(super) struct Hashing {
-    /// Tokens of a block.
+    /// Tokens per block.
     pub tokens: u32,
-    /// The start of a chain of ids that mean blocks by themselves, or prompts of one session only;
-    /// `None` if equal ids mean equal prefixes.
+    /// The start of a chain, for ids of single blocks, or of prompts of one session; `None` if
+    /// equal ids mean equal prefixes.
     pub chain: Option<u64>,
 }
 
 impl Hashing {
-    /// Returns a request of these fields, without an arrival. Its last tokens may be without an id
-    /// if they are fewer than a block.
+    /// Returns a request of these fields, without an arrival. Up to a block of its last tokens may
+    /// be without an id.
     pub fn request(
         self,
         [(input, input_tokens), (output, output_tokens)]: [(&str, i64); 2],

@@ -1,4 +1,4 @@
-//! Mooncake's, Bailian's and Dynamo's traces: one JSON object a line.
+//! Mooncake's, Bailian's and Dynamo's traces: one JSON object per line.
 
 use std::collections::HashMap;
 use std::io::BufRead;
@@ -12,17 +12,15 @@ use super::hashes::Hashing;
 use super::lines::Lines;
 use super::{ANSWER_TOKEN, Format, HASH_BLOCK_TOKENS, ReadOptions, Row, TimeUnit, later};
 
-/// Tokens of a prompt for one hash id in Bailian's traces.
 const BAILIAN_HASH_TOKENS: u32 = 16;
 
-/// A line. Lengths are signed, so that errors quote negative ones.
+/// A line. Lengths are signed, so that errors can quote negative ones.
 #[derive(Deserialize)]
 struct Line<'l> {
     #[serde(alias = "created_time")]
     timestamp: Option<f64>,
-    /// Time between the end of the turn before and this turn.
     delay: Option<f64>,
-    /// The same in milliseconds, whatever the unit of the trace.
+    /// The same in milliseconds, regardless of the trace's unit.
     delay_ms: Option<f64>,
     session_id: Option<String>,
     chat_id: Option<IgnoredAny>,
@@ -45,8 +43,9 @@ impl Line<'_> {
     }
 }
 
-/// Reads up to `max` rows, and the tokens of a hash id. Without a format, the fields of the first
-/// line decide, and lines of another format are refused: their times and ids mean other things.
+/// Reads up to `max` rows, and the tokens per hash id. Without a format, the fields of the first
+/// line decide, and lines of another format are refused, because their times and ids have other
+/// meanings.
 pub(super) fn read<R: BufRead>(
     lines: &mut Lines<R>,
     mut format: Format,
@@ -64,7 +63,7 @@ pub(super) fn read<R: BufRead>(
             (format, detected) = (found, Some(name));
         }
         match detected {
-            // A request beside the sessions.
+            // A request outside of sessions.
             Some("dynamo") if found == Format::Mooncake => {}
             Some(before) if found != format => return Err(Reason::MixedFormats { before, found: name }),
             _ => {}
@@ -72,7 +71,7 @@ pub(super) fn read<R: BufRead>(
         let is_bailian = format == Format::Bailian;
         let tokens_usual = if is_bailian { BAILIAN_HASH_TOKENS } else { HASH_BLOCK_TOKENS };
         hash_tokens = options.hash_tokens.unwrap_or(tokens_usual);
-        // Bailian hashes each block by itself.
+        // Bailian hashes each block separately.
         let hashing = Hashing { tokens: hash_tokens, chain: is_bailian.then_some(0) };
         let lengths = [("input_length", line.input_length), ("output_length", line.output_length)];
         let hash_ids = line.hash_ids;
@@ -80,14 +79,14 @@ pub(super) fn read<R: BufRead>(
         rows.push((at_ns, hashing.request(lengths, hash_ids, options)?));
     }
     if format == Format::Dynamo {
-        // Its lines are in the order of sessions.
+        // Its lines are ordered by session.
         rows.sort_by_key(|&(at_ns, _)| at_ns);
     }
     Ok((rows, hash_tokens))
 }
 
 /// Returns the arrival of a request, by the ends of the last turns of its session. A later turn
-/// arrives by its delay after the end of the turn before, or at its timestamp if it has no delay.
+/// arrives after its delay from the end of the previous one, or at its timestamp without a delay.
 fn at_ns(
     line: Line<'_>,
     format: Format,

@@ -1,18 +1,16 @@
-//! Lines of bounded length: at most one line of the input is in memory, and no line is longer than
-//! [`LINE_BYTES_MAX`].
+//! Lines of bounded length: at most one line of the input is in memory, of at most
+//! [`LINE_BYTES_MAX`] bytes.
 
 use std::io::{BufRead, Read};
 
 use super::error::Reason;
 
-/// The longest line that is read, in bytes. The longest prompt that is read, with its hash ids,
-/// takes less than a tenth of it.
+/// Maximum length of a line in bytes: more than ten times that of the longest prompt with its hash
+/// ids.
 pub const LINE_BYTES_MAX: usize = 4 << 20;
 
-/// The byte order mark that some programs write before UTF-8.
 pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
-/// The lines of an input that are not blank, in one reused buffer.
 pub(super) struct Lines<R> {
     input: R,
     number: u64,
@@ -20,7 +18,6 @@ pub(super) struct Lines<R> {
 }
 
 impl<R: BufRead> Lines<R> {
-    /// Creates a reader of an input.
     pub fn new(input: R) -> Self {
         Self { input, number: 0, buffer: Vec::new() }
     }
@@ -35,7 +32,7 @@ impl<R: BufRead> Lines<R> {
         &self.buffer
     }
 
-    /// Reads the next line that is not blank; `None` at the end.
+    /// Reads the next non-blank line; `None` at the end.
     pub fn next_line(&mut self) -> Result<Option<&str>, Reason> {
         loop {
             self.buffer.clear();

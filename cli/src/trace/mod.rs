@@ -1,7 +1,7 @@
 //! Traces: the arrivals of requests, and the tokens of their prompts and answers.
 //!
-//! A reader for each format parses one line at a time, or one session of an agent;
-//! [`Trace::load`] sorts the requests by their arrival.
+//! A reader for each format parses one line at a time, or one session of an agent; [`Trace::load`]
+//! sorts the requests by their arrival.
 //!
 //! | format | line |
 //! |---|---|
@@ -11,17 +11,17 @@
 //! | agents | a file a session: `{"block_size": n, "requests": [{"t": s, "in": n, "out": n, "hash_ids": []}]}` |
 //! | Azure | `TIMESTAMP,ContextTokens,GeneratedTokens` under a header, columns in any order, others ignored; other [names](Columns) |
 //!
-//! A hash id stands for all of a prompt up to the end of its tokens: equal ids mean equal prefixes,
-//! and a prompt has each id once. Ids of single blocks (Bailian) are chained to such ones. They are
-//! read only where [prefixes are reused](HashIds).
+//! A hash id identifies the whole prompt up to the end of its tokens: equal ids mean equal
+//! prefixes, and a prompt has each id once. Ids of single blocks (Bailian) are chained to obtain
+//! these. They are read only if [prefixes are reused](HashIds).
 //!
-//! Recorded times count where a trace has them. A turn with a delay instead arrives that long after
-//! the answer before it, which takes [`ANSWER_TOKEN`] for each token.
+//! Recorded times apply if a trace has them. A turn with a delay instead arrives that long after
+//! the previous answer, which takes [`ANSWER_TOKEN`] per token.
 //!
-//! A trace is outside input: every line is bounded in length and every number in size, and a
-//! violation is a [`TraceError`] with file, line and reason. Lines out of order are not an error,
-//! because traces merged from several front ends have them: requests are sorted by arrival, equal
-//! ones in file order, and [`Trace::out_of_order`] counts them.
+//! A trace is untrusted: line lengths and numbers are bounded, and a violation is a [`TraceError`]
+//! with file, line and reason. Lines may be out of order, as in traces merged from several front
+//! ends: requests are sorted by arrival, equal ones in file order, and [`Trace::out_of_order`]
+//! counts them.
 
 mod agents;
 mod beginning;
@@ -54,11 +54,11 @@ pub use lines::LINE_BYTES_MAX;
 use beginning::{beginning, not_text, text_of};
 use lines::Lines;
 
-/// The largest length of a prompt and of an answer, in tokens. It is far above any model's context;
-/// a greater number means a damaged line.
+/// Maximum length of a prompt and of an answer, in tokens: far above any model's context, so a
+/// greater number means a damaged line.
 pub const TOKENS_MAX: u32 = 1 << 24;
 
-/// The largest number of requests in memory: an endless input must not exhaust it.
+/// Most requests in memory: an endless input must not exhaust it.
 pub const REQUESTS_MAX: u32 = if cfg!(test) { 20_000 } else { 10_000_000 };
 
 /// The format of a trace.
@@ -81,7 +81,6 @@ pub enum Format {
 }
 
 impl Format {
-    /// Returns the format of a text.
     fn detect(text: &[u8], columns: &Columns) -> Option<Self> {
         let header = text.split(|&byte| byte == b'\n').next().unwrap_or_default();
         // One column is enough: the error for a header that lacks another names it.
@@ -92,7 +91,7 @@ impl Format {
             Some(b'{') if ["\"block_size\"", "\"requests\""].into_iter().all(|key| is_in(text, key)) => {
                 Some(Self::Agents)
             }
-            // The fields of the first line tell which.
+            // The fields of the first line decide.
             Some(b'{') => Some(Self::Auto),
             _ if columns.names().into_iter().any(|name| is_in(header, name)) => Some(Self::Azure),
             _ => None,
@@ -116,7 +115,7 @@ impl TimeUnit {
             Self::S => (1e9, "s"),
             Self::Ms => (1e6, "ms"),
         };
-        // NaN is in no range.
+        // Excludes NaN.
         if (0.0..=NS_MAX / unit_ns).contains(&time) {
             return Ok((time * unit_ns) as i64);
         }
@@ -128,7 +127,7 @@ impl TimeUnit {
 /// The latest time in a trace, in nanoseconds.
 const NS_MAX: f64 = 9e18;
 
-/// Returns the time that follows another one by so many nanoseconds.
+/// Adds nanoseconds to a time.
 fn later(at_ns: i64, delay_ns: i64) -> Result<i64, Reason> {
     at_ns.checked_add(delay_ns).filter(|&at_ns| at_ns <= NS_MAX as i64).ok_or(Reason::TooLate)
 }
@@ -143,37 +142,37 @@ pub enum HashIds {
     Required,
 }
 
-/// The options of reading a trace.
+/// Options for reading a trace.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ReadOptions {
     /// The format.
     pub format: Format,
-    /// Tokens for one hash id; those of the format if `None`.
+    /// Tokens per hash id; by default those of the format.
     pub hash_tokens: Option<u32>,
-    /// The unit of times in JSON; that of the format if `None`.
+    /// The unit of times in JSON; by default that of the format.
     pub time_unit: Option<TimeUnit>,
     /// The columns of a CSV file.
     pub columns: Columns,
     /// Whether hash ids are read.
     pub hash_ids: HashIds,
-    /// Requests to read, from the first on; all if `None`.
+    /// Requests to read, from the first on; by default all.
     pub limit: Option<usize>,
-    /// The number of a session in its folder, which tells its hash ids from those of others.
+    /// The number of a session in its folder, which distinguishes its hash ids.
     pub session: u64,
 }
 
-/// A line of a trace: its time in nanoseconds since the zero of the format (the start of the trace,
-/// or 1970), and the request, without an arrival yet.
+/// A row of a trace: its time in nanoseconds since the format's origin (the start of the trace, or
+/// 1970), and the request, without an arrival yet.
 type Row = (i64, Request);
 
-/// The requests of a trace, in the order of their arrival.
+/// The requests of a trace, in order of arrival.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Trace {
-    /// The name in a report.
+    /// Name in reports.
     pub name: String,
     /// The requests; the first arrives at zero.
     pub requests: Vec<Request>,
-    /// Tokens for one hash id.
+    /// Tokens per hash id.
     pub hash_tokens: u32,
     /// Number of lines after a line with a later time.
     pub out_of_order: usize,
@@ -190,7 +189,6 @@ impl Trace {
     /// Reads a file, or a folder of [sessions](Format::Agents); `-` is the standard input.
     ///
     /// # Errors
-    ///
     /// [`TraceError`], with the line if there is one: the file cannot be read, or is not a trace.
     pub fn load(path: &Path, options: &ReadOptions) -> Result<Self, TraceError> {
         if path == Path::new("-") {
@@ -240,10 +238,6 @@ impl Trace {
     }
 
     /// Reads any source of bytes.
-    ///
-    /// # Errors
-    ///
-    /// [`TraceError`], as [`Trace::load`].
     pub fn read<R: BufRead>(file: Arc<str>, input: R, options: &ReadOptions) -> Result<Self, TraceError> {
         let (max, mut line) = (REQUESTS_MAX as usize, None);
         let limit = options.limit.unwrap_or(usize::MAX).min(max + 1);
@@ -277,7 +271,7 @@ impl Trace {
         Self { name, requests: rows.into_iter().map(arrive).collect(), hash_tokens, out_of_order }
     }
 
-    /// Returns whether no request has hash ids, which tell which prompts begin alike.
+    /// Returns whether no request has hash ids, by which common prefixes are known.
     pub fn has_no_hash_ids(&self) -> bool {
         self.requests.iter().all(|request| request.hash_ids.is_empty())
     }
@@ -288,8 +282,7 @@ impl Trace {
     }
 }
 
-/// Reads up to `max` rows, in the format that the beginning of the input has. `line` is set to the
-/// line of an error.
+/// Reads up to `max` rows in the detected format. Sets `line` to the line of an error.
 fn rows<R: BufRead>(
     mut input: R,
     options: &ReadOptions,
@@ -341,7 +334,6 @@ fn rows<R: BufRead>(
     rows
 }
 
-/// Checks that a count of tokens is between `min` and [`TOKENS_MAX`].
 fn tokens(field: &str, value: i64, min: u32) -> Result<u32, Reason> {
     match u32::try_from(value) {
         Ok(count) if (min..=TOKENS_MAX).contains(&count) => Ok(count),

@@ -39,7 +39,6 @@ fn usual() -> ReadOptions {
     ReadOptions::default()
 }
 
-/// The error of a trace, as it is printed.
 fn complaint(text: impl AsRef<[u8]>, format: impl Into<Option<Format>>) -> String {
     read(text, format).expect_err("must be refused").to_string()
 }
@@ -56,7 +55,7 @@ fn mooncake_lines_become_requests() {
     }
 }
 
-/// Seconds, 16 tokens, and ids of blocks that were hashed each by itself.
+/// Seconds, 16 tokens, and ids of separately hashed blocks.
 #[test]
 fn bailian_lines_become_requests() {
     for format in [None, Some(Format::Bailian)] {
@@ -65,10 +64,10 @@ fn bailian_lines_become_requests() {
         let [a, b] = [0, 1].map(|at| &trace.requests[at]);
         assert_eq!((a.input_tokens, a.hashed_tokens, a.hash_ids.len()), (40, 40, 3));
         assert_eq!((a.hash_ids[0], b.hashed_tokens), (b.hash_ids[0], 33));
-        // The same block behind another text is another prefix.
+        // The same block after another text is another prefix.
         assert!(a.hash_ids[1] != a.hash_ids[0] && !a.hash_ids.contains(&b.hash_ids[1]));
     }
-    // As Mooncake's, its times and blocks would be others.
+    // Read as Mooncake's, its times and blocks would be different.
     assert!(complaint(BAILIAN, Format::Mooncake).contains("--time-unit s"));
 }
 
@@ -92,7 +91,7 @@ fn the_unit_of_times_and_the_tokens_of_hash_ids_can_be_told() {
     assert!(matches!(load(AZURE, required(16)).unwrap_err().reason, Reason::OptionsOfJson));
 }
 
-/// A turn with a delay arrives that long after the answer before it.
+/// A turn with a delay arrives that long after the previous answer.
 #[test]
 fn turns_of_sessions_follow_one_another() {
     for format in [None, Some(Format::Dynamo)] {
@@ -127,7 +126,7 @@ fn lines_of_different_formats_are_told_apart() {
         let message = format!("a line of the format {found} in a trace that begins as {before} (--format");
         assert!(complaint(&text, None).contains(&message), "{text}");
     }
-    // Without an id, a request is alone.
+    // Without an id, a request stands alone.
     assert_eq!(read(format!("{DYNAMO}{MOONCAKE}"), None).unwrap().requests.len(), 5);
     assert_eq!(read(format!("{MOONCAKE}{DYNAMO}"), Format::Dynamo).unwrap().requests.len(), 5);
 }
@@ -218,7 +217,7 @@ fn compressed_traces_are_read() {
         assert_eq!(read(gzip(text), None).unwrap(), plain);
         assert_eq!(read(zstd(text), None).unwrap(), plain);
     }
-    // Members follow one another in a file that was appended to.
+    // Compressed members of an appended file follow one another.
     let lines: Vec<_> = MOONCAKE.split_inclusive('\n').collect();
     let appended = |one: &dyn Fn(&str) -> Vec<u8>| [one(lines[0]), one(lines[1])].concat();
     for bytes in [appended(&gzip), appended(&zstd)] {
@@ -259,7 +258,7 @@ fn the_format_is_known_from_a_pipe() {
             assert_eq!(found.unwrap(), read(text, None).unwrap(), "{piece} bytes of {text:.40}");
         }
     }
-    // Requests are taken from a pipe as they come.
+    // Requests are taken from a pipe as they arrive.
     struct Ends(bool);
     impl io::Read for Ends {
         fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
@@ -355,7 +354,6 @@ fn bad_mooncake_lines_are_refused_with_line_and_reason() {
     }
 }
 
-/// A replay without prefix reuse ignores hash ids, valid or not.
 #[test]
 fn hash_ids_are_required_only_for_prefix_reuse() {
     let line =

@@ -1,13 +1,12 @@
 //! The built-in workload: conversations generated from a seed, so that a replay needs no trace.
 //!
 //! Conversations begin as a Poisson process. Each has one of a few shared system prompts, sometimes
-//! a document, and some turns. The prompt of a turn is all text before it and a new message, and
-//! the next turn arrives after the time to write, read and think about the answer. The ids of a
-//! request cover its answer too. Lengths and think times are lognormal, like measured ones: most
-//! are short and some are very long.
+//! a document, and some turns. The prompt of a turn is all text before it and a new message; the
+//! next turn arrives after the time to write, read and think about the answer. The ids of a request
+//! also cover its answer. Lengths and think times are lognormal, like measured ones.
 //!
-//! Equal seeds give equal requests on every machine: the generator is fixed (PCG), not the standard
-//! one of a library version.
+//! Equal seeds give equal requests on every machine: the generator is fixed (PCG), not a library's
+//! default.
 
 #[cfg(test)]
 mod tests;
@@ -25,16 +24,13 @@ use crate::request::{ANSWER_TOKEN, HASH_BLOCK_TOKENS, Request};
 
 pub use turns::turn;
 
-/// Conversations begun per second.
 const CONVERSATIONS_PER_S: f64 = 0.7;
-/// Turns after the first, on average.
 const MORE_TURNS_MEAN: f64 = 4.0;
-/// System prompts that conversations share, and the exponent of their popularity.
+/// Number of shared system prompts, and the exponent of their popularity.
 const SYSTEM_PROMPTS: usize = 12;
 const SYSTEM_PROMPT_SKEW: f64 = 1.1;
-/// The share of conversations that begin with a document.
 const DOCUMENT_SHARE: f64 = 0.25;
-/// The longest prompt, in tokens; a conversation that reaches it ends.
+/// Maximum length of a prompt in tokens; a conversation that reaches it ends.
 const CONTEXT_TOKENS_MAX: u32 = 128 * 1024;
 
 /// A lognormal length or time: half of the values lie below the median, a sixth above `median *
@@ -64,7 +60,7 @@ impl Spread {
     }
 }
 
-/// The requests of conversations, in the order of their arrival, without end.
+/// An endless iterator over the requests of conversations, in order of arrival.
 pub struct Conversations {
     rng: Pcg64Mcg,
     system_prompts: Vec<Prompt>,
@@ -76,15 +72,14 @@ pub struct Conversations {
     next_hash_id: u64,
 }
 
-/// A text: its length, and an id for each of its blocks. The last block keeps its id when it is
-/// filled up.
+/// A text: its length, and an id per block. The last block keeps its id when it is filled.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Prompt {
     tokens: u32,
     hash_ids: Vec<u64>,
 }
 
-/// A conversation's next turn. Ordered by time, then by conversation, so that equal seeds give
+/// A conversation's next turn, ordered by time, then by conversation, so that equal seeds give
 /// equal orders.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Due {
@@ -118,7 +113,7 @@ impl Conversations {
         this
     }
 
-    /// Returns the first `requests` requests of a seed; the first one arrives at zero.
+    /// Returns the first `requests` requests of a seed; the first arrives at zero.
     pub fn first(seed: u64, requests: usize) -> Vec<Request> {
         let mut requests: Vec<Request> = Self::new(seed).take(requests).collect();
         let zero = requests.first().map_or(Duration::ZERO, |request| request.arrival);
@@ -128,7 +123,7 @@ impl Conversations {
         requests
     }
 
-    /// Lengthens a text; every new block gets an id of its own.
+    /// Extends a text; every new block gets a new id.
     fn extend(&mut self, prompt: &mut Prompt, tokens: u32) {
         prompt.tokens += tokens;
         let blocks = prompt.tokens.div_ceil(HASH_BLOCK_TOKENS) as usize;

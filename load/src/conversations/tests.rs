@@ -7,7 +7,6 @@ fn equal_seeds_give_equal_requests() {
     assert_ne!(Conversations::first(7, 2000), Conversations::first(8, 2000));
 }
 
-/// A seed gives the same requests on every machine and in every version.
 #[test]
 fn a_seed_gives_the_same_requests_for_ever() {
     let requests = Conversations::first(0, 1000);

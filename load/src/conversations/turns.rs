@@ -1,7 +1,7 @@
-//! Conversations of which every turn can be made by itself, from a seed and its number.
+//! Conversations whose turns can each be generated from a seed and a number.
 //!
-//! A node that takes over a sequence so knows its text from the sequence's id alone. Turns are
-//! numbered in the order in which [`OPEN`] conversations at a time take turns:
+//! So a node that takes over a sequence knows its text from the sequence's id. Turns are numbered
+//! in the order in which [`OPEN`] conversations alternate:
 //!
 //! | number | conversation | turn |
 //! |---|---|---|
@@ -9,8 +9,7 @@
 //!
 //! Lengths are those of [`Conversations`](super::Conversations). System prompts and documents are
 //! the same for all seeds, so that sequences of different nodes share blocks: the documents are the
-//! part of the cluster's prefixes that does not fit into the cache of one node. Times of arrival
-//! are zero.
+//! cluster's prefixes that do not fit into one node's cache. Arrival times are zero.
 
 use std::time::Duration;
 
@@ -24,22 +23,20 @@ use super::{
 };
 use crate::request::{HASH_BLOCK_TOKENS, Request};
 
-/// Conversations that take turns.
 const OPEN: u64 = 32;
 
-/// Turns of each conversation.
 const TURNS: u64 = 5;
 
-/// Documents that conversations of all seeds share, and the exponent of their popularity. Each
-/// stands behind the system prompt of its number.
+/// Number of documents shared by conversations of all seeds, and the exponent of their popularity.
+/// Each follows the system prompt of its number.
 const DOCUMENTS: u64 = 64;
 const DOCUMENT_SKEW: f64 = 0.6;
 
-/// Hash ids of one text: more than the longest has blocks.
+/// Hash ids per text: more than the longest has blocks.
 const HASH_IDS: u64 = 1024;
 
-/// The generators of the lengths of system prompts and documents. No conversation has them: seeds
-/// have 21 bits.
+/// Generators of the lengths of system prompts and documents, distinct from all seeds, which have
+/// 21 bits.
 const SYSTEM: u64 = 1 << 63;
 const DOCUMENT: u64 = 1 << 62;
 
@@ -74,7 +71,7 @@ pub fn turn(seed: u32, number: u32) -> Request {
         prompt += answer + message;
         answer = next;
     }
-    // The end of a shared text that fills no block of its own differs between conversations, or
+    // The end of a shared text that does not fill a block differs between conversations, or
     // documents.
     let of_system = u64::from(system_tokens / HASH_BLOCK_TOKENS);
     let shared = u64::from(shared_tokens / HASH_BLOCK_TOKENS);
@@ -130,7 +127,7 @@ mod tests {
             for (other, b) in &all[..place] {
                 let common = common(a, b);
                 assert!(common < a.hash_ids.len().max(b.hash_ids.len()), "each has a part of its own");
-                // Every id behind the system prompt is that of a document of both.
+                // Every id after the system prompt belongs to a document of both.
                 let is_shared = |id: &u64| *id < (SYSTEM_PROMPTS as u64 + DOCUMENTS) * HASH_IDS;
                 assert!(a.hash_ids[..common].iter().all(is_shared), "{a:?} {b:?}");
                 shared += usize::from(common > 0);

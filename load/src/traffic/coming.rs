@@ -1,7 +1,7 @@
-//! Requests that come next, whose prefixes are brought back from the tier before they are admitted.
+//! Upcoming requests, whose prefixes are fetched from the tier before they are admitted.
 //!
-//! The tasks run beside the traffic: a tier that is slow delays the requests that wait for it, for
-//! at most the time of the setting `tier-wait`, and no sequence that runs.
+//! The tasks run beside the traffic: a slow tier delays only the requests that wait for it, by at
+//! most `tier-wait`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,16 +21,14 @@ pub struct Fetching {
     pub tiered: Arc<Tiered>,
     /// The runtime of the tasks.
     pub runtime: Handle,
-    /// Longest time that a request waits for its prefix.
+    /// Longest wait of a request for its prefix.
     pub wait: Duration,
 }
 
-/// A request that is not admitted yet.
 pub(super) struct Coming {
     pub turn: Turn,
     pub request: Request,
     pub text: Text,
-    /// The task that brings its prefix back.
     fetch: Option<JoinHandle<()>>,
 }
 
@@ -40,19 +38,17 @@ impl Coming {
         Self { turn, request, text, fetch: None }
     }
 
-    /// Returns the number of blocks that it will need.
     pub fn blocks(&self, shape: Shape) -> usize {
         shape.blocks(self.request.tokens())
     }
 
-    /// Returns the tokens of its prompt.
     pub fn prompt(&self) -> Vec<u32> {
         let mut prompt = Vec::new();
         self.text.ids(self.request.input_tokens as usize, &mut prompt);
         prompt
     }
 
-    /// Begins to bring its prefix back, once.
+    /// Begins to fetch its prefix, once.
     pub fn fetch(&mut self, fetching: &Fetching) {
         if self.fetch.is_some() {
             return;
@@ -60,21 +56,20 @@ impl Coming {
         let (tiered, prompt, deadline) =
             (fetching.tiered.clone(), self.prompt(), Instant::now() + fetching.wait);
         self.fetch = Some(fetching.runtime.spawn(async move {
-            // Whatever fails is a miss.
+            // Any failure is a miss.
             let _ = tiered.bring_back(&PrefixKeys::new(), &prompt, deadline).await;
         }));
     }
 
-    /// Returns whether its prefix has come, as far as it will.
+    /// Returns whether fetching its prefix has ended.
     pub fn has_come(&self) -> bool {
         self.fetch.as_ref().is_some_and(JoinHandle::is_finished)
     }
 
-    /// Gives it up, and waits until no task of it uses the pool.
+    /// Cancels it, and waits until its task no longer uses the pool.
     pub fn give_up(self, fetching: &Fetching) {
         if let Some(fetch) = self.fetch {
             fetch.abort();
-            // An error says that it was aborted.
             let _ = fetching.runtime.block_on(fetch);
         }
     }

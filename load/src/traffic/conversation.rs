@@ -2,11 +2,10 @@
 //!
 //! A step begins a batch, appends a piece of a prompt or of an answer to each running sequence, and
 //! writes the new tokens through their slots. Complete sequences are read back through their slots,
-//! and closed. The thread then rests for as long as the step took, so that the traffic takes at
-//! most half of a core per thread. Meanwhile its sequences may leave: see
-//! [`Exchange`](super::exchange::Exchange). A sequence that arrives is read back before it
-//! continues. With a tier, the prefixes of the next requests are brought back meanwhile: see
-//! [`Coming`].
+//! and closed. The thread then rests for as long as the step took, so that the traffic uses at most
+//! half of a core per thread. Meanwhile its sequences may leave (see
+//! [`Exchange`](super::exchange::Exchange)), and the tier's prefixes of the next requests are
+//! fetched (see [`Coming`]). A sequence that arrives is read back before it continues.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Relaxed;
@@ -22,23 +21,19 @@ use super::running::Running;
 use super::shared::Shared;
 use crate::{Access, Rows, Shape, Transfer, full, slots};
 
-/// Sequences that a thread runs at a time.
 const RUNNING_MAX: usize = 64;
 
-/// Tokens of prompts in one step.
 const STEP_TOKENS: usize = 2048;
 
-/// Tokens of an answer that one step appends to a sequence.
 const DECODE_TOKENS: usize = 8;
 
-/// The shortest and the longest rest after a step.
 const REST_MIN: Duration = Duration::from_micros(500);
 const REST_MAX: Duration = Duration::from_millis(100);
 
-/// Of the pool, one in so many blocks is left to running sequences when a request is admitted.
+/// One in this many blocks of the pool is left to running sequences when a request is admitted.
 const MARGIN: usize = 16;
 
-/// Requests whose prefixes a thread brings back from the tier at a time.
+/// Requests per thread whose prefixes are fetched from the tier at a time.
 const AHEAD: usize = 4;
 
 /// A thread of the traffic. See the [module](self).
@@ -46,13 +41,12 @@ pub(super) struct Conversing<'a> {
     pool: &'a Pool,
     shared: &'a Shared,
     fetching: Option<Fetching>,
-    /// Its number among the threads.
     thread: usize,
     settings: LoadSettings,
     shape: Shape,
     stream: Option<DeviceStream>,
     running: Vec<Running>,
-    /// The next requests: they found no room yet, or wait for their prefixes.
+    /// The next requests: they wait for room or for their prefixes.
     coming: VecDeque<Coming>,
     transfer: Transfer<'a>,
 }
@@ -97,7 +91,6 @@ impl<'a> Conversing<'a> {
         self.pool.trim();
     }
 
-    /// Reads back and closes all sequences.
     fn end(&mut self) -> Result<(), String> {
         if let Some(fetching) = &self.fetching {
             self.coming.drain(..).for_each(|coming| coming.give_up(fetching));
@@ -133,7 +126,7 @@ impl<'a> Conversing<'a> {
         let (mut place, mut budget) = (0, STEP_TOKENS);
         while place < self.running.len() {
             if !self.advance(&mut batch, place, &mut budget)? {
-                // The pool is full: the sequence that began last makes room, for the next step,
+                // The pool is full: the sequence that began last is closed, for the next step,
                 // since this batch has seen its blocks.
                 self.transfer.flush(Access::Write)?;
                 self.close_last(&batch)?;
@@ -151,7 +144,7 @@ impl<'a> Conversing<'a> {
         on.unwrap_or_else(|| self.pool.begin_batch())
     }
 
-    /// Takes over sequences that arrived, and reads back what they hold.
+    /// Takes over sequences that arrived, and reads them back.
     fn adopt(&mut self, batch: &Batch) -> Result<(), String> {
         let counters = &self.shared.counters;
         while let Some(sequence) = self.shared.exchange.arrived() {
@@ -194,13 +187,13 @@ impl<'a> Conversing<'a> {
         Ok(())
     }
 
-    /// Returns the number of blocks that are left to sequences that run.
+    /// Returns the number of blocks reserved for running sequences.
     fn needed(&self) -> usize {
         let pending: usize = self.running.iter().map(|running| running.pending(self.shape)).sum();
         pending + self.pool.total_blocks() / MARGIN
     }
 
-    /// Takes the next requests, and begins to bring back the prefixes of those that have room.
+    /// Takes the next requests, and begins to fetch the prefixes of those that have room.
     fn look_ahead(&mut self) {
         let ahead = if self.fetching.is_some() { AHEAD } else { 1 };
         while self.coming.len() < ahead {
@@ -267,7 +260,6 @@ impl<'a> Conversing<'a> {
         Ok(true)
     }
 
-    /// Reads back and closes the complete sequences.
     fn retire(&mut self) -> Result<(), String> {
         if self.running.iter().all(|running| running.sequence.len() < running.total) {
             return Ok(());
@@ -288,7 +280,6 @@ impl<'a> Conversing<'a> {
         Ok(())
     }
 
-    /// Reads back and closes the sequence that began last.
     fn close_last(&mut self, batch: &Batch) -> Result<(), String> {
         let Some(last) = self.running.pop() else { return Ok(()) };
         self.shared.counters.preempted.fetch_add(1, Relaxed);
@@ -300,7 +291,6 @@ impl<'a> Conversing<'a> {
         self.check(batch, &gone)
     }
 
-    /// Compares the bytes of a sequence with those that were written.
     fn check(&mut self, batch: &Batch, running: &Running) -> Result<(), String> {
         let Running { turn, sequence, text, .. } = running;
         let all = 0..sequence.len();

@@ -1,13 +1,13 @@
-//! Sequences that leave and arrive: between the node and the threads of the traffic.
+//! The exchange of sequences between the node and the threads of the traffic.
 //!
-//! Each thread has a desk. Between two steps its sequences lie there, and the node may take one;
-//! during a step the desk is empty. What arrives, or comes back, waits in one queue, from which
-//! each thread takes at its next step. Locks are held for a few instructions.
+//! Each thread has a slot, the desk. Between two steps it holds the thread's sequences, and the
+//! node may take one; during a step it is empty. Sequences that arrive, or return, wait in one
+//! queue, from which each thread takes at its next step. Locks are held for a few instructions.
 //!
-//! A sequence may leave while its answer is written. One that another node began leaves only when
-//! an operator says so: two nodes that are both short of memory would send it to and fro. A
-//! sequence that is not of synthetic traffic stays as it came until an operator moves it, and so do
-//! all where there is no traffic.
+//! A sequence may leave during its answer. One that another node began leaves only by an operator's
+//! request: two nodes that are both short of memory would send it back and forth. Sequences of
+//! other origin than synthetic traffic, or all if there is no traffic, stay unchanged until an
+//! operator moves them.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,14 +19,14 @@ use kvpool_node::Offers;
 use super::running::Running;
 
 /// Most arrived sequences that are kept without traffic that continues them. Further ones wait at
-/// the node, which refuses those for which it has no place.
+/// the node, which refuses those without a slot.
 const KEPT_MAX: usize = 1024;
 
-/// Sequences between the threads of the traffic and other nodes.
+/// Exchanges sequences between the threads of the traffic and other nodes.
 pub struct Exchange {
     desks: Vec<Mutex<Vec<Running>>>,
     queue: Mutex<VecDeque<Sequence>>,
-    /// Sequences that were taken from a desk.
+    /// Number of sequences taken from a desk.
     pub(super) taken: AtomicU64,
     /// Sequences that no traffic continues.
     kept: Mutex<Vec<Sequence>>,
@@ -44,18 +44,16 @@ impl Exchange {
         std::mem::take(&mut lock(&self.desks[thread]))
     }
 
-    /// Puts them back behind a step.
     pub(super) fn lay_down(&self, thread: usize, running: Vec<Running>) {
         *lock(&self.desks[thread]) = running;
     }
 
-    /// Keeps a sequence that no traffic continues.
     pub(super) fn keep(&self, sequence: Sequence) {
         lock(&self.kept).push(sequence);
     }
 
-    /// Returns whether another sequence can be kept. Only a task that brings all of them may rely
-    /// on this.
+    /// Returns whether another sequence can be kept. Reliable only for the single task that adds
+    /// sequences.
     pub fn has_room(&self) -> bool {
         lock(&self.kept).len() < KEPT_MAX
     }
@@ -66,7 +64,6 @@ impl Exchange {
         drop(all);
     }
 
-    /// Returns the next sequence that arrived or came back.
     pub(super) fn arrived(&self) -> Option<Sequence> {
         lock(&self.queue).pop_front()
     }
@@ -83,14 +80,13 @@ impl Exchange {
         self.desks.iter().filter_map(longest).max().map(|(_, id)| id)
     }
 
-    /// Takes the sequence of the highest score.
+    /// Takes the sequence with the highest score.
     fn take<S: Ord>(&self, score: impl Fn(&Running) -> Option<S>) -> Option<Sequence> {
         for desk in &self.desks {
             let mut desk = lock(desk);
             let scored = desk.iter().enumerate().filter(|(_, running)| running.may_leave());
             let best = scored.filter_map(|(place, running)| Some((score(running)?, place))).max();
             if let Some((_, place)) = best {
-                // Relaxed: a counter.
                 self.taken.fetch_add(1, Relaxed);
                 return Some(desk.remove(place).sequence);
             }

@@ -1,20 +1,12 @@
 //! Synthetic traffic on a pool: conversations that grow, share prefixes, and are read back.
 //!
-//! Threads take requests from one generator, so that the turns of a conversation, and system
-//! prompts, are shared between threads. They run until the traffic is dropped. An audit halts them
-//! between two steps.
+//! Threads take requests from one generator, so the turns of a conversation, and system prompts,
+//! are shared between threads. They run until the traffic is dropped. An audit halts them between
+//! two steps.
 //!
-//! | file | content |
-//! |---|---|
-//! | `conversation` | one thread of the traffic |
-//! | `coming` | its next requests, whose prefixes come from the tier |
-//! | `running` | a conversation that runs |
-//! | `exchange` | conversations that leave and arrive |
-//! | `shared` | what the threads share: requests, counters, halts |
-//!
-//! The traffic never fails for lack of blocks: it admits a request while there is room for it,
-//! and closes the sequence that began last when an append is refused. Any other error, and
-//! any byte that is not as it was written, is a finding.
+//! The traffic never fails for lack of blocks: it admits a request while there is room for it, and
+//! closes the sequence that began last when an append is refused. Any other error, and any wrong
+//! byte, is a finding.
 
 mod coming;
 mod conversation;
@@ -38,21 +30,20 @@ pub use coming::Fetching;
 pub use exchange::Exchange;
 pub use running::fresh_seed;
 
-/// Traffic on a pool. It ends when this is dropped.
+/// Traffic on a pool, which ends on drop.
 pub struct Load {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Load {
-    /// Starts traffic whose sequences leave and arrive by an exchange with a desk for each thread,
-    /// with the streams of the pool's device and the pool's tier, if any.
+    /// Starts traffic with an exchange of one desk per thread, the streams of the pool's device,
+    /// and the pool's tier, if any.
     ///
     /// Processes that exchange sequences need different seeds.
     ///
     /// # Errors
-    ///
-    /// A text that says why the pool cannot have traffic, or a thread could not be started.
+    /// Why the pool cannot have traffic, or a thread could not be started.
     pub fn start(
         pool: &Pool,
         streams: Vec<DeviceStream>,
@@ -81,7 +72,7 @@ impl Load {
         self.shared.clone()
     }
 
-    /// Ends the traffic and closes its sequences. Returns what went wrong.
+    /// Ends the traffic and closes its sequences. Returns the findings.
     pub fn end(mut self) -> Vec<String> {
         self.join();
         self.shared.take_findings()
@@ -174,7 +165,7 @@ mod tests {
         let halted = quiet.clone().halt();
         wait_until("all threads halt", || quiet.is_quiet());
         let rows = Rows::of(&pool).unwrap();
-        // Every slot of the pool, of all open sequences too.
+        // Every slot of the pool, including those of open sequences.
         let slots: Vec<i64> = (16..3001 * 16).collect();
         let wrong = vec![0x5a; slots.len() * 8];
         rows.store(1, &wrong, &wrong, &slots).unwrap();
@@ -236,7 +227,7 @@ mod tests {
         let at = &load.shared.counters;
         wait_until("it is compared", || at.arrived_blocks_verified.load(Relaxed) == blocks);
         assert_eq!((at.arrived.load(Relaxed), at.blocks_corrupt.load(Relaxed) >= blocks), (1, true));
-        // One of no traffic is kept as it is, and can be moved on.
+        // A sequence of other origin is kept unchanged, and can be moved on.
         let stranger = pool.sequence(SequenceId(1 << 60)).open().unwrap();
         load.shared.exchange.take_back(stranger);
         wait_until("it is kept", || load.shared.exchange.release(SequenceId(1 << 60)).is_some());

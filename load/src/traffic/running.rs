@@ -1,15 +1,12 @@
-//! A conversation that runs, known by the id of its sequence.
-
 use kvpool::{Sequence, SequenceId};
 
 use crate::{Request, Shape, Text, turn};
 
-/// Bits of a seed: with them an id is below 2^53, the limit of whole numbers in many JSON readers.
+/// Bits of a seed: an id is then below 2^53, the limit of integers in many JSON readers.
 const SEED_BITS: u32 = 21;
 
-/// The number of a conversation's turn, and the seed of the process that began it.
-///
-/// The id of the sequence is `seed * 2^32 + number`, so that processes give different ids.
+/// The number of a conversation's turn, and the seed of the process that began it. The id of the
+/// sequence is `seed * 2^32 + number`, which is unique across processes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Turn {
     pub seed: u32,
@@ -22,7 +19,6 @@ impl Turn {
         SequenceId(u64::from(self.seed) << 32 | u64::from(self.number))
     }
 
-    /// Returns the request, and its tokens.
     pub fn text(self) -> (Request, Text) {
         let request = turn(self.seed, self.number);
         let text = Text::of_conversation(self.number, &request);
@@ -36,13 +32,12 @@ impl Turn {
     }
 }
 
-/// Returns a seed that other processes hardly have.
+/// Returns a seed that other processes are unlikely to have.
 pub fn fresh_seed() -> u32 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id()) as u32 >> (32 - SEED_BITS)
 }
 
-/// A sequence that runs.
 pub(super) struct Running {
     pub turn: Turn,
     pub sequence: Sequence,
@@ -56,7 +51,7 @@ pub(super) struct Running {
 }
 
 impl Running {
-    /// Takes over a sequence in a process with a seed; gives it back if it is not of synthetic
+    /// Takes over a sequence in a process with a seed; returns it if it is not of synthetic
     /// traffic.
     pub fn of(sequence: Sequence, seed: u32) -> Result<Self, Box<Sequence>> {
         let Some(turn) = Turn::of(sequence.id()) else { return Err(Box::new(sequence)) };
@@ -73,7 +68,7 @@ impl Running {
         shape.blocks(self.total as u64) - shape.blocks(self.sequence.len() as u64)
     }
 
-    /// Returns whether it may leave: its prompt is complete, and its answer is not.
+    /// Returns whether it may leave: its prompt is complete, but not its answer.
     pub fn may_leave(&self) -> bool {
         (self.prompt..self.total).contains(&self.sequence.len())
     }

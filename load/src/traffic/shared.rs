@@ -1,5 +1,5 @@
-//! What the threads of the traffic share: the numbers of turns, the exchange with the node, the
-//! counters, and the means to halt and to end them.
+//! State shared by the threads of the traffic: turn numbers, the exchange with the node, counters,
+//! and halts.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -11,10 +11,9 @@ use serde_json::{Map, Value, json};
 use super::exchange::Exchange;
 use super::running::Turn;
 
-/// Findings that are kept; further ones count only.
+/// Findings that are kept; further ones are only counted.
 const FINDINGS_MAX: usize = 16;
 
-/// What the threads share.
 pub(super) struct Shared {
     /// Differs from those of other processes.
     pub seed: u32,
@@ -27,19 +26,18 @@ pub(super) struct Shared {
     pub counters: Counters,
 }
 
-/// Who is inside the pool, and who keeps them out.
+/// Which threads are inside the pool, and how many audits exclude them.
 #[derive(Default)]
 struct Gate {
-    /// Audits that halt the traffic.
     halts: usize,
     /// Threads that may be inside a call of the pool.
     inside: usize,
 }
 
-/// The right of a thread to use the pool until this is dropped.
+/// Permission of a thread to use the pool, until it is dropped.
 pub(super) struct Inside<'a>(&'a Shared);
 
-/// Counters of the traffic. Each is read by itself, so that all are relaxed.
+/// Counters of the traffic, read independently, so all accesses are relaxed.
 #[derive(Default)]
 pub(super) struct Counters {
     pub completed: AtomicU64,
@@ -51,9 +49,9 @@ pub(super) struct Counters {
     pub blocks_corrupt: AtomicU64,
     /// Sequences that came from other nodes.
     pub arrived: AtomicU64,
-    /// Sequences of this node that came back: they could not move, or another node moved them here.
+    /// Sequences of this node that returned: they could not move, or another node moved them here.
     pub returned: AtomicU64,
-    /// Blocks of sequences that arrived or returned, compared before these continued.
+    /// Blocks of arrived or returned sequences, compared before these continued.
     pub arrived_blocks_verified: AtomicU64,
     /// Sequences from other nodes whose answer was completed here.
     pub arrived_completed: AtomicU64,
@@ -79,7 +77,6 @@ impl Shared {
         }
     }
 
-    /// Asks the threads to end.
     pub fn end(&self) {
         self.ended.store(true, Relaxed);
         // Under the lock, so that no thread decides to wait in between.
@@ -132,7 +129,7 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// Halts the traffic while it lives.
+/// Halts the traffic until it is dropped.
 struct Halt(Arc<Shared>);
 
 impl Drop for Halt {
@@ -180,7 +177,7 @@ impl Quiet for Shared {
     }
 }
 
-/// Locks; a thread that panicked has left nothing half done.
+/// Locks; a thread that panics leaves the state consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,3 @@
-//! The tokens and the certificate of a server, which can be replaced while it runs.
-
 use std::sync::{Arc, PoisonError, RwLock};
 
 use thiserror::Error;
@@ -11,10 +9,10 @@ use crate::transport::tcp::Tls;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum AccessError {
-    /// The address is open to other hosts, and there is no token.
+    /// The address is open to other hosts, but there is no token.
     #[error("the admin interface is open to other hosts: it needs a token")]
     NoToken,
-    /// The address begins with `https`, and there is no certificate.
+    /// An `https` address without a certificate.
     #[error("the admin interface speaks TLS: it needs a certificate")]
     NoCertificate,
 }
@@ -22,13 +20,11 @@ pub enum AccessError {
 /// The tokens that an admin interface accepts, and its certificate.
 #[derive(Clone, Debug, Default)]
 pub struct AdminCredentials {
-    /// Tokens for every route. `None`: no token is asked for. Nor is it over a Unix socket, which
-    /// only the user of this process can open.
+    /// Tokens for every route. `None`: none is required, as always over a Unix socket.
     pub all: Option<Tokens>,
-    /// Tokens for the routes that only read figures. Without effect if there is none for all
-    /// routes.
+    /// Tokens for the routes that only read. No effect without a token for all routes.
     pub read: Option<Tokens>,
-    /// The certificate for `https`; of [`Tls::mutual`], callers must present one too.
+    /// The certificate for `https`; with [`Tls::mutual`], callers must present one too.
     pub tls: Option<Tls>,
 }
 
@@ -38,7 +34,7 @@ impl From<Option<Token>> for AdminCredentials {
     }
 }
 
-/// The tokens and the certificate of an admin interface that runs.
+/// The tokens and the certificate of a running admin interface.
 #[derive(Clone, Debug)]
 pub struct AdminAccess {
     address: AdminUrl,
@@ -46,23 +42,17 @@ pub struct AdminAccess {
 }
 
 impl AdminAccess {
-    /// Creates those of a server at an address.
     pub(super) fn new(address: AdminUrl, credentials: AdminCredentials) -> Result<Self, AccessError> {
         let this = Self { address, credentials: Arc::default() };
         this.replace(credentials)?;
         Ok(this)
     }
 
-    /// Returns those of the address that was bound.
     pub(super) fn at(self, address: AdminUrl) -> Self {
         Self { address, ..self }
     }
 
     /// Checks that the server may have these tokens and this certificate, or none.
-    ///
-    /// # Errors
-    ///
-    /// [`AccessError`].
     pub fn check(&self, credentials: &AdminCredentials) -> Result<(), AccessError> {
         let has_certificate = credentials.tls.as_ref().is_some_and(|tls| tls.acceptor().is_some());
         if !self.address.address().is_loopback() && credentials.all.is_none() {
@@ -71,11 +61,9 @@ impl AdminAccess {
         if self.address.is_tls() && !has_certificate { Err(AccessError::NoCertificate) } else { Ok(()) }
     }
 
-    /// Replaces them. Connections that begin from now on get the new certificate, and requests that
-    /// begin from now on need one of the new tokens.
+    /// Replaces them for new connections and requests.
     ///
     /// # Errors
-    ///
     /// [`AccessError`]; then the former ones stay.
     pub fn replace(&self, mut credentials: AdminCredentials) -> Result<(), AccessError> {
         self.check(&credentials)?;

@@ -1,10 +1,8 @@
-//! Work that takes a while, elsewhere than on the threads of the runtime.
-
 use tokio::task::spawn_blocking;
 
 use super::problem::AdminError;
 
-/// Does what takes milliseconds for a large pool elsewhere than on the threads of the runtime.
+/// Runs work that takes milliseconds for a large pool on a blocking thread.
 pub(super) async fn apart<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, AdminError> {

@@ -1,5 +1,3 @@
-//! Requests and answers of the admin interface, as JSON.
-
 use kvpool::{AuditReport, CompactionState, DefragReport, Fragmentation, Metrics, SequenceRuns};
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +19,7 @@ pub struct Health {
 pub enum HealthState {
     /// It serves.
     Ok,
-    /// It ends, and accepts no new work.
+    /// It is ending, and accepts no new requests.
     Draining,
     /// The device of its pool is lost.
     DeviceLost,
@@ -41,7 +39,7 @@ pub struct StatsReport {
     pub block_bytes: usize,
     /// Tokens of a block.
     pub block_tokens: usize,
-    /// The layout of a block in words.
+    /// The layout of a block as text.
     #[serde(default)]
     pub layout: String,
     /// Open sequences.
@@ -56,22 +54,21 @@ pub struct StatsReport {
     pub free: usize,
     /// Cached blocks without an owner, which are evicted as their frames are needed.
     pub evictable: usize,
-    /// Fragmentation of the free frames: its runs are free ones.
+    /// Fragmentation of the free frames.
     pub fragmentation: Fragmentation,
-    /// Fragmentation rate that the pool would have if all evictable blocks were evicted, 0 to 1.
+    /// Fragmentation rate if all evictable blocks were evicted, 0 to 1.
     pub available_fragmentation: f64,
-    /// What the background task of compaction does, or why it rests; absent without one.
+    /// State of the background compaction, absent without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compaction: Option<CompactionState>,
-    /// Runs of adjacent frames in the block tables of open sequences: the descriptors that their
-    /// transfers need.
+    /// Runs of frames in the block tables of open sequences: the descriptors of their transfers.
     #[serde(default)]
     pub sequence_runs: SequenceRuns,
-    /// Sampled times of allocations, including the appends that needed blocks.
+    /// Sampled times of allocations, including appends that needed blocks.
     pub allocation: AllocationTimes,
     /// All counters, gauges and histograms of the pool.
     pub metrics: Metrics,
-    /// Counters of the node beyond the pool, such as those of synthetic traffic, by name.
+    /// Further counters of the node by name, such as those of synthetic traffic.
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
     pub extra: serde_json::Map<String, serde_json::Value>,
 }
@@ -80,7 +77,7 @@ pub struct StatsReport {
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AllocationTimes {
-    /// Number of timed allocations; the times are 0 without any.
+    /// Number of timed allocations; without any, the times are 0.
     pub samples: u64,
     /// Mean.
     pub mean_ns: f64,
@@ -100,7 +97,7 @@ pub struct DefragOutcome {
     pub fragmentation_before: f64,
     /// Fragmentation rate of the free frames after, 0 to 1.
     pub fragmentation_after: f64,
-    /// The whole report of the pool.
+    /// The full report of the pool.
     pub report: DefragReport,
     /// Whether free and evictable frames are more fragmented than before.
     #[serde(default)]
@@ -120,7 +117,7 @@ impl From<DefragReport> for DefragOutcome {
     }
 }
 
-/// Asks for another size of the pool.
+/// Order to resize the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ResizeOrder {
@@ -142,7 +139,7 @@ pub struct ResizeOutcome {
     pub time_ms: f64,
 }
 
-/// Asks for the migration of a sequence to another node.
+/// Order to migrate a sequence to another node.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MigrateOrder {
@@ -152,7 +149,7 @@ pub struct MigrateOrder {
     pub to: String,
 }
 
-/// Declares that the process of a peer has ended and will not come back.
+/// Declares that the process of a peer has ended and will not return.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EndedOrder {
@@ -172,7 +169,7 @@ pub struct EndedOutcome {
 /// The migrations that a node knows.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct MigrationList {
-    /// The migrations, the newest first.
+    /// The migrations, newest first.
     pub migrations: Vec<MigrationRecord>,
 }
 
@@ -183,7 +180,7 @@ pub struct MigrationRecord {
     pub id: String,
     /// Kind.
     pub kind: MigrationKind,
-    /// The side on which this node is.
+    /// This node's side.
     pub side: MigrationSide,
     /// Name of the other node.
     pub peer: String,
@@ -193,15 +190,13 @@ pub struct MigrationRecord {
     pub state: MigrationState,
     /// Blocks of the migration.
     pub blocks: usize,
-    /// Transport of the bytes; `None` before there are any, and if the target had all blocks
-    /// already.
+    /// Transport of the bytes; `None` before there are any, or if none were needed.
     pub transport: Option<MigrationTransport>,
-    /// Bytes that were transferred so far; on the target, that were asked for.
+    /// Bytes transferred so far; on the target, bytes requested.
     pub bytes: u64,
-    /// Runs of frames of the transfers so far: the number of descriptors that the transport was
-    /// given.
+    /// Runs of frames of the transfers so far: the number of descriptors passed to the transport.
     pub runs: usize,
-    /// Milliseconds since the beginning, or from the beginning to the end.
+    /// Milliseconds since the beginning, or from beginning to end.
     pub time_ms: u64,
     /// Why it failed, or for how long it has been in doubt.
     pub reason: Option<String>,
@@ -212,13 +207,13 @@ pub struct MigrationRecord {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum MigrationKind {
-    /// A sequence, which the source gives up.
+    /// A sequence, which leaves the source.
     Migrate,
     /// A sequence, which the source keeps.
     Replicate,
     /// Cached blocks, which the source evicts.
     Offload,
-    /// Cached blocks, which come back.
+    /// Cached blocks, which are fetched.
     BringBack,
 }
 
@@ -255,13 +250,13 @@ pub enum MigrationSide {
 pub enum MigrationState {
     /// The target was asked to reserve blocks.
     Preparing,
-    /// Bytes are under way.
+    /// Bytes are being transferred.
     Transferring,
-    /// The target compares checksums.
+    /// The target is comparing checksums.
     Verifying,
-    /// The target was told to commit, and is about to answer.
+    /// The target was sent `Commit`, and is about to answer.
     Committing,
-    /// The target was told to commit, and has not answered for long: the source holds the copy.
+    /// The target was sent `Commit`, and has not answered in time: the source holds the copy.
     InDoubt,
     /// The target owns the blocks.
     Committed,
@@ -270,7 +265,7 @@ pub enum MigrationState {
 }
 
 impl MigrationRecord {
-    /// Returns the word between the migration and its peer: `to` or `from`.
+    /// Returns the preposition between the migration and its peer: `to` or `from`.
     pub const fn way(&self) -> &'static str {
         match self.side {
             MigrationSide::Source => "to",
@@ -288,21 +283,21 @@ impl MigrationRecord {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AuditOutcome {
-    /// Whether the recount agrees with the counters and every frame is in one place.
+    /// Whether the recount agrees with the counters, and every frame is in one place.
     pub sound: bool,
-    /// The contradiction, if one was found.
+    /// The contradiction, if any.
     pub finding: Option<String>,
     /// Places of all frames, if the audit is sound.
     pub report: Option<AuditReport>,
 }
 
 impl AuditOutcome {
-    /// Returns the outcome of an audit that found no contradiction.
+    /// Returns the outcome of an audit without a contradiction.
     pub fn sound(report: AuditReport) -> Self {
         Self { sound: true, finding: None, report: Some(report) }
     }
 
-    /// Returns the outcome of an audit that found a contradiction.
+    /// Returns the outcome of an audit with a contradiction.
     pub fn unsound(finding: impl ToString) -> Self {
         Self { sound: false, finding: Some(finding.to_string()), report: None }
     }

@@ -1,5 +1,3 @@
-//! A client of the admin interface: one request per connection.
-
 use std::error::Error as _;
 use std::io;
 use std::time::Duration;
@@ -22,10 +20,9 @@ use crate::transport::tcp::{self, Socket, Tls};
 
 use super::problem::Problem;
 
-/// Maximum size of an answer in bytes.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
-/// Time limits for connecting, and for an answer: longer than any answer of a server takes.
+/// Timeouts of connecting, and of an answer: longer than any answer of a server takes.
 const CONNECT: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(180);
 
@@ -47,13 +44,13 @@ pub enum ClientError {
         /// The address.
         url: AdminUrl,
     },
-    /// The address begins with `https`, and there is no authority by which to check the server.
+    /// An `https` address, without an authority by which to check the server.
     #[error("{url} needs the certificate of an authority (`--tls-ca`), by which the server is checked")]
     NoAuthority {
         /// The address.
         url: AdminUrl,
     },
-    /// The server speaks no TLS, or has no certificate for this host of one of the authorities.
+    /// The server does not speak TLS, or lacks a trusted certificate for this host.
     #[error("{url} cannot be trusted: {reason}")]
     Tls {
         /// The address.
@@ -69,7 +66,7 @@ pub enum ClientError {
         /// The address.
         url: AdminUrl,
     },
-    /// The server broke off.
+    /// The server closed the connection early.
     #[error("{url} broke off: {reason}")]
     Broken {
         /// The address.
@@ -77,7 +74,7 @@ pub enum ClientError {
         /// What happened.
         reason: String,
     },
-    /// The answer is not that of an admin interface.
+    /// The answer is not from an admin interface.
     #[error("{url} is no admin interface, or that of another version: {reason}")]
     Foreign {
         /// The address.
@@ -90,7 +87,6 @@ pub enum ClientError {
     Problem(Problem),
 }
 
-/// An answer whose body is still to be read.
 pub(super) struct Opened {
     pub(super) status: u16,
     pub(super) content_type: String,
@@ -98,7 +94,7 @@ pub(super) struct Opened {
     _driver: Driver,
 }
 
-/// Returns whether a request failed because of what the server said, perhaps before it was asked.
+/// Returns whether a request failed because of what the server sent, perhaps unasked.
 fn is_foreign(error: &hyper::Error) -> bool {
     // A request that was not sent yet is cancelled with the error of its connection.
     let cause = error.source().and_then(|cause| cause.downcast_ref()).unwrap_or(error);
@@ -106,7 +102,7 @@ fn is_foreign(error: &hyper::Error) -> bool {
     cause.is_parse() || is_unexpected() && !cause.is_closed()
 }
 
-/// The task of a connection, which ends with this.
+/// The task of a connection, aborted on drop.
 struct Driver(JoinHandle<()>);
 
 impl Drop for Driver {
@@ -129,8 +125,7 @@ impl Client {
         Self { url, token, tls: None }
     }
 
-    /// Sets the authorities by which servers are checked whose address begins with `https`, as of
-    /// [`Tls::with_token`].
+    /// Sets the authorities of `https` servers, as of [`Tls::with_token`].
     #[must_use]
     pub fn tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
@@ -139,25 +134,15 @@ impl Client {
 
     /// Gets an answer.
     ///
-    /// # Errors
-    ///
-    /// [`ClientError`].
-    ///
     /// # Panics
-    ///
     /// Outside of a tokio runtime with I/O and a timer.
     pub async fn get(&self, path: &str) -> Result<Value, ClientError> {
         self.send(Method::GET, path, Bytes::new()).await
     }
 
-    /// Posts an order and gets the answer.
-    ///
-    /// # Errors
-    ///
-    /// [`ClientError`].
+    /// Posts an order and returns the answer.
     ///
     /// # Panics
-    ///
     /// As for [`get`](Self::get).
     pub async fn post(&self, path: &str, order: &impl Serialize) -> Result<Value, ClientError> {
         let order = serde_json::to_vec(order).map_err(|error| self.broken(error))?;
@@ -180,7 +165,6 @@ impl Client {
         serde_json::from_slice(&bytes).map_err(|error| self.foreign(error))
     }
 
-    /// Sends a request; returns status, content type and body of the answer.
     async fn exchange(
         &self,
         method: Method,
@@ -193,8 +177,8 @@ impl Client {
         Ok((status, content_type, body.map_err(|error| self.broken(error))?.to_bytes()))
     }
 
-    /// Sends a request, with the number of the last event if there is one; returns the head of the
-    /// answer, and its body to be read.
+    /// Sends a request, with the id of the last event if any; returns the answer's head and unread
+    /// body.
     pub(super) async fn open(
         &self,
         method: Method,

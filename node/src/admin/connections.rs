@@ -1,4 +1,4 @@
-//! The connections of a server: a bounded number, of which the oldest that asks nothing makes room.
+//! The connections of a server: a bounded number. A new one displaces the oldest without a request.
 //!
 //! ```text
 //! Waiting -- header and body read --> Answering -- answer made --> Writing -- written --> closed
@@ -6,12 +6,11 @@
 //!                                         +-- an answer without end --> Following -- cut --> closed
 //! ```
 //!
-//! A connection takes one request. While it is `Waiting` or `Writing`, its caller decides how long
-//! that takes, and has a deadline. When all places are taken, the oldest connection that is
-//! `Waiting` is cut for a new one, so that a caller that sends nothing keeps no other caller out;
-//! if there is none, the new caller is told to come again. No answer that is being made or written
-//! is cut. The number of those that are `Following` the events is bounded apart, and the events cut
-//! one that does not read.
+//! A connection takes one request. `Waiting` and `Writing` depend on the caller, and have a
+//! deadline. When all places are taken, a new connection closes the oldest `Waiting` one, so that a
+//! silent caller locks no other out; if there is none, the new caller is asked to retry. No answer
+//! in progress is cut. The number of those that are `Following` the events is bounded apart, and
+//! the events cut one that does not read.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,20 +18,15 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
-/// What a connection waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// A request of the caller.
     Waiting,
-    /// The answer of the node.
     Answering,
-    /// The caller, which reads the answer.
     Writing,
-    /// The caller, which reads an answer without end.
+    /// The caller, which reads an endless answer.
     Following,
 }
 
-/// An open connection.
 struct Place {
     number: u64,
     stage: Stage,
@@ -41,19 +35,18 @@ struct Place {
 
 #[derive(Default)]
 struct Places {
-    /// In the order of their arrival.
+    /// In the order of arrival.
     open: Vec<Place>,
     next: u64,
 }
 
-/// All open connections.
 pub(super) struct Connections {
     max: usize,
     places: Mutex<Places>,
     left: Notify,
 }
 
-/// The place of one connection, until it is dropped.
+/// The place of one connection, released on drop.
 pub(super) struct ConnectionPermit {
     connections: Arc<Connections>,
     number: u64,
@@ -62,13 +55,12 @@ pub(super) struct ConnectionPermit {
 }
 
 impl Connections {
-    /// Creates places for `max` connections.
     pub fn new(max: usize) -> Arc<Self> {
         Arc::new(Self { max: max.max(1), places: Mutex::default(), left: Notify::new() })
     }
 
-    /// Takes a place for a connection; cuts one without a request if all are taken. `None` if all
-    /// others are being answered.
+    /// Takes a place for a connection; if all are taken, closes one without a request. `None` if
+    /// all others are being answered.
     pub async fn admit(self: &Arc<Self>) -> Option<Arc<ConnectionPermit>> {
         loop {
             {
@@ -86,12 +78,12 @@ impl Connections {
                 }
                 places.open.iter().find(|place| place.stage == Stage::Waiting)?.cut.notify_one();
             }
-            // A place that is left before this line has left a permit.
+            // A place that was released before this line has left a permit.
             self.left.notified().await;
         }
     }
 
-    /// Cuts the connections that have no complete request.
+    /// Closes the connections without a complete request.
     pub fn cut_waiting(&self) {
         let places = self.places();
         let waiting = places.open.iter().filter(|place| place.stage == Stage::Waiting);
@@ -99,30 +91,29 @@ impl Connections {
     }
 
     fn places(&self) -> MutexGuard<'_, Places> {
-        // A thread that panicked has left nothing half done.
+        // A thread that panics leaves the state consistent.
         self.places.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ConnectionPermit {
-    /// States that the request was read as a whole.
+    /// The request was read completely.
     pub fn answering(&self) {
         self.enter(Stage::Answering);
     }
 
-    /// Returns whether the answer is being made or written.
     fn is_answered(&self) -> bool {
         let places = self.connections.places();
         let is_answered = |place: &Place| matches!(place.stage, Stage::Answering | Stage::Writing);
         places.open.iter().any(|place| place.number == self.number && is_answered(place))
     }
 
-    /// States that the answer has no end.
+    /// The answer is endless.
     pub fn following(&self) {
         self.enter(Stage::Following);
     }
 
-    /// States that the answer was made.
+    /// The answer was made.
     pub fn writing(&self) {
         if self.enter(Stage::Writing) {
             self.answered.notify_one();
@@ -134,7 +125,7 @@ impl ConnectionPermit {
         self.cut.notify_one();
     }
 
-    /// Returns whether the connection is in this stage now: an answer without end stays one.
+    /// Enters a stage; returns whether it is in it now, since an endless answer stays one.
     fn enter(&self, stage: Stage) -> bool {
         let mut places = self.connections.places();
         let place = places.open.iter_mut().find(|place| place.number == self.number);
@@ -146,7 +137,7 @@ impl ConnectionPermit {
         })
     }
 
-    /// Waits until the connection must end: it was cut, or the caller did not read the answer in time.
+    /// Waits until the connection is cut, or the caller has not read the answer in time.
     pub async fn expired(&self, write: Duration) {
         let unread = async {
             self.answered.notified().await;
@@ -158,7 +149,7 @@ impl ConnectionPermit {
                 if !self.is_answered() {
                     return;
                 }
-                // It was chosen while it waited for its request, which came: another one has to go.
+                // It was chosen, but its request arrived: another one has to go.
                 self.connections.left.notify_one();
             }
         };
@@ -203,7 +194,7 @@ mod tests {
         timeout(LONG, second.expired(LONG)).await.expect("it is cut");
         drop(second);
         let fourth = timeout(LONG, fourth).await.expect("it is decided").expect("there is room");
-        // Where all are being answered, a new one is refused, and no connection is cut.
+        // If all are being answered, a new one is refused, and no connection is cut.
         third.answering();
         third.writing();
         fourth.answering();
@@ -231,7 +222,7 @@ mod tests {
         let first = admitted(&all).await;
         let waiting = all.clone();
         let newcomer = tokio::spawn(async move { waiting.admit().await.is_none() });
-        // It chooses the first one, whose request comes now.
+        // It chooses the first one, whose request arrives now.
         tokio::task::yield_now().await;
         first.answering();
         assert!(timeout(SHORT, first.expired(LONG)).await.is_err(), "the node decides");
@@ -246,10 +237,10 @@ mod tests {
         let permit = admitted(&connections).await;
         permit.answering();
         permit.following();
-        // The server says so when the head of the answer is made.
+        // Called when the head of the answer is made.
         permit.writing();
         assert!(timeout(SHORT, permit.expired(Duration::ZERO)).await.is_err(), "its caller reads for ever");
-        // It makes no room for another, and the end of the server finds it elsewhere.
+        // It is not displaced, but the end of the server reaches it another way.
         assert!(connections.admit().await.is_none(), "there is one place");
         connections.cut_waiting();
         assert!(timeout(SHORT, permit.expired(LONG)).await.is_err(), "it is not cut");

@@ -1,5 +1,3 @@
-//! Compares `docs/openapi.json` with the routes and with real answers.
-
 use std::collections::BTreeSet;
 
 use boon::{Compiler, SchemaIndex, Schemas};
@@ -12,7 +10,6 @@ use super::{Limits, Notice};
 
 const URL: &str = "http://kvpool.example/openapi.json";
 
-/// The description, with its compiled schemas.
 struct Description {
     json: Value,
     compiler: Compiler,
@@ -41,7 +38,6 @@ impl Description {
         }
     }
 
-    /// Checks an answer of a route against the description of it.
     fn check_answer(&mut self, line: &str, status: u16, content_type: &str, answer: &Value) {
         let (method, path) = line.split_once(' ').unwrap();
         let path = path.split('?').next().unwrap();
@@ -177,7 +173,7 @@ async fn events_are_as_described() {
     served.stop().await;
 }
 
-/// The schemas refuse what is not as described: the test above could fail.
+/// The schemas are strict: the test above could fail.
 #[test]
 #[should_panic(expected = "Health")]
 fn an_answer_with_an_unknown_field_is_refused() {

@@ -1,4 +1,4 @@
-//! Failures of a service beside a pool: counted, remembered, and told, but not each of them.
+//! Failures of a service beside a pool: counted, and logged at a limited rate.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -6,14 +6,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-/// Time in which any failure, and time in which the same one, is told once.
 const ANY_ONCE: Duration = Duration::from_secs(10);
 const SAME_ONCE: Duration = Duration::from_secs(60);
 
-/// Characters of a reason that are kept: a service may answer anything.
+/// Most characters of a reason: a service may answer anything.
 const REASON_CHARS: usize = 300;
 
-/// The failures of a service. Clones are the same ones.
+/// The failures of a service. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Failures(Arc<State>);
 
@@ -29,12 +28,12 @@ struct State {
 struct Last {
     failure: Option<(String, Instant)>,
     told: Option<(String, Instant)>,
-    /// Failures since one was told.
+    /// Failures since the last one that was logged.
     untold: u64,
 }
 
 impl Last {
-    /// Returns the number of failures that are to be told now, if this one is to be told.
+    /// Returns the number of failures to log now, if this one is to be logged.
     fn take_due(&mut self, reason: &str, now: Instant) -> Option<u64> {
         let is_due = self.told.as_ref().is_none_or(|(told, at)| {
             now.duration_since(*at) >= if told == reason { SAME_ONCE } else { ANY_ONCE }
@@ -47,13 +46,13 @@ impl Last {
 }
 
 impl Failures {
-    /// Begins to count for a service, by the names that a [`Reporter`](super::Reporter) has.
+    /// Creates the record of a service, by the names of its [`Reporter`](super::Reporter).
     pub fn new(group: &'static str, name: &'static str) -> Self {
         Self(Arc::new(State { group, name, count: AtomicU64::new(0), last: Mutex::default() }))
     }
 
-    /// Notes a failure. It is a warning unless the same was told in the last minute, or any in the
-    /// last ten seconds.
+    /// Notes a failure. Logs a warning, unless the same failure was logged in the last minute, or
+    /// any in the last ten seconds.
     pub fn note(&self, reason: impl ToString) {
         let reason = reason.to_string();
         let reason: String = reason.chars().filter(|char| !char.is_control()).take(REASON_CHARS).collect();
@@ -63,7 +62,7 @@ impl Failures {
         last.failure = Some((reason.clone(), now));
         last.untold += 1;
         let due = last.take_due(&reason, now);
-        // Where the log is written to may block.
+        // Writing the log may block.
         drop(last);
         if let Some(failures) = due {
             let (service, name) = (self.0.group, self.0.name);
@@ -81,7 +80,6 @@ impl Failures {
         self.last().failure.as_ref().map(|(reason, at)| (reason.clone(), at.elapsed()))
     }
 
-    /// Adds `failures`, and of the last one `last_error` and `last_error_s`, to statistics.
     pub(super) fn add_to(&self, stats: &mut Value) {
         stats["failures"] = json!(self.count());
         if let Some((reason, age)) = self.last_error() {

@@ -1,4 +1,4 @@
-//! Who may call: the token, and the rules that keep web pages out.
+//! Authorization: the token, and the rules that keep web pages out.
 
 use std::net::IpAddr;
 
@@ -8,19 +8,15 @@ use axum::http::{HeaderMap, Method};
 use super::access::AdminCredentials;
 use super::problem::AdminError;
 
-/// What a route asks of its caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Needs {
-    /// Nothing.
     Nothing,
-    /// A token that reads, or one for all routes.
+    /// Any token, also one that only reads.
     ReadToken,
-    /// A token for all routes.
     Token,
 }
 
 impl Needs {
-    /// Returns what the route of a path asks for.
     pub(super) fn of(path: &str) -> Self {
         match path {
             "/" | "/healthz" | "/readyz" => Self::Nothing,
@@ -30,7 +26,6 @@ impl Needs {
     }
 }
 
-/// Checks the headers of a request, before its body is read.
 pub(super) fn check(
     credentials: &AdminCredentials,
     method: &Method,
@@ -68,7 +63,7 @@ fn is_bearer(given: &[u8]) -> bool {
     given.len() > BEARER.len() && given[..BEARER.len()].eq_ignore_ascii_case(BEARER)
 }
 
-/// Refuses the names of other hosts: with them, a web page could reach the loopback.
+/// Refuses other host names, by which a web page could reach the loopback.
 fn check_host(headers: &HeaderMap) -> Result<(), AdminError> {
     let host = headers.get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     let name = match host.strip_prefix('[') {

@@ -1,33 +1,31 @@
-//! Limits of what callers may take.
-
 use std::time::Duration;
 
 /// Limits of an admin interface.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Connections at a time. For a further one, the oldest without a request is cut; if there is
+    /// Concurrent connections. A further one displaces the oldest without a request; if there is
     /// none, it gets 503.
     pub connections: usize,
     /// Bytes of a header; at least 8192, the minimum of the HTTP library.
     pub header_bytes: usize,
-    /// Time for a header, from the beginning of the connection.
+    /// Time for a header, from the start of the connection.
     pub header: Duration,
     /// Bytes of a body.
     pub body_bytes: usize,
-    /// Time for a body.
+    /// Time for the body.
     pub body: Duration,
-    /// Time for an answer, including the body's.
+    /// Time for an answer, including reading the body.
     pub answer: Duration,
-    /// Time in which the caller must have read the answer.
+    /// Time for the caller to read the answer.
     pub write: Duration,
-    /// Callers that follow the [events](super::Notice) at a time; others are refused.
+    /// Callers that follow the [events](super::Notice); further ones are refused.
     pub followers: usize,
     /// Time between two events.
     pub event_period: Duration,
 }
 
 impl Limits {
-    /// Sets the number of connections, of which a quarter, and at most 16, may follow the events.
+    /// Sets the number of connections; a quarter of them, at most 16, may follow the events.
     #[must_use]
     pub fn connections(self, connections: usize) -> Self {
         Self { connections, followers: (connections / 4).clamp(1, 16), ..self }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `GET /` | the live page, which follows the events; needs no token |
 //! | `GET /healthz` | [`Health`]; 503 unless the node serves; needs no token |
-//! | `GET /readyz` | [`Readiness`]; 503 unless the node should get work; needs no token |
+//! | `GET /readyz` | [`Readiness`]; 503 unless the node should get requests; needs no token |
 //! | `GET /stats` | [`StatsReport`] |
 //! | `GET /metrics` | the [metrics](crate::metrics) |
 //! | `GET /map.svg` | a picture of the pool |
@@ -22,44 +22,22 @@
 //!
 //! Every error is a [`Problem`], as `application/problem+json` (RFC 9457).
 //!
-//! # Who may call
+//! # Authorization
 //!
-//! Outside of the loopback a bearer token is needed, or [`AdminServer::bind`] fails; a Unix socket
-//! needs none, because only the user of the process can open it. An address that begins with
-//! `https` presents the certificate of [`AdminCredentials`]. A token is compared in constant time,
-//! before a body is read. Without a token, only requests whose `Host` is an IP address or
-//! `localhost` are answered, so that a web page cannot reach the interface under a name of its own
-//! (DNS rebinding). A request that changes anything must have the content type `application/json`,
-//! which a web page cannot send to another origin without being asked first.
+//! Outside of the loopback, [`AdminServer::bind`] requires a bearer token; a Unix socket needs
+//! none, because only the process's user can open it. An `https` address presents the certificate
+//! of [`AdminCredentials`]. A token is compared in constant time, before a body is read. Without a
+//! token, only requests whose `Host` is an IP address or `localhost` are answered, which prevents
+//! DNS rebinding. A request that changes anything must have the content type `application/json`,
+//! which a web page cannot send to another origin without a CORS preflight.
 //!
 //! # Limits
 //!
-//! [`Limits`] bounds the connections, the header's and the body's size and time, and the time in
-//! which an answer is made and read. A connection takes one request. While all places are taken,
-//! the oldest connection without a request makes room for a new one, so that callers which send
-//! nothing keep no other caller out; if all are being answered, the new caller gets 503 with
-//! `Retry-After`, but for `/healthz` and `/readyz`. A caller that is cut off does not leave
-//! anything half done: compactions and resizes can be dropped at any point.
-//!
-//! | file | content |
-//! |---|---|
-//! | `api` | what crosses the wire |
-//! | `problem` | errors |
-//! | `interface` | the trait [`Admin`], which a node or a pool implements |
-//! | `pool` | a pool alone |
-//! | `reporter` | services beside a pool, such as a tier, that report counters |
-//! | `failures` | what failed of them, for statistics and warnings |
-//! | `access` | the tokens and the certificate, which can be replaced |
-//! | `guard` | who may call |
-//! | `limits` | limits |
-//! | `views` | readiness, owners, what was trimmed |
-//! | `events` | what followers are told |
-//! | `page` | the live page, and the headers that restrict it |
-//! | `apart` | work that takes a while |
-//! | `routes` | routes |
-//! | `connections` | the connections, and which of them makes room |
-//! | `server` | binding, and the end |
-//! | `client` | the client |
+//! [`Limits`] bounds the connections, the size and time of header and body, and the time to make
+//! and read an answer. A connection takes one request. While all places are taken, a new connection
+//! displaces the oldest without a request, so that silent callers lock no other out; if all are
+//! being answered, the new caller gets 503 with `Retry-After`, except for `/healthz` and `/readyz`.
+//! Disconnecting a caller leaves nothing half done: compactions and resizes are cancel safe.
 
 mod access;
 mod apart;

@@ -8,21 +8,20 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ring::digest::{SHA256, digest};
 
-/// The page. It has no data of the node, and no part of another host.
+/// The page. It contains no data of the node, and nothing from other hosts.
 pub(super) const PAGE: &str = include_str!("page.html");
 
-/// The content security policy: the page's own script and style, and requests to the node alone.
+/// The content security policy: only the page's own script and style, and requests to the node.
 static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     let (script, style) = (sources("script"), sources("style"));
     let policy = format!(
         "default-src 'none'; img-src 'self' data:; connect-src 'self'; script-src{script}; style-src{style}; \
          base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     );
-    // Hashes have no characters that a header forbids.
+    // Hashes contain no characters that a header forbids.
     HeaderValue::try_from(policy).unwrap_or(HeaderValue::from_static("default-src 'none'"))
 });
 
-/// Adds the headers that restrict the page.
 pub(super) fn restrict(headers: &mut HeaderMap) {
     headers.insert(CONTENT_SECURITY_POLICY, POLICY.clone());
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
@@ -30,14 +29,12 @@ pub(super) fn restrict(headers: &mut HeaderMap) {
     headers.insert(X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
 }
 
-/// Returns the hashes of the page's elements of this name.
 fn sources(element: &str) -> String {
     let (begin, end) = (format!("<{element}>"), format!("</{element}>"));
     let contents = PAGE.split(&begin).skip(1).filter_map(|rest| rest.split(&end).next());
     contents.map(|content| format!(" {}", source(content))).collect()
 }
 
-/// Returns a hash in the form of a policy.
 fn source(content: &str) -> String {
     format!("'sha256-{}'", STANDARD.encode(digest(&SHA256, content.as_bytes())))
 }
@@ -48,7 +45,7 @@ mod tests {
 
     #[test]
     fn a_source_is_the_hash_in_base64() {
-        // The hash of nothing, as everywhere.
+        // The well-known hash of empty input.
         assert_eq!(source(""), "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='");
         for element in ["script", "style"] {
             assert_eq!(PAGE.matches(&format!("<{element}")).count(), 1, "{element}");

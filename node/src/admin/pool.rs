@@ -1,5 +1,3 @@
-//! An admin interface of a pool alone, without peers.
-
 use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
@@ -28,19 +26,19 @@ use crate::topology::{PeerLink, TopologyReport, probe};
 const AUDIT_PAUSE: Duration = Duration::from_millis(10);
 const AUDIT_ATTEMPTS: usize = 300;
 
-/// Number of attempts in a row whose finding must be the same. While threads use the pool, an audit
-/// can find contradictions that pass; one that stays is real.
+/// Number of consecutive attempts with the same finding. While threads use the pool, an audit can
+/// find transient contradictions; a persistent one is real.
 const AUDIT_CONFIRMATIONS: usize = 30;
 
-/// Time without progress after which a resize gives up: longer than a step of an engine takes.
+/// Time without progress after which a resize fails: longer than a step of an engine.
 const RESIZE_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Where the system describes its devices.
+/// Path of the system's device tree.
 const SYSFS: &str = "/sys";
 
 /// Traffic on the pool that an audit can halt.
 pub trait Quiet: Send + Sync + 'static {
-    /// Asks the traffic to halt; it goes on when the result is dropped.
+    /// Stops the traffic; it resumes when the result is dropped.
     fn halt(self: Arc<Self>) -> Box<dyn Any + Send>;
 
     /// Returns whether all traffic has halted.
@@ -60,7 +58,7 @@ pub struct PoolAdmin {
     draining: AtomicBool,
     audits: AtomicU64,
     audit_failures: AtomicU64,
-    /// Held by a walk over all blocks, so that callers at the same time take one thread.
+    /// Held by a walk over all blocks, so that concurrent callers use one thread.
     walking: Arc<Mutex<()>>,
 }
 
@@ -86,19 +84,19 @@ impl PoolAdmin {
         self
     }
 
-    /// Sets the services beside the pool, whose counters statistics and metrics have too.
+    /// Sets the services beside the pool, whose counters statistics and metrics include.
     pub fn reporters(mut self, reporters: Reporters) -> Self {
         self.reporters = reporters;
         self
     }
 
-    /// States from now on that the node ends. Requests that change the pool are refused.
+    /// Reports from now on that the node is ending, and refuses requests that change the pool.
     pub fn drain(&self) {
-        // Relaxed: nothing is published with it.
+        // Relaxed: it publishes nothing.
         self.draining.store(true, Relaxed);
     }
 
-    /// Does what takes a walk over all blocks on a thread for blocking work, one walk at a time.
+    /// Runs work that walks over all blocks on a blocking thread, one walk at a time.
     async fn walk<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Pool) -> T + Send + 'static,
@@ -112,10 +110,9 @@ impl PoolAdmin {
         walk.await.map_err(|error| AdminError::Failed(error.to_string()))
     }
 
-    /// Checks that the node does not end.
+    /// Checks that the node is not ending.
     ///
     /// # Errors
-    ///
     /// [`AdminError::Unavailable`].
     pub fn check_serving(&self) -> Result<(), AdminError> {
         if self.draining.load(Relaxed) {

@@ -1,5 +1,3 @@
-//! Errors of the admin interface, and their form on the wire.
-
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -15,7 +13,7 @@ pub enum AdminError {
     /// The token is missing or wrong.
     #[error("a bearer token is needed, and the one given is missing or wrong")]
     Unauthorized,
-    /// The request came by way of a web page.
+    /// The request came from a web page.
     #[error("{0}")]
     Forbidden(String),
     /// There is no such route, sequence or peer.
@@ -42,7 +40,7 @@ pub enum AdminError {
     /// It took longer than the limit. Nothing is left half done.
     #[error("{0}")]
     Timeout(String),
-    /// There are as many callers of this kind as the limits permit.
+    /// There are too many callers of this kind.
     #[error("{0}")]
     TooMany(String),
     /// All connections are being answered.
@@ -63,7 +61,6 @@ pub enum AdminError {
 }
 
 impl AdminError {
-    /// Returns the status, the last part of the type, and the title.
     const fn kind(&self) -> (u16, &'static str, &'static str) {
         match self {
             Self::BadRequest(_) => (400, "bad-request", "Bad request"),
@@ -99,10 +96,10 @@ impl AdminError {
 /// An error as `application/problem+json` (RFC 9457).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Problem {
-    /// A URN that names the kind of error, such as `urn:kvpool:problem:not-found`.
+    /// A URN of the kind of error, such as `urn:kvpool:problem:not-found`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The kind in words.
+    /// The kind as text.
     pub title: String,
     /// Status of the answer.
     pub status: u16,

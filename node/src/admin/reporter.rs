@@ -1,5 +1,3 @@
-//! Services beside a pool, such as a tier, whose counters the admin interface reports.
-
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +11,7 @@ pub trait Reporter: Send + Sync + 'static {
     /// Returns the name of the group in `/stats`: `tiers`, `membership`, `kv_events` or `traces`.
     fn group(&self) -> &'static str;
 
-    /// Returns the name of the service, of which a group has one entry.
+    /// Returns the name of the service, unique in its group.
     fn name(&self) -> &str;
 
     /// Returns its counters for `/stats`; `None` once the service has ended.
@@ -22,16 +20,16 @@ pub trait Reporter: Send + Sync + 'static {
     /// Adds its counters to a scrape, or nothing once the service has ended.
     fn scrape(&self, scrape: &mut Scrape);
 
-    /// Returns what failed of it, which is added to both; `None` once the service has ended.
+    /// Returns its failures, which are added to both; `None` once the service has ended.
     fn failures(&self) -> Option<Failures> {
         None
     }
 }
 
-/// The services beside a pool. Clones are the same list.
+/// The services beside a pool. Clones share one list.
 ///
-/// An admin interface gets the list before it starts, and services are added at any time: a follower
-/// of a membership, for example, needs a node that runs.
+/// An admin interface gets the list before it starts, and services can be added at any time: a
+/// follower of a membership, for example, needs a running node.
 #[derive(Clone, Default)]
 pub struct Reporters(Arc<Mutex<Vec<Arc<dyn Reporter>>>>);
 
@@ -72,7 +70,7 @@ impl Reporters {
         }
     }
 
-    /// Returns the services, so that none is asked under the lock.
+    /// Returns the services, so that none is called under the lock.
     fn all(&self) -> Vec<Arc<dyn Reporter>> {
         self.list().clone()
     }

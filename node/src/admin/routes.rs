@@ -1,5 +1,3 @@
-//! The routes.
-
 use std::sync::Arc;
 
 use axum::Router;
@@ -30,7 +28,6 @@ use super::limits::Limits;
 use super::page::{self, PAGE};
 use super::problem::AdminError;
 
-/// What every route sees.
 #[derive(Clone)]
 pub(super) struct Shared {
     pub admin: Arc<dyn Admin>,
@@ -39,10 +36,8 @@ pub(super) struct Shared {
     pub hub: Arc<Hub>,
 }
 
-/// Declares the routes: a list of them, and their handlers.
 macro_rules! routes {
     ($($method:ident $path:literal => $handler:ident;)*) => {
-        /// Methods and paths.
         #[cfg(test)]
         pub(super) const ROUTES: &[(&str, &str)] = &[$((stringify!($method), $path)),*];
 
@@ -74,13 +69,11 @@ routes! {
     post "/audit" => audit;
 }
 
-/// The description of the routes.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
 
-/// Owners that are listed, unless a request names another number.
+/// Default number of owners listed.
 const OWNERS: usize = 1000;
 
-/// Most sequences of a cell of the map that are listed.
 const CELL_SEQUENCES: usize = 16;
 
 /// Most characters of a path in a span: more than any route has.
@@ -99,8 +92,7 @@ pub(super) fn router(shared: Shared) -> Router {
         .with_state(shared)
 }
 
-/// Returns the routes of callers for which there is no place: only the state of the node is
-/// answered.
+/// Returns the routes for callers beyond the connection limit: only the node's state.
 pub(super) fn refusals(shared: Shared) -> Router {
     let connections = shared.limits.connections;
     let busy = async move || AdminError::Busy { connections };
@@ -115,7 +107,7 @@ pub(super) fn refusals(shared: Shared) -> Router {
 async fn admit(State(at): State<Shared>, request: Request, next: Next) -> Response {
     use tracing::field::Empty;
     let (method, path) = (request.method(), request.uri().path());
-    // What the caller sends is bounded before it is recorded.
+    // Untrusted text is bounded before it is recorded.
     let path: String = path.chars().take(SPAN_PATH_CHARS).collect();
     let span = tracing::info_span!(
         parent: None,
@@ -136,7 +128,7 @@ async fn admit(State(at): State<Shared>, request: Request, next: Next) -> Respon
     response
 }
 
-/// Checks who calls, and bounds the time of the answer.
+/// Checks authorization, and bounds the time of the answer.
 async fn admit_within(at: Shared, request: Request, next: Next) -> Response {
     let needs = Needs::of(request.uri().path());
     if let Err(error) = guard::check(&at.access.credentials(), request.method(), request.headers(), needs) {
@@ -258,7 +250,6 @@ async fn audit(State(at): State<Shared>, request: Request) -> Result<Response, A
     Ok(json(&at.admin.audit().await?))
 }
 
-/// Reads a body, up to the limits of size and time.
 async fn bytes(at: &Shared, request: Request) -> Result<Vec<u8>, AdminError> {
     let max = at.limits.body_bytes;
     let (parts, body) = request.into_parts();
@@ -273,7 +264,6 @@ async fn bytes(at: &Shared, request: Request) -> Result<Vec<u8>, AdminError> {
     }
 }
 
-/// States that the caller of a request has sent all of it.
 fn read_as_a_whole(permit: Option<&Arc<ConnectionPermit>>) {
     if let Some(permit) = permit {
         permit.answering();

@@ -1,5 +1,3 @@
-//! The server: binding, connections and their limits, and the end.
-
 use std::convert::Infallible;
 use std::io;
 use std::net::{TcpListener as StdTcpListener, ToSocketAddrs};
@@ -30,7 +28,7 @@ use super::interface::Admin;
 use super::limits::Limits;
 use super::routes::{Shared, refusals, router};
 
-/// Answers at a time to callers for which there is no place, and the time for each.
+/// Concurrent answers to callers beyond the connection limit, and the time for each.
 const REFUSALS: usize = 16;
 const REFUSAL: Duration = Duration::from_secs(2);
 
@@ -56,12 +54,12 @@ pub enum BindError {
         /// The system's error.
         error: io::Error,
     },
-    /// The address needs a token or a certificate.
+    /// The address lacks a required token or certificate.
     #[error("cannot listen on {address}: {error}")]
     Access {
         /// The address.
         address: AdminUrl,
-        /// What it needs.
+        /// What is missing.
         error: AccessError,
     },
 }
@@ -83,10 +81,6 @@ enum Bound {
 impl AdminServer {
     /// Binds an address: a port, or a Unix socket that only the user of this process can open.
     /// Requests are served from [`run`](Self::run) on.
-    ///
-    /// # Errors
-    ///
-    /// [`BindError`].
     pub fn bind(
         address: &AdminUrl,
         credentials: impl Into<AdminCredentials>,
@@ -113,26 +107,23 @@ impl AdminServer {
         Ok(Self { listener, access, limits })
     }
 
-    /// Returns the bound address, with the port that was chosen.
+    /// Returns the bound address, with the selected port.
     pub fn address(&self) -> &AdminUrl {
         self.access.address()
     }
 
-    /// Returns the means to change tokens and certificate while the server runs.
+    /// Returns a handle that replaces tokens and certificate while the server runs.
     pub fn access(&self) -> AdminAccess {
         self.access.clone()
     }
 
-    /// Serves until `end` is ready. Then requests under way have the time `drain` to finish.
-    ///
+    /// Serves until `end` is ready. Then requests in progress have the time `drain` to finish.
     /// Dropping the future ends all connections.
     ///
     /// # Errors
-    ///
     /// The system's error if the listener cannot be used on this runtime.
     ///
     /// # Panics
-    ///
     /// Outside of a tokio runtime with I/O and a timer.
     pub async fn run(
         self,
@@ -165,7 +156,7 @@ impl AdminServer {
             };
             tokio::select! {
                 admitted = admitted => {
-                    // Otherwise the results of connections would add up.
+                    // Otherwise results of connections would accumulate.
                     while tasks.try_join_next().is_some() {}
                     if let Some((connection, permit, routes, limits)) = admitted {
                         tasks.spawn(serve(connection, access.clone(), routes, permit, limits));
@@ -175,11 +166,11 @@ impl AdminServer {
                 () = &mut end => break,
             }
         }
-        // The port is free from here on, and the file of the socket is gone.
+        // The port is free from here on, and the socket file is gone.
         drop((listener, file));
         served.0.cut_waiting();
         refused.0.cut_waiting();
-        // Otherwise followers would hold up the end.
+        // Otherwise followers would delay the end.
         hub.close();
         // Connections that do not end in time are dropped with the set.
         let _ = timeout(drain, async { while tasks.join_next().await.is_some() {} }).await;
@@ -187,7 +178,7 @@ impl AdminServer {
     }
 }
 
-/// Binds the first address of a host that is possible.
+/// Binds the first usable address of a host.
 fn bind_tcp(host: &str, port: u16, access: &AdminAccess) -> io::Result<StdTcpListener> {
     let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "the name has no address");
     for at in (host, port).to_socket_addrs()? {
@@ -203,7 +194,6 @@ fn bind_tcp(host: &str, port: u16, access: &AdminAccess) -> io::Result<StdTcpLis
     Err(last)
 }
 
-/// Encrypts a connection if its address begins with `https`.
 async fn secure(connection: Accepted, access: &AdminAccess) -> Result<Socket, LinkError> {
     let credentials = access.credentials();
     match connection {
@@ -215,7 +205,6 @@ async fn secure(connection: Accepted, access: &AdminAccess) -> Result<Socket, Li
     }
 }
 
-/// Serves one request of a connection.
 async fn serve(
     connection: Accepted,
     access: AdminAccess,
@@ -238,7 +227,7 @@ async fn serve(
     });
     let answered = async {
         match timeout(limits.header, secure(connection, &access)).await {
-            // A caller that breaks off is no matter of the node.
+            // A caller that disconnects does not concern the node.
             Ok(Ok(socket)) => drop(http.serve_connection(TokioIo::new(socket), service).await),
             Ok(Err(error)) => tracing::debug!(%error, "a caller of the admin interface was lost"),
             Err(_) => {}
@@ -250,7 +239,7 @@ async fn serve(
     }
 }
 
-/// Accepts a connection. While the process has no descriptor left, waits for one.
+/// Accepts a connection. While the process has no free descriptor, waits for one.
 async fn accept(listener: &Listener) -> Accepted {
     loop {
         match listener.accept().await {

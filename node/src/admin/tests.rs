@@ -32,12 +32,10 @@ fn bound(token: Option<&str>, limits: Limits) -> AdminServer {
     AdminServer::bind(&"127.0.0.1:0".parse().unwrap(), token, limits).unwrap()
 }
 
-/// Returns the address that was bound.
 fn port(server: &AdminServer) -> SocketAddr {
     server.address().address().to_string().parse().unwrap()
 }
 
-/// A server on a free port.
 pub(super) struct Served {
     pub(super) address: SocketAddr,
     access: AdminAccess,
@@ -54,7 +52,7 @@ impl Served {
         Self { pool, admin: admin.clone(), ..Self::serve(bound(token, limits), admin) }
     }
 
-    /// Starts a server over something made of the interface of a pool.
+    /// Starts a server over something made from a pool's interface.
     pub(super) fn start_as<A: Admin>(
         token: Option<&str>,
         limits: Limits,
@@ -84,7 +82,6 @@ impl Served {
         timeout(Duration::from_secs(20), self.task).await.expect("it ends").unwrap();
     }
 
-    /// Sends bytes and returns the whole answer.
     pub(super) async fn raw(&self, request: &str) -> String {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
@@ -196,7 +193,7 @@ async fn bad_requests_are_problems() {
     let large = format!("{{\"blocks\": 1{}}}", " ".repeat(100));
     let problem = refuses("POST /resize", JSON, &large, 413, "too-large").await;
     assert_eq!(problem["detail"], "the body has more than 100 bytes");
-    // What a web page may send to another origin without being asked first.
+    // What a web page may send to another origin without a preflight.
     refuses("POST /defrag", "", "", 415, "content-type").await;
     refuses("POST /defrag", "Content-Type: text/plain\r\n", "{}", 415, "content-type").await;
     // A name that a web page has bound to the loopback.
@@ -230,7 +227,7 @@ async fn a_token_is_needed_where_there_is_one() {
     assert!(matches!(&error, ClientError::Problem(problem) if problem.status == 401), "{error}");
     assert_eq!(served.client(None).get("/healthz").await.unwrap()["node"], "n1", "health is public");
     served.client(Some(TOKEN)).get("/stats").await.unwrap();
-    // While a token is replaced, both are accepted; a token that reads does nothing else.
+    // While a token is replaced, both are accepted; a token that reads permits nothing else.
     let folder = tempfile::tempdir().unwrap();
     let tokens = |text: String| {
         fs::write(folder.path().join("tokens"), text).unwrap();
@@ -274,7 +271,7 @@ async fn slow_and_silent_callers_are_cut_off() {
     );
     let answer = served.raw(&head).await;
     assert!(answer.starts_with("HTTP/1.1 504") && answer.contains("no body within"), "{answer}");
-    // Silent connections take all places, and make room.
+    // Silent connections take all places, and are displaced.
     let silent = [
         TcpStream::connect(served.address).await.unwrap(),
         TcpStream::connect(served.address).await.unwrap(),

@@ -1,5 +1,3 @@
-//! More answers of the admin interface: readiness, owners, and what was trimmed.
-
 use std::cmp::Reverse;
 use std::collections::HashMap;
 
@@ -7,10 +5,10 @@ use kvpool::transfer::TransferDirection;
 use kvpool::{Owners, PinOwner, Priority, Stats};
 use serde::{Deserialize, Serialize};
 
-/// Whether a node should get work.
+/// Whether a node should get requests.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Readiness {
-    /// Whether it should.
+    /// Whether it should get requests.
     pub ready: bool,
     /// Why it should not; empty if it should.
     pub reasons: Vec<NotReady>,
@@ -18,12 +16,12 @@ pub struct Readiness {
     pub node: String,
 }
 
-/// Why a node should not get work.
+/// Why a node should not get requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum NotReady {
-    /// It ends, and accepts no new work.
+    /// It is ending.
     Draining,
     /// The device of its pool is lost.
     DeviceLost,
@@ -31,7 +29,7 @@ pub enum NotReady {
     PeersNotTried,
 }
 
-/// Asks to give up what the pool keeps in stock.
+/// Order to release what the pool keeps in stock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrimOrder {
@@ -40,11 +38,11 @@ pub struct TrimOrder {
     pub keep: Option<usize>,
 }
 
-/// What was given up.
+/// What was released.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TrimOutcome {
-    /// Free blocks that left threads' magazines and the depot, and join into runs again.
+    /// Free blocks returned from magazines and the depot, which join into runs again.
     pub flushed_blocks: usize,
     /// Freed blocks that waited for batches, and are reusable now.
     pub reclaimed_blocks: usize,
@@ -56,7 +54,7 @@ pub struct TrimOutcome {
     pub free_before: usize,
     /// Free blocks after.
     pub free_after: usize,
-    /// Milliseconds.
+    /// Time in milliseconds.
     pub time_ms: f64,
 }
 
@@ -78,19 +76,19 @@ impl TrimOutcome {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct OwnersReport {
-    /// Those with the most blocks first, up to the limit of the request.
+    /// The owners with the most blocks first, up to the limit of the request.
     pub owners: Vec<OwnerRecord>,
-    /// Number of owners, with those beyond the limit.
+    /// Number of owners, including those beyond the limit.
     pub total: usize,
     /// Distinct blocks that have an owner.
     pub blocks: usize,
-    /// Pinned blocks, which are neither evicted nor moved; also those of the cache.
+    /// Pinned blocks, including cached ones, which are neither evicted nor moved.
     pub pinned_blocks: usize,
-    /// Freed blocks that are not reused before batches in flight have ended.
+    /// Freed blocks that wait for batches in flight.
     pub retired_blocks: usize,
     /// Batches in flight.
     pub batches_in_flight: u64,
-    /// Lower bound of the age of the oldest one in seconds, if there is one.
+    /// Lower bound of the age of the oldest one in seconds, if any.
     pub oldest_batch_s: Option<f64>,
 }
 
@@ -106,7 +104,7 @@ pub struct OwnerRecord {
     pub blocks: usize,
     /// Blocks that it has reserved beyond its tokens.
     pub reserved_blocks: usize,
-    /// Its blocks that have other references, which do not become free when it lets go of them.
+    /// Its blocks with other references, which stay allocated when it releases them.
     pub shared_blocks: usize,
     /// Its blocks that are pinned.
     pub pinned_blocks: usize,
@@ -114,10 +112,9 @@ pub struct OwnerRecord {
     pub tokens: Option<usize>,
     /// Priority of its last request: normal, high or urgent.
     pub priority: Option<String>,
-    /// Seconds since it has had the first of them, if known: for leases in debug builds
-    /// only.
+    /// Seconds since it got the first of them, if known: for leases in debug builds only.
     pub held_s: Option<f64>,
-    /// Place in the program that allocated them, in debug builds only.
+    /// Source location of their allocation, in debug builds only.
     pub allocated_at: Option<String>,
 }
 
@@ -128,13 +125,13 @@ pub struct OwnerRecord {
 pub enum OwnerKind {
     /// An open sequence.
     Sequence,
-    /// Leases, and pinned prefixes.
+    /// Leases and pinned prefixes.
     Lease,
     /// A transfer that reads the blocks.
     Export,
     /// A transfer that writes the blocks.
     Import,
-    /// A transfer that was given up, whose bytes a transport may still read or write.
+    /// A cancelled transfer whose bytes a transport may still read or write.
     Quarantine,
     /// Closed sequences, whose blocks are cached and released once batches in flight finish.
     Closing,

@@ -1,21 +1,18 @@
-//! Changes of the cache, as routers see them.
-
 use kvpool::prefix::{BlockHash, ExtraKey};
 
-/// What is known of a cached block.
+/// A cached block as far as known.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct StoredBlock {
     pub(super) hash: BlockHash,
-    /// `None` for the first block of a prefix, or if unknown: then there are no tokens either.
+    /// `None` for the first block of a prefix, or if unknown, as then the tokens are.
     pub(super) parent: Option<BlockHash>,
-    /// Its tokens; empty if unknown.
     pub(super) tokens: Box<[u32]>,
     pub(super) block_tokens: u32,
-    /// The extra keys that touch its tokens, with their positions relative to its first token.
+    /// The extra keys that touch its tokens, with positions relative to its first token.
     pub(super) extra_keys: Box<[(i64, ExtraKey)]>,
 }
 
-/// A change of the set of hashes that can be found.
+/// A change of the set of findable hashes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Change {
     /// Blocks of a chain, in order: the hash of each is the parent of the next.
@@ -24,7 +21,7 @@ pub(super) enum Change {
     Cleared,
 }
 
-/// Changes in order, as few as possible.
+/// Changes in order, merged as far as possible.
 #[derive(Debug, Default)]
 pub(super) struct Changes(Vec<Change>);
 
@@ -47,7 +44,6 @@ impl Changes {
         }
     }
 
-    /// Adds a clear, which covers everything before it.
     pub(super) fn cleared(&mut self) {
         self.0.clear();
         self.0.push(Change::Cleared);
@@ -62,8 +58,7 @@ impl Changes {
     }
 }
 
-/// Returns whether a block extends a chain. The tokens of a chain are one list, so that all blocks need
-/// theirs.
+/// Returns whether a block extends a chain, whose blocks all need tokens.
 fn continues(last: &StoredBlock, next: &StoredBlock) -> bool {
     let is_whole = |block: &StoredBlock| block.tokens.len() == block.block_tokens as usize;
     next.parent == Some(last.hash)

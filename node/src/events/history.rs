@@ -1,18 +1,15 @@
-//! The newest batches, for connections that read at their own pace.
-
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
-/// Sequence numbers and payloads of the newest batches, bounded by their number and their bytes.
-///
-/// Invariant: the number of the oldest batch plus the number of batches is the next number.
+/// Sequence numbers and payloads of the newest batches, bounded in number and bytes, for
+/// connections that read at their own pace. Invariant: the number of the oldest batch plus the
+/// number of batches is the next number.
 #[derive(Debug)]
 pub(super) struct History {
     kept: Mutex<Kept>,
-    /// The next number.
     next: watch::Sender<u64>,
     batches_max: usize,
     bytes_max: usize,
@@ -22,15 +19,13 @@ pub(super) struct History {
 struct Kept {
     batches: VecDeque<Arc<[u8]>>,
     bytes: usize,
-    /// Number of the oldest batch.
     oldest: u64,
 }
 
-/// What a history has at a number.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum At {
     Batch(Arc<[u8]>),
-    /// The batch was there; the oldest one has this number.
+    /// The batch was dropped; the oldest one has this number.
     Gone {
         oldest: u64,
     },
@@ -50,7 +45,6 @@ impl History {
         self.kept.lock()
     }
 
-    /// Appends a batch, and removes the oldest ones that exceed the bounds.
     pub(super) fn push(&self, payload: Vec<u8>) {
         let mut kept = self.kept();
         kept.bytes += payload.len();
@@ -72,13 +66,11 @@ impl History {
         batch.map_or(At::Ahead, |batch| At::Batch(batch.clone()))
     }
 
-    /// Returns the number of the oldest batch, and the next number.
     pub(super) fn range(&self) -> (u64, u64) {
         let kept = self.kept();
         (kept.oldest, kept.oldest + kept.batches.len() as u64)
     }
 
-    /// Returns the next number, as it changes.
     pub(super) fn follow(&self) -> watch::Receiver<u64> {
         self.next.subscribe()
     }

@@ -1,5 +1,3 @@
-//! Batches as MessagePack.
-
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use kvpool::prefix::BlockHash;
@@ -8,7 +6,6 @@ use serde::{Serialize, Serializer};
 use super::changes::{Change, StoredBlock};
 use super::settings::HashForm;
 
-/// How batches are written.
 #[derive(Clone, Debug)]
 pub(super) struct Writer {
     pub(super) hashes: HashForm,
@@ -16,7 +13,7 @@ pub(super) struct Writer {
     pub(super) rank: u32,
 }
 
-/// An event of vLLM. The keys without a default there are written, also if they are nil.
+/// An event of vLLM. Keys without a default there are written even if they are nil.
 #[derive(Serialize)]
 #[serde(tag = "type")]
 enum Event<'a> {
@@ -28,7 +25,7 @@ enum Event<'a> {
         lora_id: Option<u32>,
         medium: &'a str,
         lora_name: Option<&'a str>,
-        /// For each block its keys, or nil; left out if no block has any.
+        /// Each block's keys, or nil; omitted if no block has any.
         #[serde(skip_serializing_if = "Option::is_none")]
         extra_keys: Option<Vec<Option<Vec<WireKey<'a>>>>>,
     },
@@ -44,8 +41,7 @@ enum WireHash {
     Bytes([u8; BlockHash::BYTES]),
 }
 
-/// A key of tokens of a block, and the position of the first of them in the block: negative if it
-/// is in an earlier block.
+/// A key, and the position of its first token in the block: negative if it is in an earlier block.
 type WireKey<'a> = (WireBytes<'a>, i64);
 
 /// Text, as vLLM's identifiers of images are, or other bytes.
@@ -70,7 +66,7 @@ impl Serialize for WireHash {
 }
 
 impl Writer {
-    /// Writes a batch, with the present time.
+    /// Writes a batch with the current time.
     pub(super) fn write(&self, changes: &[Change]) -> Vec<u8> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let events: Vec<_> = changes.iter().map(|change| self.event(change)).collect();
@@ -106,7 +102,6 @@ impl Writer {
     }
 }
 
-/// Returns the extra keys of each block of a chain, if any has some.
 fn extra_keys(chain: &[StoredBlock]) -> Option<Vec<Option<Vec<WireKey<'_>>>>> {
     let keys: Vec<_> = chain.iter().map(extra_keys_of).collect();
     keys.iter().any(Option::is_some).then_some(keys)
@@ -123,7 +118,7 @@ mod tests {
 
     use super::*;
 
-    /// A batch as vLLM's decoder reads it, byte for byte behind the time.
+    /// The bytes after the time are those of vLLM.
     #[test]
     fn a_batch_is_what_vllm_writes() {
         let writer = Writer { hashes: HashForm::Integer, medium: "GPU".into(), rank: 0 };
@@ -172,7 +167,7 @@ mod tests {
         assert_eq!(bytes[10..], expected.concat());
     }
 
-    /// One entry a block, as vLLM has them: identifier and position of an image.
+    /// One entry per block, as in vLLM: identifier and position of an image.
     #[test]
     fn extra_keys_are_those_of_each_block() {
         let writer = Writer { hashes: HashForm::Integer, medium: "GPU".into(), rank: 0 };

@@ -1,5 +1,3 @@
-//! The task that follows the pool's events, and the sockets.
-
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
@@ -21,21 +19,17 @@ use super::view::CacheView;
 use super::zmtp::SocketType;
 use crate::admin::Failures;
 
-/// Most events of a batch.
 const BATCH_EVENTS: usize = 1024;
 
-/// Time in which events gather into a batch, unless there are many.
+/// Time in which events are gathered into a batch.
 const GATHER: Duration = Duration::from_millis(2);
 
-/// Most requests for a listing that wait.
+/// Capacity of the queue of listing requests.
 const REQUESTS: usize = 16;
 
-/// Bytes of the longest topic.
 const TOPIC_MAX: usize = 255;
 
-/// Publishes the events of a pool's prefix cache until it is dropped.
-///
-/// It keeps the pool open.
+/// Publishes the events of a pool's prefix cache until it is dropped. Keeps the pool open.
 #[derive(Debug)]
 pub struct KvEventPublisher {
     publication: Arc<Publication>,
@@ -47,29 +41,28 @@ pub struct KvEventPublisher {
     listening: Vec<JoinHandle<()>>,
 }
 
-/// Counts of a publisher.
+/// Counters of a publisher.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct KvEventCounters {
-    /// Batches that were published.
+    /// Published batches.
     pub batches: u64,
     /// Number of the newest batch.
     pub newest: u64,
-    /// Events of the pool in them.
+    /// Events in them.
     pub events: u64,
-    /// Times that events of the pool were lost, and the cache was listed again.
+    /// Number of times that events were lost, and the cache was listed again.
     pub resyncs: u64,
-    /// Subscribers that are connected.
+    /// Connected subscribers.
     pub subscribers: u64,
-    /// Batches that a subscriber was too slow for; each counts once for each of them.
+    /// Batches skipped by slow subscribers, summed over subscribers.
     pub skipped_batches: u64,
-    /// Replays that were asked for.
+    /// Replays requested.
     pub replays: u64,
     /// Listings of the whole cache in replays.
     pub snapshots: u64,
 }
 
-/// What connections share, and counts.
 #[derive(Debug)]
 pub(super) struct Publication {
     shared: Arc<Shared>,
@@ -79,14 +72,10 @@ pub(super) struct Publication {
 }
 
 impl KvEventPublisher {
-    /// Starts to publish on the current tokio runtime. The first batch lists the cache.
-    ///
-    /// # Errors
-    ///
-    /// [`KvEventError`]. Nothing is left running.
+    /// Starts to publish on the current tokio runtime. The first batch lists the cache. After an
+    /// error, nothing is left running.
     ///
     /// # Panics
-    ///
     /// Outside of a tokio runtime.
     pub async fn start(pool: Pool, settings: KvEventSettings) -> Result<Self, KvEventError> {
         let KvEventSettings { topic, medium, hashes, rank, connections, patience, .. } = settings;
@@ -105,7 +94,7 @@ impl KvEventPublisher {
         let medium = medium.unwrap_or_else(|| if is_on_host { "CPU".into() } else { "GPU".into() });
         let (snapshots, requests) = mpsc::channel(REQUESTS);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        // Above all numbers of a former process, which made less than a batch a microsecond.
+        // Above all numbers of a former process, which made less than one batch per microsecond.
         let first = now.as_micros() as u64;
         let history = History::new(first, settings.history_batches, settings.history_bytes);
         let is_closing = watch::Sender::new(false);
@@ -141,8 +130,8 @@ impl KvEventPublisher {
         Ok(Self { publication, address, replay, flushes, following, listening })
     }
 
-    /// Publishes the events that the pool has emitted, and ends when all subscribers were sent the newest
-    /// batch. Returns whether they were by the deadline; others are cut off then.
+    /// Publishes the pending events, and ends when all subscribers have been sent the newest batch.
+    /// Returns whether that happened by the deadline, at which the others are disconnected.
     pub async fn close(mut self, deadline: Instant) -> bool {
         let closed = async {
             let (done, is_done) = oneshot::channel();
@@ -168,12 +157,11 @@ impl KvEventPublisher {
         self.replay
     }
 
-    /// Returns counts since it began.
+    /// Returns counters since it began.
     pub fn counters(&self) -> KvEventCounters {
         self.publication.counters()
     }
 
-    /// Returns what it publishes, for those that do not keep it.
     pub(super) fn downgrade(&self) -> Weak<Publication> {
         Arc::downgrade(&self.publication)
     }
@@ -221,7 +209,7 @@ struct Publishing {
     writer: Writer,
     shared: Arc<Shared>,
     publication: Arc<Publication>,
-    /// The listing at the newest number, once one was asked for.
+    /// The listing at the newest number, if one was requested.
     snapshot: Option<Snapshot>,
 }
 
@@ -254,7 +242,7 @@ impl Publishing {
         }
     }
 
-    /// Publishes an event and those behind it. Returns their number.
+    /// Publishes an event and those queued after it. Returns their number.
     async fn batch(&mut self, first: Numbered) -> usize {
         let (mut next, mut events, mut changes) = (Some(first), 0, Changes::default());
         while let Some(Numbered { event, .. }) = next {
@@ -272,11 +260,10 @@ impl Publishing {
         events
     }
 
-    /// Lists the cached blocks of the pool. Events that follow may repeat what the list has.
+    /// Lists the cached blocks of the pool. Later events may repeat blocks of the list.
     async fn relist(&mut self, changes: &mut Changes) {
         let pool = self.pool.clone();
-        // It visits all blocks.
-        // An error is the end of the runtime.
+        // It visits all blocks. Fails only at the end of the runtime.
         if let Ok(cached) = spawn_blocking(move || pool.cached_blocks()).await {
             self.view.relist(cached, self.block_tokens, changes);
         }

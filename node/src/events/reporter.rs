@@ -1,5 +1,3 @@
-//! The counters of a publisher, for the admin interface.
-
 use std::sync::Weak;
 
 use serde_json::{Value, json};
@@ -8,7 +6,7 @@ use super::publisher::{KvEventPublisher, Publication};
 use crate::admin::{Failures, Reporter};
 use crate::metrics::{self, Scrape};
 
-/// Reports the counters of a [`KvEventPublisher`], as long as that lives.
+/// Reports the counters of a [`KvEventPublisher`], while it lives.
 #[derive(Debug)]
 pub struct KvEventReporter {
     name: String,
@@ -16,7 +14,7 @@ pub struct KvEventReporter {
 }
 
 impl KvEventReporter {
-    /// Creates a reporter. Statistics have the publisher under this name.
+    /// Creates a reporter; `name` identifies the publisher in statistics.
     pub fn new(name: impl Into<String>, publisher: &KvEventPublisher) -> Self {
         Self { name: name.into(), publication: publisher.downgrade() }
     }

@@ -1,5 +1,3 @@
-//! Connections of subscribers, and of those that ask for a replay.
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -16,42 +14,39 @@ use super::zmtp::{self, Inbound, SocketType, ZmtpError};
 use crate::admin::Failures;
 use crate::transport::tcp::{Pending, Source};
 
-/// Most subscriptions of a connection.
 const FILTERS_MAX: usize = 64;
 
 /// Number of the message that ends a replay: -1.
 const END: [u8; 8] = [0xff; 8];
 
-/// Pause after a connection could not be accepted, for example because there are too many files.
+/// Pause after a failed accept, for example without free descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Time in which a subscriber must have subscribed, and another connection have greeted.
+/// Time for a subscriber to subscribe, and for another connection to greet.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// Silence after which the system asks whether a peer is there.
+/// Idle time after which TCP keep-alive probes the peer.
 const KEEP_ALIVE: Duration = Duration::from_secs(60);
 
 /// A listing of the whole cache, at the number of the newest batch.
 pub(super) type Snapshot = (u64, Arc<[u8]>);
 
-/// What connections share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) history: History,
     pub(super) topic: Vec<u8>,
-    /// Time after which a peer that takes nothing of what is sent is given up.
+    /// Time after which a connection is closed whose peer reads nothing.
     pub(super) patience: Duration,
     pub(super) snapshots: mpsc::Sender<oneshot::Sender<Snapshot>>,
     pub(super) counts: Counts,
     pub(super) failures: Failures,
-    /// Whether no batch follows: connections end when they have sent the newest one.
+    /// Whether no batch follows: connections end after the newest one.
     pub(super) is_closing: watch::Sender<bool>,
 }
 
 impl Shared {
-    /// Waits until the publisher closes. Cancel safe.
     async fn closing(&self) {
-        // The sender is in the same value.
+        // `self` keeps the sender alive.
         let _ = self.is_closing.subscribe().wait_for(|is_closing| *is_closing).await;
     }
 }
@@ -64,8 +59,7 @@ pub(super) struct Counts {
     pub(super) snapshots: AtomicU64,
 }
 
-/// Accepts connections until it is dropped, and ends them then. Once the publisher closes, it waits for
-/// the connections that exist.
+/// Accepts connections until dropped. Once the publisher closes, waits for the existing ones.
 pub(super) async fn listen(
     listener: TcpListener,
     shared: Arc<Shared>,
@@ -124,14 +118,14 @@ pub(super) async fn listen(
     while running.join_next().await.is_some() {}
 }
 
-/// The way of a connection that has said nothing to a place of its own.
+/// Admission of a new connection to a permanent place.
 struct Entry {
     places: Arc<Semaphore>,
     known: oneshot::Sender<()>,
 }
 
 impl Entry {
-    /// Takes a place for a connection that has said what it wants.
+    /// Takes a place once the connection has subscribed or greeted.
     fn take(self) -> Result<OwnedSemaphorePermit, ZmtpError> {
         let place = self.places.try_acquire_owned().map_err(|_| ZmtpError::Full);
         let _ = self.known.send(());
@@ -139,8 +133,7 @@ impl Entry {
     }
 }
 
-/// Makes the system ask a silent peer whether it is there: otherwise the connection of a host that
-/// is gone would keep its place until the next batch.
+/// Enables TCP keep-alive, so that a dead host's connection does not keep its place.
 fn keep_alive(stream: &TcpStream) -> std::io::Result<()> {
     let probes = TcpKeepalive::new().with_time(KEEP_ALIVE).with_interval(KEEP_ALIVE / 4);
     SockRef::from(stream).set_tcp_keepalive(&probes)
@@ -183,7 +176,7 @@ async fn subscriptions(
                 b"SUBSCRIBE" => (true, body),
                 b"CANCEL" => (false, body),
                 b"PING" => {
-                    // A second one before the answer to the first needs none.
+                    // Before the first is answered, a second one needs no answer.
                     let _ = pings.try_send(body);
                     continue;
                 }
@@ -250,7 +243,6 @@ async fn publish(
     }
 }
 
-/// Answers requests for replays.
 async fn requests(mut stream: TcpStream, shared: &Shared, entry: Entry) -> Result<(), ZmtpError> {
     stream.set_nodelay(true)?;
     tokio::select! {
@@ -284,11 +276,11 @@ async fn requests(mut stream: TcpStream, shared: &Shared, entry: Entry) -> Resul
     }
 }
 
-/// Sends the batches from a number on, up to the newest one, and the end.
+/// Sends the batches from a number up to the newest, and the end.
 async fn replay(to: &mut (impl AsyncWrite + Unpin), shared: &Shared, begin: u64) -> Result<(), ZmtpError> {
     let (oldest, end) = shared.history.range();
     let mut next = begin;
-    // A number ahead was never reached by this process.
+    // This process has never reached a number ahead.
     if begin < oldest || begin > end {
         next = snapshot(to, shared).await?;
     }
@@ -306,7 +298,7 @@ async fn replay(to: &mut (impl AsyncWrite + Unpin), shared: &Shared, begin: u64)
     send(to, shared, &[b"", &END], b"").await
 }
 
-/// Sends a listing of the cache. Returns the number behind it.
+/// Sends a listing of the cache. Returns the next number.
 async fn snapshot(to: &mut (impl AsyncWrite + Unpin), shared: &Shared) -> Result<u64, ZmtpError> {
     let (answer, answered) = oneshot::channel();
     let ended = || ZmtpError::Io(std::io::ErrorKind::BrokenPipe.into());
@@ -327,7 +319,6 @@ async fn send(
     zmtp::write_all(to, payload, shared.patience).await
 }
 
-/// Counts a connection while it lives.
 struct Counted<'a>(&'a AtomicU64);
 
 impl<'a> Counted<'a> {

@@ -1,5 +1,3 @@
-//! Settings of a publisher, and its errors.
-
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -11,8 +9,7 @@ use crate::settings;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum HashForm {
-    /// The lower 64 bits of the key as an integer: the default of vLLM, which all routers read. Two of
-    /// 2^32 cached blocks may share one.
+    /// The lower 64 bits of the key as an integer: vLLM's default. Two of 2^32 blocks may collide.
     #[default]
     Integer,
     /// Key and check, 24 bytes, as [`BlockHash::to_bytes`](kvpool::prefix::BlockHash::to_bytes).
@@ -25,9 +22,9 @@ pub enum HashForm {
 pub struct KvEventSettings {
     /// Address of the PUB socket.
     pub listen: SocketAddr,
-    /// Address of the ROUTER socket for replays; `None` for none.
+    /// Address of the ROUTER socket for replays, if any.
     pub replay: Option<SocketAddr>,
-    /// Topic of all batches: at most 255 bytes.
+    /// Topic of all batches, at most 255 bytes.
     pub topic: String,
     /// Data-parallel rank in each batch.
     pub rank: u32,
@@ -35,19 +32,19 @@ pub struct KvEventSettings {
     pub hashes: HashForm,
     /// Medium in each event; by default `GPU`, or `CPU` for a pool in host memory.
     pub medium: Option<String>,
-    /// Batches that are kept for replays.
+    /// Number of batches kept for replays.
     pub history_batches: usize,
-    /// Bytes that are kept for replays. The newest batch is kept in any case.
+    /// Bytes kept for replays. The newest batch is always kept.
     pub history_bytes: usize,
-    /// Connections at a time that have subscribed, or greeted for replays, for each socket. As many
-    /// others have 10 s to do so; the oldest of the host that has most gives way to a new one.
+    /// Connections per socket that have subscribed, or greeted for replays. As many others have 10
+    /// s to do so; a new one displaces the oldest of the host that has most.
     pub connections: usize,
-    /// Time after which a connection is closed whose peer takes no byte of what is sent. Default 60 s.
+    /// Time after which a connection is closed whose peer reads nothing. Default 60 s.
     pub patience: Duration,
 }
 
 impl KvEventSettings {
-    /// Creates settings with this address, and 10,000 batches and 64 MiB of history.
+    /// Creates settings with 10,000 batches and 64 MiB of history.
     pub fn new(listen: SocketAddr) -> Self {
         Self {
             listen,
@@ -66,18 +63,17 @@ impl KvEventSettings {
     /// Parses the address of a socket: `tcp://IP:PORT`, or `tcp://*:PORT` for all interfaces.
     ///
     /// # Errors
-    ///
     /// [`KvEventError::Address`].
     pub fn address(text: &str) -> Result<SocketAddr, KvEventError> {
         settings::socket(text).map_err(|_| KvEventError::Address { text: text.to_owned() })
     }
 }
 
-/// Reason for which a publisher does not start.
+/// Why a publisher does not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KvEventError {
-    /// The text is no address of a socket.
+    /// The text is not an address of a socket.
     #[error("{text:?} is not tcp://IP:PORT or tcp://*:PORT")]
     Address {
         /// The text.

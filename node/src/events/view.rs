@@ -1,8 +1,8 @@
 //! The cache as subscribers see it: a set of hashes.
 //!
-//! Several blocks may have one hash. Subscribers keep a set, so that a hash is announced with its first
-//! block and removed with its last one. The view also keeps parents and tokens, which the pool does
-//! not, for listings: about 100 bytes and the tokens for each cached block.
+//! Several blocks may have one hash, so a hash is announced with its first block and removed with
+//! its last one. For listings, the view also keeps parents and tokens, which the pool does not:
+//! about 100 bytes and the tokens per cached block.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,7 +11,6 @@ use kvpool::prefix::{BlockHash, KvEvent};
 
 use super::changes::{Changes, StoredBlock};
 
-/// The cached blocks by their hashes.
 #[derive(Debug, Default)]
 pub(super) struct CacheView {
     entries: HashMap<BlockHash, Entry>,
@@ -20,13 +19,12 @@ pub(super) struct CacheView {
 
 #[derive(Debug)]
 struct Entry {
-    /// Number of blocks with the hash.
     copies: usize,
     block: StoredBlock,
 }
 
 impl CacheView {
-    /// Applies an event, and adds the changes that it means. Returns false for lost events, after which
+    /// Applies an event, and adds the resulting changes. Returns false for lost events, after which
     /// the view must be [listed](Self::relist) again.
     #[must_use]
     pub(super) fn apply(&mut self, event: KvEvent, changes: &mut Changes) -> bool {
@@ -41,7 +39,7 @@ impl CacheView {
                 *self = Self::default();
                 changes.cleared();
             }
-            // Lost events, or an event of a later version: the pool knows.
+            // Lost events, or an event of a later version: list the pool again.
             _ => return false,
         }
         true
@@ -75,8 +73,7 @@ impl CacheView {
         }
     }
 
-    /// Takes over a listing of the pool. Parents and tokens that are known are kept. The changes are a
-    /// clear and the whole cache.
+    /// Replaces the view by a listing; keeps known parents and tokens. Adds a clear and all blocks.
     pub(super) fn relist(
         &mut self,
         cached: Vec<(BlockId, BlockHash)>,
@@ -111,8 +108,7 @@ impl CacheView {
                 _ => pending.push(hash),
             }
         }
-        // Depth first, so that a chain is in one piece. A hash covers all that is before it, so that
-        // there is no circle.
+        // Depth first, for contiguous chains. A hash covers its prefix: there are no cycles.
         while let Some(hash) = pending.pop() {
             changes.stored(self.entries[&hash].block.clone());
             pending.extend(children.remove(&hash).unwrap_or_default());
@@ -157,7 +153,6 @@ mod tests {
         changes.as_slice().to_vec()
     }
 
-    /// Applies changes as a subscriber that keeps a set.
     fn subscriber(set: &mut BTreeSet<BlockHash>, changes: &[Change]) {
         for change in changes {
             match change {

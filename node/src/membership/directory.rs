@@ -1,5 +1,3 @@
-//! The interface to a directory of nodes.
-
 use std::time::Duration;
 
 use super::error::MembershipError;
@@ -9,28 +7,25 @@ use super::members::Members;
 
 /// A directory of the nodes of a cluster.
 ///
-/// Both functions return at once, and work in the background on the current tokio runtime. A directory
-/// that cannot be reached is no error: it is tried again.
+/// Both methods return immediately, and work in the background on the current tokio runtime. An
+/// unreachable directory is retried, and not an error.
 pub trait Membership: Send + Sync + 'static {
-    /// Enters a node, which stays entered until the returned value is dropped.
+    /// Enters a node until the returned value is dropped.
     ///
-    /// Without a renewal, for example while its process is paused, the entry expires after the time
-    /// `lease`. A directory may extend the time to a minimum of its own.
+    /// Without renewal, for example while its process is paused, the entry expires after the time
+    /// `lease`, which a directory may extend to a minimum.
     ///
     /// # Errors
-    ///
-    /// [`MembershipError::Lease`] and [`MembershipError::Member`] for values that the directory cannot
-    /// hold.
+    /// [`MembershipError::Lease`] and [`MembershipError::Member`] for values that the directory
+    /// cannot hold.
     ///
     /// # Panics
-    ///
     /// Outside of a tokio runtime.
     fn join(&self, member: Member, lease: Duration) -> Result<Joined, MembershipError>;
 
     /// Follows the members.
     ///
     /// # Panics
-    ///
     /// Outside of a tokio runtime.
     fn watch(&self) -> Members;
 }

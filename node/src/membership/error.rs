@@ -1,12 +1,10 @@
-//! Errors of a membership.
-
 use std::time::Duration;
 
-/// Reason for which a node cannot join.
+/// Why a node cannot join.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MembershipError {
-    /// The description of a node cannot be entered.
+    /// The directory cannot hold the node's description.
     #[error("a node cannot join as {name:?}: {reason}")]
     Member {
         /// Its name.

@@ -1,5 +1,3 @@
-//! A list of members in memory: for tests, and for clusters that do not change.
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,10 +9,8 @@ use super::joined::{JoinSender, JoinState, JoinStatus, Joined};
 use super::member::Member;
 use super::members::{ListSender, MemberList, Members};
 
-/// A list of members in the memory of this process. Its entries do not expire; dropping a
-/// [`Joined`] removes its entry.
-///
-/// Clones are the same list.
+/// A list of members in memory, for tests and static clusters. Its entries do not expire; dropping
+/// a [`Joined`] removes its entry. Clones share one list.
 #[derive(Clone, Debug)]
 pub struct FixedMembers(Arc<ListSender>);
 

@@ -1,5 +1,3 @@
-//! Members become peers of a node.
-
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -13,14 +11,14 @@ use crate::admin::{MigrationRecord, MigrationState};
 use crate::node::{Node, NodeError};
 use crate::transport::tcp::PeerSettings;
 
-/// Time between two looks at members that left during a migration.
+/// Polling interval for members that left during a migration.
 const AGAIN: Duration = Duration::from_millis(500);
 
 /// Makes the members of a cluster peers of a node, until it is dropped.
 ///
-/// The node connects to all other members and to its configured peers. Of a member and a configured
-/// peer with one name, the configured one counts. A member that left stays a peer while a migration
-/// with it is under way, also one in doubt; then its links are closed.
+/// The node connects to all other members and to its configured peers, which take precedence over
+/// members of the same name. A member that left stays a peer while a migration with it is in
+/// progress or in doubt; then its links are closed.
 #[derive(Debug)]
 pub struct Follower {
     configured: watch::Sender<Vec<PeerSettings>>,
@@ -32,7 +30,6 @@ impl Follower {
     /// [`Node::set_peers`](crate::Node::set_peers).
     ///
     /// # Panics
-    ///
     /// Outside of a tokio runtime.
     pub fn start(node: &Arc<Node>, members: Members, configured: Vec<PeerSettings>) -> Self {
         let (configured, receiver) = watch::channel(configured);
@@ -61,11 +58,9 @@ struct Following {
     node: Weak<Node>,
     members: Members,
     configured: watch::Receiver<Vec<PeerSettings>>,
-    /// Members that are peers, by name.
     followed: BTreeMap<String, Followed>,
 }
 
-/// A member that is a peer.
 struct Followed {
     settings: PeerSettings,
     has_left: bool,
@@ -87,7 +82,7 @@ impl Following {
         }
     }
 
-    /// Brings the peers in line with the newest list. Returns whether nothing is left to do.
+    /// Applies the newest list to the peers. Returns whether nothing is left to do.
     async fn step(&mut self) -> Result<bool, NodeError> {
         let node = self.node.upgrade().ok_or(NodeError::Stopped)?;
         let list = self.members.current();
@@ -120,7 +115,6 @@ impl Following {
         Ok(self.followed.values().all(|followed| !followed.has_left))
     }
 
-    /// Makes a member a peer.
     fn take(&mut self, member: &Member) {
         let settings = PeerSettings::new(&member.name, member.address.clone().into());
         self.followed.insert(member.name.clone(), Followed { settings, has_left: false });
@@ -135,7 +129,6 @@ fn merge(configured: Vec<PeerSettings>, followed: &BTreeMap<String, Followed>) -
     [configured, members].concat()
 }
 
-/// Returns the peers with a migration under way.
 fn busy_peers(migrations: &[MigrationRecord]) -> HashSet<String> {
     let is_over =
         |state: MigrationState| matches!(state, MigrationState::Committed | MigrationState::Aborted);

@@ -1,20 +1,17 @@
-//! An entry in a directory that is kept alive.
-
 use std::time::Duration;
 
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-/// Time that leaving may take.
 const LEAVE: Duration = Duration::from_secs(3);
 
 /// Whether a node is a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum JoinStatus {
-    /// The directory has the entry, as far as is known.
+    /// The directory has the entry, as far as known.
     Joined,
-    /// The entry could not be made or renewed. It is tried again.
+    /// The entry could not be made or renewed, and is retried.
     Waiting {
         /// Why.
         reason: String,
@@ -41,8 +38,7 @@ pub(super) struct JoinSender {
 
 /// An entry in a directory, kept alive by a task until this value is dropped.
 ///
-/// Dropping it ends the renewals, so that the entry expires. [`leave`](Self::leave) removes the entry
-/// at once.
+/// After a drop the entry expires. [`leave`](Self::leave) removes it immediately.
 #[derive(Debug)]
 pub struct Joined {
     state: watch::Receiver<JoinState>,
@@ -51,7 +47,6 @@ pub struct Joined {
 }
 
 impl Joined {
-    /// Starts the task that keeps an entry alive.
     pub(super) fn start<F>(keep: impl FnOnce(JoinSender) -> F) -> Self
     where
         F: Future<Output = ()> + Send + 'static,
@@ -85,12 +80,11 @@ impl Joined {
     }
 }
 
-/// The state of an entry, for those that do not keep it.
+/// A view of an entry's state that does not keep the entry.
 #[derive(Debug)]
 pub(super) struct JoinedState(watch::Receiver<JoinState>);
 
 impl JoinedState {
-    /// Returns the state; the last one, if the entry was left.
     pub(super) fn current(&self) -> JoinState {
         self.0.borrow().clone()
     }

@@ -1,5 +1,3 @@
-//! A member, and its form in a directory.
-
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -8,25 +6,23 @@ use super::error::MembershipError;
 use crate::settings::Address;
 use crate::wire::check_name;
 
-/// Bytes of the longest entry.
 const ENTRY_MAX: usize = 4096;
 
 /// A node of a cluster, as it describes itself.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct Member {
-    /// Its name, by which it is a peer.
+    /// Its name as a peer.
     pub name: String,
-    /// Address at which peers reach it.
+    /// Address for peers.
     pub address: Address,
-    /// Address of its admin interface, such as `http://HOST:PORT`; `None` if other hosts have none
-    /// to reach.
+    /// Address of its admin interface, `http://HOST:PORT`; `None` if other hosts cannot reach one.
     pub admin: Option<String>,
-    /// Time at which its process started, in milliseconds since 1970.
+    /// Start time of its process, in milliseconds since 1970.
     pub started_ms: u64,
 }
 
-/// A member in a directory: JSON. Unknown keys are ignored, so that later versions can add some.
+/// A member in a directory, as JSON. Unknown keys are ignored, so that later versions can add some.
 #[derive(Serialize, Deserialize)]
 struct Entry {
     name: String,
@@ -50,7 +46,6 @@ impl Member {
         self
     }
 
-    /// Checks what a directory can hold.
     pub(super) fn check(&self) -> Result<(), MembershipError> {
         let refused = |reason: String| MembershipError::Member { name: self.name.clone(), reason };
         check_name(&self.name).map_err(|error| refused(error.to_string()))?;
@@ -69,7 +64,7 @@ impl Member {
         serde_json::to_vec(&entry).expect("texts and numbers are JSON")
     }
 
-    /// Reads an entry, which may come from an enemy.
+    /// Parses an entry, which is untrusted.
     #[cfg(any(feature = "etcd", test))]
     pub(super) fn from_entry(bytes: &[u8]) -> Result<Self, String> {
         if bytes.len() > ENTRY_MAX {

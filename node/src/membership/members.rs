@@ -1,5 +1,3 @@
-//! Lists of members, as they change.
-
 use std::sync::Arc;
 
 use tokio::sync::watch;
@@ -7,23 +5,21 @@ use tokio::sync::watch;
 use super::member::Member;
 use crate::admin::Failures;
 
-/// The members of a cluster at a time.
+/// The members of a cluster at one time.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct MemberList {
     /// The members, by name.
     pub members: Vec<Member>,
-    /// Whether the directory was in reach when the list was made. If not, the list is the last known
-    /// one.
+    /// Whether the directory was reachable. If not, this is the last known list.
     pub is_current: bool,
 }
 
-/// The sending side of a list that changes.
 pub(super) type ListSender = watch::Sender<Arc<MemberList>>;
 
-/// Lists of members: the newest one, whenever it changes.
+/// Receives the newest list of members, whenever it changes.
 ///
-/// Each list is complete: a receiver that is slow misses lists, and no member.
+/// Lists are complete: a slow receiver misses lists, but no member.
 #[derive(Debug)]
 pub struct Members {
     lists: watch::Receiver<Arc<MemberList>>,
@@ -38,12 +34,11 @@ impl Members {
         Self { lists, failures }
     }
 
-    /// Returns the lists once more, for another receiver.
+    /// Returns another receiver of the lists.
     pub(super) fn again(&self) -> Self {
         Self::new(self.lists.clone(), self.failures.clone())
     }
 
-    /// Returns whether no list will come any more.
     pub(super) fn has_ended(&self) -> bool {
         self.lists.has_changed().is_err()
     }
@@ -53,15 +48,14 @@ impl Members {
         self.lists.borrow().clone()
     }
 
-    /// Waits for a list that was not returned before; at first, returns the current one. `None` once
-    /// the directory was dropped. Cancel safe.
+    /// Waits for a list that was not returned before; the first call returns the current one.
+    /// `None` once the directory was dropped. Cancel safe.
     pub async fn next(&mut self) -> Option<Arc<MemberList>> {
         self.lists.changed().await.ok()?;
         Some(self.lists.borrow_and_update().clone())
     }
 }
 
-/// Replaces a list if the new one is different.
 #[cfg(feature = "etcd")]
 pub(super) fn publish(lists: &ListSender, list: MemberList) {
     lists.send_if_modified(|current| {

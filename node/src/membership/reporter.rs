@@ -1,5 +1,3 @@
-//! The state of a membership, for the admin interface.
-
 use serde_json::{Value, json};
 
 use super::joined::{JoinStatus, Joined, JoinedState};
@@ -9,7 +7,7 @@ use crate::metrics::{self, Scrape};
 
 /// Reports the members of a cluster, and the entry of this node.
 ///
-/// It follows the directory as long as it lives, or until the directory ends.
+/// It follows the directory while both live.
 #[derive(Debug)]
 pub struct MembershipReporter {
     name: String,

@@ -1,5 +1,3 @@
-//! All metrics.
-
 use super::family::{Family, FamilyKind};
 
 /// Declares metrics: `CONSTANT: Kind name [labels] help`.

@@ -1,6 +1,3 @@
-//! A metric: its name, kind and labels.
-
-/// Prefix of all names.
 pub(super) const PREFIX: &str = "kvpool";
 
 /// Kind of a metric.
@@ -19,19 +16,18 @@ pub enum FamilyKind {
 /// A metric, which has a value for each combination of its labels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Family {
-    /// Name without prefix and without the suffix of a counter.
+    /// Name without prefix and without a counter's suffix.
     pub(super) name: &'static str,
     /// Kind.
     pub kind: FamilyKind,
-    /// Names of its labels, beside `pool`.
+    /// Names of its labels, besides `pool`.
     pub labels: &'static [&'static str],
     /// Meaning.
     pub help: &'static str,
 }
 
 impl Family {
-    /// Returns the name under which values are found, such as `kvpool_evictions_total`. Those of a
-    /// histogram have the further suffixes `_bucket`, `_sum` and `_count`.
+    /// Returns the full name, such as `kvpool_evictions_total`, without a histogram's suffixes.
     pub fn full_name(&self) -> String {
         let suffix = match self.kind {
             FamilyKind::Counter => "_total",
@@ -41,7 +37,7 @@ impl Family {
         format!("{PREFIX}_{}{suffix}", self.name)
     }
 
-    /// Returns the unit at the end of its name, if it is one of the units of Prometheus.
+    /// Returns the unit at the end of its name, if Prometheus has it.
     pub(super) fn unit(&self) -> Option<&'static str> {
         ["seconds", "bytes"]
             .into_iter()

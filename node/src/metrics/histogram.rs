@@ -1,26 +1,23 @@
-//! Histograms of a pool as those of Prometheus.
+//! Conversion of a pool's histograms to Prometheus.
 //!
-//! A pool counts times in intervals of a sixteenth of a power of two, in nanoseconds, inclusive of
-//! their upper ends. Two bounds per power of two are exported, `2^n - 1` and `1.5 * 2^n - 1`. Both end
-//! an interval of the pool, so that every time is on the right side of every bound. Times beyond the
-//! pool's last interval are counted in it, and thus only below `+Inf`.
+//! A pool counts times in intervals of a sixteenth of a power of two, in nanoseconds, including
+//! their upper ends. Two bounds per power of two are exported, `2^n - 1` and `1.5 * 2^n - 1`. Both
+//! end an interval of the pool, so every time is on the right side of every bound. Times beyond the
+//! pool's last interval are counted in it, and appear only below `+Inf`.
 
 use kvpool::LatencyHistogram;
 
 /// Powers of two whose multiples are bounds: from 63 ns to 0.8 s.
 const POWERS: std::ops::Range<u32> = 6..30;
 
-/// A histogram in seconds.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Seconds {
     pub(super) sum: f64,
     pub(super) count: u64,
-    /// Inclusive upper bounds, ascending, the last one infinite; and the number of times of each
-    /// interval by itself.
+    /// Inclusive upper bounds, ascending to infinity, with each interval's own count.
     pub(super) intervals: Vec<(f64, u64)>,
 }
 
-/// Converts a histogram of nanoseconds.
 pub(super) fn seconds(histogram: &LatencyHistogram) -> Seconds {
     let mut rest = histogram.buckets.iter().peekable();
     let mut intervals: Vec<(f64, u64)> = bounds()
@@ -36,7 +33,6 @@ pub(super) fn seconds(histogram: &LatencyHistogram) -> Seconds {
     Seconds { sum: histogram.sum_ns as f64 / 1e9, count: histogram.count(), intervals }
 }
 
-/// Returns the finite bounds, in nanoseconds.
 pub(super) fn bounds() -> impl Iterator<Item = u64> {
     POWERS.flat_map(|power| [(1 << power) - 1, (3 << (power - 1)) - 1])
 }

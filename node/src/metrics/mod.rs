@@ -1,28 +1,17 @@
-//! Metrics for Prometheus: which there are, and their text.
+//! Metrics for Prometheus, and their text.
 //!
 //! ```text
 //! Pool::metrics, counters of a node -- at a scrape --> Scrape -- encode --> OpenMetrics text
 //! ```
 //!
-//! Nothing is registered and nothing is counted for a scrape: it reads the counters that a pool and
-//! a node keep anyway.
+//! There is no registry: a scrape reads the counters that a pool and a node keep anyway.
 //!
 //! # Invariants
 //!
-//! - [`FAMILIES`] lists every metric, with its labels. A [`Scrape`] accepts no other, so that the
-//!   table of `docs/operate.md` and the queries of `docs/grafana.json` can be compared with it.
-//! - A family whose values are not known, such as those of peers for a pool without a node, is left
-//!   out.
-//! - A bound of a histogram is the end of an interval that the pool counts by itself, so that no time
-//!   is counted on the wrong side of it.
-//!
-//! | file | content |
-//! |---|---|
-//! | `family` | a metric: its name, kind and labels |
-//! | `families` | all metrics |
-//! | `scrape` | their values at one moment, and the text |
-//! | `histogram` | histograms of a pool as those of Prometheus |
-//! | `pool` | the values of a pool |
+//! - [`FAMILIES`] lists every metric with its labels. A [`Scrape`] accepts no other, so that
+//!   `docs/operate.md` and `docs/grafana.json` can be checked against it.
+//! - A family without known values, such as that of peers for a pool without a node, is omitted.
+//! - A bound of a histogram ends an interval of the pool, so no time is counted on its wrong side.
 
 mod families;
 mod family;

@@ -1,5 +1,3 @@
-//! The values of a pool.
-
 use kvpool::{Metrics, Pool, Priority, TurnTask};
 
 use super::families::*;
@@ -7,8 +5,8 @@ use super::scrape::Scrape;
 
 /// Adds the values of a pool.
 ///
-/// Reads counters, scans the bitmaps, and reads the words of all blocks: some milliseconds per
-/// million blocks, during which no other thread waits. Call it where blocking is permitted.
+/// Scans counters, bitmaps, and the words of all blocks: some milliseconds per million blocks,
+/// during which no other thread waits. Call it where blocking is permitted.
 pub fn pool(pool: &Pool, scrape: &mut Scrape) {
     let metrics = pool.metrics();
     occupancy(pool, &metrics, scrape);

@@ -1,5 +1,3 @@
-//! The values of metrics at one moment, and their text.
-
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -23,11 +21,10 @@ pub struct Scrape {
     values: BTreeMap<&'static str, Vec<(Vec<String>, Sample)>>,
 }
 
-/// A value.
 #[derive(Clone, PartialEq, Debug)]
 enum Sample {
     Number(f64),
-    /// Not rounded above 2^53.
+    /// Exact above 2^53.
     Count(u64),
     Times(Seconds),
 }
@@ -41,16 +38,14 @@ impl Scrape {
     /// Sets the number of a gauge.
     ///
     /// # Panics
-    ///
     /// As for [`count`](Self::count).
     pub fn number(&mut self, family: &Family, labels: &[&str], value: f64) {
         self.add(family, labels, Sample::Number(value));
     }
 
-    /// Sets the whole number of a gauge, a counter or an info.
+    /// Sets the integer value of a gauge, a counter or an info.
     ///
     /// # Panics
-    ///
     /// If the number of labels is not the family's.
     pub fn count(&mut self, family: &Family, labels: &[&str], value: u64) {
         self.add(family, labels, Sample::Count(value));
@@ -59,7 +54,6 @@ impl Scrape {
     /// Sets the times of a histogram.
     ///
     /// # Panics
-    ///
     /// As for [`count`](Self::count).
     pub fn times(&mut self, family: &Family, labels: &[&str], times: &LatencyHistogram) {
         self.add(family, labels, Sample::Times(seconds(times)));
@@ -71,7 +65,7 @@ impl Scrape {
         self.values.entry(family.name).or_default().push((labels, sample));
     }
 
-    /// Returns the text of all values, each with the label `pool`, in the format of OpenMetrics 1.0.
+    /// Returns all values with the label `pool`, in the OpenMetrics 1.0 text format.
     pub fn encode(self, pool: &str) -> String {
         let label = ("pool".into(), pool.to_owned().into());
         let mut registry = Registry::with_prefix_and_labels(PREFIX, [label].into_iter());

@@ -62,7 +62,7 @@ fn real_times_fit_the_bounds() {
     let times = seconds(&histogram);
     assert_eq!(times.count, 500);
     assert_eq!(times.intervals.iter().map(|&(_, count)| count).sum::<u64>(), 500);
-    // Each cumulated count is that of the pool up to the same time.
+    // Each cumulative count is that of the pool up to the same time.
     let mut cumulated = 0;
     for (bound, (_, count)) in bounds().zip(&times.intervals) {
         cumulated += count;
@@ -135,7 +135,7 @@ fn a_pool_has_a_value_of_every_family_of_a_pool() {
     }
 }
 
-/// A resize that is polled once and kept has the turn, because a lease has blocks of the tail.
+/// A resize that is polled once and kept holds the turn, because a lease has blocks of the tail.
 #[test]
 fn the_holder_of_the_turn_is_named_with_its_age() {
     let built = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(100).build().unwrap();
@@ -171,7 +171,6 @@ fn a_value_needs_all_labels() {
     Scrape::new().count(&BLOCKS, &[], 1);
 }
 
-/// Returns the family of a name in a query.
 fn family_of(name: &str) -> Option<&'static Family> {
     FAMILIES.iter().copied().find(|family| {
         let full = family.full_name();
@@ -187,7 +186,7 @@ fn words(text: &str) -> Vec<&str> {
     text.split(|char| !is_of_word(char)).filter(|word| !word.is_empty()).collect()
 }
 
-/// Checks a query: it names metrics that exist, with labels that they have. Returns the names.
+/// Checks that a query names existing metrics with labels that they have. Returns the names.
 fn check_query(query: &str, legend: &str) -> Result<Vec<String>, String> {
     let names: Vec<_> = words(query).into_iter().filter(|word| word.starts_with("kvpool_")).collect();
     if names.is_empty() {
@@ -306,8 +305,8 @@ fn names(source: &str, begin: &str) -> Vec<String> {
     variants.map(snake).collect()
 }
 
-/// The table for operators has every alert, every reason for which a link or a certificate is
-/// refused, and every reason for which a node is not ready; and it has no alert that there is not.
+/// The operators' table has exactly the existing alerts, and every reason why a link or certificate
+/// is refused, or a node is not ready.
 #[test]
 fn what_an_operator_sees_is_in_the_table() {
     let text = include_str!("../../../docs/serve.md");

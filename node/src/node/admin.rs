@@ -1,5 +1,3 @@
-//! The admin interface of a node: that of its pool, with peers and migrations.
-
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -22,30 +20,26 @@ use crate::topology::{Peer, PeerLink, TopologyReport};
 /// Time for which an order waits for a sequence that is in a step of the engine.
 const OFFER_PATIENCE: Duration = Duration::from_secs(2);
 
-/// Time between two questions for it.
+/// Polling interval for it.
 const OFFER_POLL: Duration = Duration::from_millis(2);
 
-/// A node behind an admin interface.
-///
-/// Its statistics have two more entries: `node`, the node's [counters](super::NodeCounters), and
-/// `peers`, the state of each peer.
+/// A node behind an admin interface. Its statistics have two more entries: `node`, the node's
+/// [counters](super::NodeCounters), and `peers`, the state of each peer.
 pub(super) struct NodeAdmin {
     operator: Operator,
     pool: PoolAdmin,
 }
 
 impl NodeAdmin {
-    /// Creates the admin interface of a node from that of its pool.
     pub(super) fn new(operator: Operator, pool: PoolAdmin) -> Self {
         Self { operator, pool }
     }
 
-    /// States from now on that the node ends. Requests that change anything are refused.
+    /// Reports from now on that the node is ending, and refuses requests that change anything.
     pub(super) fn drain(&self) {
         self.pool.drain();
     }
 
-    /// Returns the counters of the node and the state of its peers, by name.
     async fn extra(&self) -> Result<Map<String, Value>, NodeError> {
         let (status, links) = (self.operator.status().await?, self.links().await?);
         let mut counters = json!(self.operator.counters());
@@ -120,7 +114,7 @@ impl NodeAdmin {
         Ok(links.into_iter().map(link).collect())
     }
 
-    /// Begins a migration; waits while the engine has the sequence in a step.
+    /// Begins a migration; waits while the sequence is in a step of the engine.
     async fn begin(&self, id: SequenceId, to: &str) -> Result<MigrationRecord, AdminError> {
         let asked = Instant::now();
         loop {
@@ -195,7 +189,7 @@ impl Admin for NodeAdmin {
         Box::pin(async {
             let mut scrape = self.pool.scrape().await?;
             match self.add_counters(&mut scrape).await {
-                // The pool is there until the process ends.
+                // The pool lives as long as the process.
                 Ok(()) | Err(NodeError::Stopped) => Ok(scrape),
                 Err(error) => Err(error.into()),
             }
@@ -211,7 +205,7 @@ impl Admin for NodeAdmin {
             let mut report = self.pool.stats().await?;
             match self.extra().await {
                 Ok(extra) => report.extra.extend(extra),
-                // The pool is there until the process ends.
+                // The pool lives as long as the process.
                 Err(NodeError::Stopped) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -238,7 +232,7 @@ impl Admin for NodeAdmin {
         })
     }
 
-    /// Also of a node that ends: a doubt keeps it from it.
+    /// Also while the node is ending, which a doubt delays.
     fn declare_ended(&self, order: EndedOrder) -> Answer<'_, EndedOutcome> {
         Box::pin(async move {
             let sequences = self.operator.declare_ended(&order.peer).await?;

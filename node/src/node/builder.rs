@@ -1,5 +1,3 @@
-//! Building a node.
-
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,11 +32,10 @@ use crate::transport::tcp::{
 };
 use crate::wire::Limits;
 
-/// Memory for blocks of parts, if the node is told nothing else.
+/// Default memory for blocks of parts.
 const STAGING_BYTES: u64 = 256 << 20;
-/// Sequences that may have arrived without being taken, by default.
+/// Default number of arrived sequences that were not taken.
 const ARRIVALS: usize = 1024;
-/// Blocks that may be under way to one peer that asked for them, by default at least.
 const FETCH_BLOCKS_MIN: usize = 64;
 
 /// Settings of a [`Node`].
@@ -100,7 +97,7 @@ impl NodeBuilder {
         }
     }
 
-    /// Sets the name by which peers know the node. By default made of the process's number.
+    /// Sets the name by which peers know the node; by default derived from the process id.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
@@ -114,32 +111,32 @@ impl NodeBuilder {
         self
     }
 
-    /// Connects to these peers, and again whenever a link is lost.
+    /// Connects to these peers, and reconnects when a link is lost.
     #[must_use]
     pub fn peers(mut self, peers: Vec<PeerSettings>) -> Self {
         self.peers = peers;
         self
     }
 
-    /// Serves the admin interface, on an address that was [bound](AdminServer::bind) already.
+    /// Serves the admin interface on an address that is already [bound](AdminServer::bind).
     ///
-    /// Binding comes first, because it refuses an address outside of the loopback without a token, and a
-    /// port that another node has, before this node takes memory. The interface ends with the node.
+    /// Binding comes first, because it refuses an unprotected address or a used port before this
+    /// node takes memory. The interface ends with the node.
     #[must_use]
     pub fn admin(mut self, server: AdminServer) -> Self {
         self.admin = Some(server);
         self
     }
 
-    /// Sets the engine's traffic, which audits of the admin interface halt, and its statistics count.
+    /// Sets the engine's traffic, which audits halt and statistics count.
     #[must_use]
     pub fn traffic(mut self, traffic: Arc<dyn Quiet>) -> Self {
         self.traffic = Some(traffic);
         self
     }
 
-    /// Sets the services beside the pool, such as a tier, whose counters the admin interface reports.
-    /// They can be added after the start, to a clone of the list.
+    /// Sets the services beside the pool, such as a tier, whose counters the admin interface
+    /// reports. More can be added later to a clone of the list.
     #[must_use]
     pub fn reporters(mut self, reporters: Reporters) -> Self {
         self.reporters = reporters;
@@ -160,7 +157,7 @@ impl NodeBuilder {
         self
     }
 
-    /// Sets the bounds for peers.
+    /// Sets the limits for peers.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
@@ -181,69 +178,68 @@ impl NodeBuilder {
         self
     }
 
-    /// Sets the engine's side: which sequences may leave.
+    /// Sets the engine's interface for sequences that may leave.
     #[must_use]
     pub fn offers(mut self, offers: Arc<dyn Offers>) -> Self {
         self.offers = Some(offers);
         self
     }
 
-    /// States which heads of the model the pool holds, so that the node can send and receive
-    /// [parts](Node::send_part) of copies between ranks of different tensor-parallel splits.
+    /// Sets which heads of the model the pool holds, so that the node can exchange
+    /// [parts](Node::send_part) of copies with ranks of different tensor-parallel splits.
     #[must_use]
     pub fn heads(mut self, heads: HeadRange) -> Self {
         self.heads = Some(heads);
         self
     }
 
-    /// Sets the memory for blocks of parts until they are checked: by default 256 MiB.
+    /// Sets the memory for blocks of parts until they are verified: by default 256 MiB.
     ///
-    /// A part needs room for all of its blocks that this node lacks, in the size of the source's
-    /// blocks; it is refused otherwise. Memory is taken when bytes arrive.
+    /// A part that needs more for its blocks that this node lacks, in the size of the source's
+    /// blocks, is refused. Memory is allocated when bytes arrive.
     #[must_use]
     pub fn staging_bytes(mut self, bytes: u64) -> Self {
         self.staging_bytes = bytes;
         self
     }
 
-    /// Sets when a peer's process is taken to have ended because another one of its name is linked.
+    /// Sets when a peer's process counts as ended because another one of its name is linked.
     #[must_use]
     pub fn restarts(mut self, restarts: Restarts) -> Self {
         self.restarts = restarts;
         self
     }
 
-    /// Sets what finds the addresses of peers with names; by default the system does.
+    /// Sets the resolver of peers' names; by default the system's.
     #[must_use]
     pub fn resolver(mut self, resolver: Arc<dyn Resolve>) -> Self {
         self.resolver = Some(resolver);
         self
     }
 
-    /// Sets the time without a link to its target after which a sequence in doubt is this node's
-    /// own again; by default never.
+    /// Sets the time without a link to the target after which a doubt ends; by default never.
     ///
-    /// If the target lives behind a network that is cut, and has taken the sequence, both run it.
+    /// The sequence is then this node's own. If the target lives and has it, both run it.
     #[must_use]
     pub fn doubt_limit(mut self, limit: Duration) -> Self {
         self.doubt_limit = Some(limit);
         self
     }
 
-    /// Sets the number of sequences that may be on their way here, or have arrived without being
-    /// taken; by default 1024, at least 1. Further ones are refused.
+    /// Sets the number of sequences that may be in transit to this node, or have arrived without
+    /// being taken; by default 1024, at least 1. Further ones are refused.
     #[must_use]
     pub fn arrivals(mut self, arrivals: usize) -> Self {
         self.arrivals = arrivals;
         self
     }
 
-    /// Sets the number of cached blocks that may be under way to one peer that asked for them; by default
-    /// half of the pool, and 64 in a smaller one; at least 1.
+    /// Sets the fetch quota: cached blocks in transfer to one peer that asked for them. By default
+    /// half of the pool, but at least 64; at least 1.
     ///
     /// They cannot be evicted meanwhile. A request beyond it is refused
-    /// ([`AbortReason::Quota`](crate::protocol::AbortReason::Quota)); one that is larger alone gets as
-    /// many.
+    /// ([`AbortReason::Quota`](crate::protocol::AbortReason::Quota)); a single larger one is
+    /// truncated.
     #[must_use]
     pub fn fetch_blocks(mut self, blocks: usize) -> Self {
         self.fetch_blocks = Some(blocks);
@@ -258,16 +254,14 @@ impl NodeBuilder {
         self
     }
 
-    /// Starts the node on the current tokio runtime. Returns it with the sequences that arrive.
+    /// Starts the node on the current tokio runtime.
     ///
     /// # Errors
-    ///
-    /// [`NodeError::Pool`] for a pool without storage, [`NodeError::Heads`], [`NodeError::Link`] for an
-    /// address that cannot be used, [`NodeError::Transport`], [`NodeError::PoolInUse`] for a pool with
-    /// another node. Nothing is left running.
+    /// [`NodeError::Pool`] for a pool without storage, [`NodeError::Heads`], [`NodeError::Link`]
+    /// for an address that cannot be used, [`NodeError::Transport`], [`NodeError::PoolInUse`] for a
+    /// pool with another node. Nothing is left running.
     ///
     /// # Panics
-    ///
     /// Outside of a tokio runtime.
     pub async fn start(self) -> Result<(Node, Arrivals), NodeError> {
         let storage = self.pool.storage().cloned();

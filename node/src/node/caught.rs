@@ -1,5 +1,3 @@
-//! Panics of work become errors of its migration.
-
 use std::any::Any;
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,13 +5,11 @@ use std::pin::pin;
 
 use crate::protocol::Text;
 
-/// Runs work that may panic: a storage can be a user's own.
-///
-/// What the work borrows is only given back, or dropped, after a panic.
+/// Runs work that may panic: a storage may be user code. After a panic, what the work borrows is
+/// only returned or dropped.
 pub(super) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, Text> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| {
         let reason = reason(&*panic);
-        // A payload whose destructor panics too; that of the second panic is not dropped.
         if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
             std::mem::forget(again);
         }
@@ -21,7 +17,6 @@ pub(super) fn caught<T>(work: impl FnOnce() -> T) -> Result<T, Text> {
     })
 }
 
-/// Runs a future that may panic.
 pub(super) async fn caught_async<T>(work: impl Future<Output = T>) -> Result<T, Text> {
     let mut work = pin!(work);
     poll_fn(|cx| match caught(|| work.as_mut().poll(cx)) {

@@ -1,4 +1,4 @@
-//! The tasks that accept links and connect to peers.
+//! Tasks that accept links and connect to peers.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,16 +12,14 @@ use super::driver::Input;
 use super::reports::Reports;
 use crate::transport::tcp::{Address, Endpoint, LinkError, PeerSettings, Refused};
 
-/// Shortest and longest pause between two attempts to reach a peer.
+/// Shortest and longest pause between attempts to connect to a peer.
 const REDIAL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// A link that lives so long is no failed attempt.
+/// A link that lasts this long counts as a successful attempt.
 const SETTLED: Duration = Duration::from_secs(5);
 
-/// The reason for a peer that was never tried.
 const NOT_TRIED: &str = "not reached yet";
 
-/// Accepts links for as long as the node lives.
 pub(super) async fn accept(endpoint: Arc<Endpoint>, inputs: mpsc::Sender<Input>) {
     let mut reports = Reports::default();
     loop {
@@ -37,8 +35,7 @@ pub(super) async fn accept(endpoint: Arc<Endpoint>, inputs: mpsc::Sender<Input>)
     }
 }
 
-/// Logs a refusal, unless the same or too many others were logged lately: of one reason, host and
-/// name.
+/// Logs a refusal, rate-limited by reason, host and name.
 fn log(Refused { error, address, peer }: &Refused, reports: &mut Reports) {
     let host = if let Address::Tcp(at) = address { at.ip().to_string() } else { address.to_string() };
     if !reports.is_new(format!("{error} {host} {peer:?}")) {
@@ -50,17 +47,14 @@ fn log(Refused { error, address, peer }: &Refused, reports: &mut Reports) {
     }
 }
 
-/// The tasks that connect to peers.
 pub(super) struct Dialers {
-    /// `None` once the node has ended: then it listens no more.
+    /// `None` once the node has ended.
     endpoint: Option<Arc<Endpoint>>,
     inputs: mpsc::Sender<Input>,
-    /// Names of the peers.
     configured: Arc<Mutex<BTreeSet<String>>>,
     running: HashMap<String, Dialer>,
 }
 
-/// The task that connects to one peer.
 struct Dialer {
     peer: PeerSettings,
     task: JoinHandle<()>,
@@ -79,7 +73,7 @@ impl Dialers {
         Self { endpoint: Some(endpoint), inputs, configured, running: HashMap::new() }
     }
 
-    /// Connects to these peers from now on, and to no others.
+    /// Connects to these peers, and stops connecting to others.
     pub(super) fn replace(&mut self, peers: Vec<PeerSettings>) {
         let names: BTreeSet<_> = peers.iter().map(|peer| peer.name.clone()).collect();
         self.configured.lock().clone_from(&names);
@@ -101,25 +95,22 @@ impl Dialers {
         before.into_values().for_each(|dialer| dialer.task.abort());
     }
 
-    /// Returns the endpoint, until the node has ended.
     pub(super) fn endpoint(&self) -> Option<&Endpoint> {
         self.endpoint.as_deref()
     }
 
-    /// Ends all connecting, and gives up the endpoint.
     pub(super) fn close(&mut self) {
         self.replace(Vec::new());
         self.running.drain().for_each(|(_, dialer)| dialer.task.abort());
         self.endpoint = None;
     }
 
-    /// Returns whether every peer was reached, or refused once.
+    /// Returns whether every peer was reached, or one attempt at it failed.
     pub(super) fn have_tried(&self) -> bool {
         let is_tried = |dialer: &Dialer| dialer.trouble.lock().as_deref() != Some(NOT_TRIED);
         self.running.values().all(is_tried)
     }
 
-    /// Returns the addresses of the peers to which this node connects.
     pub(super) fn addresses(&self) -> Vec<(String, Address)> {
         self.running.values().map(|dialer| (dialer.peer.name.clone(), dialer.peer.address.clone())).collect()
     }
@@ -134,7 +125,7 @@ impl Dialers {
     }
 }
 
-/// Keeps a link to a peer. Says each reason for which there is none once, until a link lasts.
+/// Keeps a link to a peer. Logs each reason for having none once, until a link lasts.
 async fn dial(endpoint: Arc<Endpoint>, peer: PeerSettings, inputs: mpsc::Sender<Input>, trouble: Trouble) {
     let (mut pause, mut said) = (REDIAL.0, None);
     let failed = |error: LinkError, said: &mut Option<LinkError>| {

@@ -1,12 +1,10 @@
-//! Errors of a node.
-
 use kvpool::TransferError;
 use kvpool::transport::TransportError;
 
 use crate::admin::AccessError;
 use crate::transport::tcp::LinkError;
 
-/// Reason for which a node does not start, or refuses a request.
+/// Why a node does not start, or refuses a request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodeError {
@@ -19,13 +17,13 @@ pub enum NodeError {
     /// A transport could not be started.
     #[error(transparent)]
     Transport(#[from] TransportError),
-    /// The admin interface would lack a token or a certificate that it needs.
+    /// The admin interface lacks a token or a certificate that it needs.
     #[error(transparent)]
     Admin(#[from] AccessError),
-    /// A block of the pool has another number of heads than the node was told.
+    /// The node was given another number of heads than a block of the pool has.
     #[error("the blocks have {layout} heads, and {} were given", .heads.heads().len())]
     Heads {
-        /// Heads that were given.
+        /// Heads given.
         heads: kvpool::transfer::HeadRange,
         /// Heads of a block.
         layout: usize,
@@ -39,13 +37,13 @@ pub enum NodeError {
         /// The name.
         name: String,
     },
-    /// A peer that is declared to have ended has a link.
+    /// A peer that is declared to have ended still has a link.
     #[error("{name} has a link, so that its process lives")]
     PeerLives {
         /// Its name.
         name: String,
     },
-    /// The engine does not give this sequence away, or does not have it.
+    /// The engine does not release this sequence, or does not have it.
     #[error("sequence {id} does not exist here, or must stay")]
     NotOffered {
         /// Its id.
@@ -59,7 +57,7 @@ pub enum NodeError {
         /// Why.
         reason: String,
     },
-    /// The node is being stopped.
+    /// The node is shutting down.
     #[error("the node is stopping")]
     Stopped,
 }

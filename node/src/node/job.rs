@@ -1,5 +1,3 @@
-//! What belongs to one side of a migration, besides its machine.
-
 use std::time::Instant;
 
 use kvpool::transfer::{Import, Imported};
@@ -15,19 +13,18 @@ use super::work::{self, Verified};
 use crate::admin::MigrationTransport;
 use crate::protocol::{Kind, LinkId, MigrationId, Millis, Outcome, Text};
 
-/// Something that a task takes along and gives back.
+/// A resource that a task borrows and returns.
 #[derive(Debug)]
 pub(super) enum Slot<T> {
-    /// Not made yet, or used up.
+    /// Not made yet, or taken.
     Empty,
-    /// Here.
     Here(T),
-    /// With a task.
+    /// Borrowed by a task.
     Lent,
 }
 
 impl<T> Slot<T> {
-    /// Takes it for a task.
+    /// Lends it to a task.
     pub(super) fn lend(&mut self) -> Option<T> {
         match std::mem::replace(self, Self::Lent) {
             Self::Here(value) => Some(value),
@@ -38,7 +35,7 @@ impl<T> Slot<T> {
         }
     }
 
-    /// Takes it for good.
+    /// Takes it permanently.
     pub(super) fn take(&mut self) -> Option<T> {
         match std::mem::replace(self, Self::Empty) {
             Self::Here(value) => Some(value),
@@ -54,12 +51,10 @@ impl<T> Slot<T> {
     }
 }
 
-/// What comes to a target.
+/// An import of a target.
 #[allow(clippy::large_enum_variant, reason = "one exists for each migration")]
 pub(super) enum Incoming {
-    /// All of a copy.
     Whole(Import),
-    /// A part of one.
     Part(PartImport),
 }
 
@@ -78,7 +73,7 @@ impl Incoming {
         }
     }
 
-    /// Makes it the pool's own; of a part, the whole copy.
+    /// Commits it to the pool; for a part, commits the whole copy.
     pub(super) fn commit(self, is_current: bool) -> Result<Imported, Text> {
         match self {
             Self::Whole(import) => work::commit(import, is_current),
@@ -87,45 +82,38 @@ impl Incoming {
     }
 }
 
-/// How a job ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Ending {
-    /// The target has the copy.
     Finish,
-    /// The source goes on; the target frees.
     Restore,
 }
 
-/// One side of a migration.
 pub(super) struct Job {
     pub(super) id: MigrationId,
     pub(super) link: LinkId,
     pub(super) kind: Kind,
     pub(super) begun: Instant,
     pub(super) sequence: Option<SequenceId>,
-    /// Blocks of the manifest, once it is known.
     pub(super) blocks: usize,
-    /// Of them, those that a peer asked for, as far as they count against its quota.
+    /// Those of them that count against the peer's fetch quota.
     pub(super) fetched_blocks: usize,
     pub(super) carried: Carried,
-    /// Transport of its bytes, once some are to be carried.
     pub(super) transport: Option<MigrationTransport>,
-    /// Blocks that the target has or reserved, once it said so.
+    /// Blocks that the target has or reserved, once it reported them.
     pub(super) accepted_blocks: Option<usize>,
     pub(super) ending: Option<Ending>,
-    /// Why this node gave up, if the outcome does not say it.
+    /// Why this node gave up, unless the outcome has the reason.
     pub(super) trouble: Option<String>,
-    /// Since when the target has been told to commit without an answer, once that is reported.
+    /// Since when the target has been sent `Commit` without an answer, once that is reported.
     pub(super) in_doubt: Option<Millis>,
-    /// Since when it has been in doubt without any link to the target.
+    /// Since when it has been in doubt without a link to the target.
     pub(super) alone_since: Option<Millis>,
-    /// Final outcome, once it was reported.
     pub(super) outcome: Option<Outcome>,
-    /// The machine was told that the cache was cleared since the export.
+    /// The machine knows that the cache was cleared since the export.
     pub(super) is_cleared: bool,
-    /// Dropped to tell the running task to stop.
+    /// Dropping it stops the running task.
     pub(super) stop: Option<oneshot::Sender<()>>,
-    /// From the beginning of this side of the migration to its end.
+    /// Covers this side of the migration from begin to end.
     pub(super) span: tracing::Span,
     pub(super) side: SideJob,
 }
@@ -139,7 +127,6 @@ pub(super) enum SideJob {
         import: Slot<Incoming>,
         grant: Option<(Way, Tag)>,
         arrived: Option<Imported>,
-        /// Where a sequence goes that arrives.
         place: Option<mpsc::OwnedPermit<Arrival>>,
         answer: Option<oneshot::Sender<Result<Carried, TransferError>>>,
     },
@@ -178,12 +165,10 @@ impl Job {
         SideJob::Target { import: Slot::Empty, grant: None, arrived: None, place: None, answer }
     }
 
-    /// Returns the number of blocks that the target had already.
     pub(super) fn shared_blocks(&self) -> usize {
         self.accepted_blocks.unwrap_or(self.blocks).saturating_sub(self.carried.blocks)
     }
 
-    /// Returns whether a task has the export or import.
     pub(super) fn is_lent(&self) -> bool {
         match &self.side {
             SideJob::Source { export } => export.is_lent(),
@@ -191,7 +176,6 @@ impl Job {
         }
     }
 
-    /// Makes a signal for the task that begins now.
     pub(super) fn begin_task(&mut self) -> oneshot::Receiver<()> {
         let (stop, stopped) = oneshot::channel();
         self.stop = Some(stop);

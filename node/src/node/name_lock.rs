@@ -1,10 +1,10 @@
 //! A lock by which a node proves that the former process of its name has ended.
 //!
 //! It is a Unix socket in the abstract namespace: the kernel gives its name to one process at a
-//! time, and takes it back when that process ends, however it ends. The number of the lock is made
-//! of the boot of the kernel, the network namespace in which that name is unique, the user, the
-//! node's name and its addresses. Two processes that state the same number therefore lived one
-//! after the other.
+//! time, and releases it when that process ends in any way. The lock's number is derived from the
+//! boot of the kernel, the network namespace in which that name is unique, the user, the node's
+//! name and its addresses. Two processes that state the same number therefore ran one after the
+//! other.
 
 use std::os::unix::net::UnixListener;
 
@@ -18,7 +18,7 @@ pub(super) struct NameLock {
 }
 
 impl NameLock {
-    /// Takes the lock. `None` where there is no such lock, or another process has it.
+    /// Takes the lock. `None` if the platform has none, or another process holds it.
     #[cfg(target_os = "linux")]
     pub(super) fn take(name: &str, addresses: &[Address]) -> Option<Self> {
         use std::os::linux::net::SocketAddrExt;
@@ -49,7 +49,6 @@ impl NameLock {
         }
     }
 
-    /// There is no such lock here.
     #[cfg(not(target_os = "linux"))]
     pub(super) fn take(_name: &str, _addresses: &[Address]) -> Option<Self> {
         None

@@ -1,5 +1,3 @@
-//! A node, as an engine has it.
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,14 +20,13 @@ use crate::transport::tcp::{Address, PeerSettings, Tls, Token};
 /// A pool with links to the pools of other processes.
 ///
 /// While it exists, its peers are [destinations](kvpool::Pool::migrate_to_node) of the pool.
-/// Dropping it ends the links, and migrations under way fail: their sequences go back to the
-/// requests. A request whose peer was told to commit gets its sequence with
-/// [`TransferError::InDoubt`](kvpool::TransferError::InDoubt). [`shutdown`](Self::shutdown) ends it
-/// in an orderly way.
+/// Dropping it closes the links, and migrations in progress fail: their sequences return to the
+/// requests, with [`TransferError::InDoubt`](kvpool::TransferError::InDoubt) if the peer was sent
+/// `Commit`. [`shutdown`](Self::shutdown) ends it gracefully.
 pub struct Node {
     pub(super) name: String,
     pub(super) operator: Operator,
-    /// The driver ends with it.
+    /// Dropping it ends the driver.
     pub(super) inputs: mpsc::Sender<Input>,
     pub(super) addresses: Vec<Address>,
     pub(super) dialers: Arc<Mutex<Dialers>>,
@@ -37,9 +34,9 @@ pub struct Node {
     pub(super) offloading: Option<JoinHandle<()>>,
     pub(super) serving: Option<Serving>,
     pub(super) heads: Option<HeadRange>,
-    /// The number of migrations that were left at the end of the driver.
+    /// Number of unfinished migrations at the end of the driver.
     pub(super) ended: watch::Receiver<Option<usize>>,
-    /// Closed with the node, which ends the driver.
+    /// Closing it ends the driver.
     pub(super) _alive: watch::Sender<()>,
     /// The pool has a weak reference to it.
     pub(super) _remotes: Arc<dyn Remotes>,
@@ -71,19 +68,16 @@ impl Node {
         self.operator.counters()
     }
 
-    /// Replaces the peers to which this node connects by itself. Links that exist stay.
+    /// Replaces the peers to which this node connects. Existing links stay.
     pub fn set_peers(&self, peers: Vec<PeerSettings>) {
         self.dialers.lock().replace(peers);
     }
 
-    /// Replaces the certificates and the token of the cluster, and the tokens and the certificate
-    /// of the admin interface.
-    ///
-    /// Links and requests that begin from now on use them. Links that exist stay.
+    /// Replaces the certificates and the token of the cluster and of the admin interface, for new
+    /// links and requests. Existing links stay.
     ///
     /// # Errors
-    ///
-    /// [`NodeError::Admin`] or [`NodeError::Link`] if an address of this node would be open to all;
+    /// [`NodeError::Admin`] or [`NodeError::Link`] if an address of this node would be unprotected;
     /// [`NodeError::Stopped`]. Nothing was replaced.
     pub fn set_access(
         &self,
@@ -102,91 +96,83 @@ impl Node {
         Ok(())
     }
 
-    /// Returns the migrations under way, and the latest that ended, the newest first.
+    /// Returns the migrations in progress, and the latest ended ones, newest first.
     ///
     /// # Errors
-    ///
     /// [`NodeError::Stopped`].
     pub async fn migrations(&self) -> Result<Vec<MigrationRecord>, NodeError> {
         Ok(self.operator.status().await?.migrations)
     }
 
-    /// Returns the peers that were linked, with whether a link is up: those that are configured or
-    /// have anything under way here, and of the others the latest.
+    /// Returns the peers, with whether a link is up: those that are configured or have state here,
+    /// and the latest others that were linked.
     ///
     /// # Errors
-    ///
     /// [`NodeError::Stopped`].
     pub async fn peers(&self) -> Result<Vec<(String, bool)>, NodeError> {
         let peers = self.operator.status().await?.peers;
         Ok(peers.into_iter().map(|peer| (peer.name, peer.is_up)).collect())
     }
 
-    /// Returns the number of grants into which a peer may still write although their migrations have
-    /// ended. Their blocks are owned until that is over.
+    /// Returns the number of grants of ended migrations that a peer may still write.
     ///
     /// # Errors
-    ///
     /// [`NodeError::Stopped`].
     pub async fn quarantined_grants(&self) -> Result<usize, NodeError> {
         Ok(self.operator.status().await?.quarantined_grants)
     }
 
-    /// Moves a sequence to a peer that the engine [offers](super::NodeBuilder::offers) for it. Returns the
-    /// migration once it has begun.
+    /// Moves a sequence that the engine [offers](super::NodeBuilder::offers) to a peer; returns
+    /// once begun.
     ///
     /// If it fails, the engine gets the sequence back.
     ///
     /// # Errors
-    ///
-    /// [`NodeError::UnknownPeer`]; [`NodeError::NotOffered`] if the engine does not give it;
-    /// [`NodeError::NotBegun`], and then the engine has the sequence.
+    /// [`NodeError::UnknownPeer`]; [`NodeError::NotOffered`]; [`NodeError::NotBegun`], and then the
+    /// engine has the sequence.
     pub async fn migrate(&self, id: SequenceId, to: &str) -> Result<MigrationRecord, NodeError> {
         self.operator.migrate(id, to).await
     }
 
-    /// Returns whether every configured peer was reached, or an attempt at it failed.
+    /// Returns whether every configured peer was reached, or one attempt at it failed.
     pub fn has_tried_peers(&self) -> bool {
         self.operator.has_tried_peers()
     }
 
-    /// Returns the configured peers without a link that this node made, with the reason.
+    /// Returns the configured peers to which this node has made no link, with the reason.
     pub fn unreached(&self) -> Vec<(String, String)> {
         self.operator.unreached()
     }
 
-    /// Closes the links to a peer. Peers to which this node [connects](Self::set_peers) are linked
-    /// again.
+    /// Closes the links to a peer. The node [reconnects](Self::set_peers) to configured peers.
     ///
     /// # Errors
-    ///
     /// [`NodeError::Stopped`].
     pub async fn cut_links(&self, peer: &str) -> Result<(), NodeError> {
         self.operator.tell(Input::Cut(peer.to_owned())).await
     }
 
-    /// Declares that the process of a peer has ended and will not come back: a former process, if
-    /// another one has its name.
+    /// Declares that a process of a peer has ended: the former ones of its name, or else the
+    /// present.
     ///
     /// Copies in doubt become this node's own again; returns the ids of their sequences. If the
-    /// declaration is wrong, a sequence may run on both nodes, and what the process still writes by
-    /// RDMA damages blocks that others use.
+    /// declaration is wrong, a sequence may run on both nodes, and RDMA writes of the process
+    /// damage blocks that others use.
     ///
     /// # Errors
-    ///
-    /// [`NodeError::UnknownPeer`] if no process of this name was linked, or nothing of it is
-    /// remembered; [`NodeError::PeerLives`] if it has a link; [`NodeError::Stopped`].
+    /// [`NodeError::UnknownPeer`] if no process of this name has state here;
+    /// [`NodeError::PeerLives`] if it has a link; [`NodeError::Stopped`].
     pub async fn declare_ended(&self, peer: &str) -> Result<Vec<u64>, NodeError> {
         self.operator.declare_ended(peer).await
     }
 
-    /// Ends the node: takes no further requests, cancels migrations that can be cancelled, and waits
-    /// for the others. Returns whether nothing was left at the deadline.
+    /// Ends the node: takes no further requests, cancels migrations that can be cancelled, and
+    /// waits for the others. Returns whether none was left at the deadline.
     ///
-    /// What is left is in doubt: the peer was told to commit, and did not answer; or work on a blocking
-    /// thread that does not end. It goes on behind the deadline, and a further call waits for it. The
-    /// admin interface states meanwhile that the node ends. Its own end comes last, when its requests
-    /// have been answered, or at the deadline.
+    /// What can be left: migrations in doubt, whose peer was sent `Commit` and did not answer, and
+    /// blocking work that does not end. It continues past the deadline, and a further call waits
+    /// for it. Meanwhile the admin interface reports that the node is ending. The interface itself
+    /// ends last, when its requests are answered, or at the deadline.
     pub async fn shutdown(&self, patience: Duration) -> bool {
         let begun = Instant::now();
         if let Some(serving) = &self.serving {
@@ -195,7 +181,7 @@ impl Node {
         self.set_peers(Vec::new());
         let mut ended = self.ended.clone();
         let drained = async {
-            // Refused by a driver that has ended.
+            // Fails if the driver has ended.
             let _ = self.inputs.send(Input::Drain).await;
             ended.wait_for(Option::is_some).await.is_ok_and(|left| *left == Some(0))
         };

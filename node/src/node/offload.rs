@@ -5,55 +5,51 @@
 //! | cached blocks, in eviction order | free | the next allocations would evict them, and their bytes would be lost |
 //! | sequences on offer | free or evictable | evictions alone cannot make room any more |
 //!
-//! A full prefix cache keeps the number of free blocks near zero. Then the blocks that would be evicted
-//! next move to the peer at the rate of new allocations, and the peer becomes a second tier of the cache.
-//! Sequences are not moved for that.
+//! A full prefix cache keeps the number of free blocks near zero. The blocks that would be evicted
+//! next then move to the peer at the rate of new allocations, and the peer becomes a second tier of
+//! the cache. That moves no sequences.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvpool::{MigrateError, Pool, Sequence, SequenceId, TransferError};
 
-/// Time between two looks at the pool.
+/// Polling interval of the pool.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Time between two looks while blocks move.
+/// Interval while blocks move.
 const SOON: Duration = Duration::from_millis(1);
 
-/// Longest pause behind a failure.
+/// Longest pause after a failure.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Pause while the peer's blocks have another layout, which only another process of it can change.
+/// Pause while the peer's blocks have another layout, which only a restart of it can change.
 const OTHER_LAYOUT_PAUSE: Duration = Duration::from_secs(60);
 
-/// Most cached blocks of one transfer: while it lasts they cannot be evicted.
+/// Most cached blocks of one transfer, during which they cannot be evicted.
 const BLOCKS_MAX: usize = 512;
 
-/// Sequences that an engine gives away.
+/// Sequences that an engine releases, implemented by its scheduler.
 ///
-/// The engine's scheduler implements it. Both methods may be called on any thread, and must not wait.
+/// Both methods may be called on any thread, and must not block.
 pub trait Offers: Send + Sync + 'static {
-    /// Returns a sequence that may leave so that about `blocks` blocks become free; none if all must
-    /// stay.
+    /// Returns a sequence whose move frees about `blocks` blocks; `None` if all must stay.
     fn offer(&self, blocks: usize) -> Option<Sequence>;
 
-    /// Returns the sequence with this id, which an operator wants to move. `None` if it does not
-    /// exist, or must stay.
+    /// Returns a sequence that an operator wants to move; `None` if it must stay or is unknown.
     fn release(&self, id: SequenceId) -> Option<Sequence>;
 
-    /// Takes a sequence back that could not move.
+    /// Takes back a sequence that could not move.
     fn take_back(&self, sequence: Sequence);
 
-    /// Takes a sequence that the peer may have: this node ended before the peer said so.
+    /// Takes a sequence that the peer may have: this node ended before the peer confirmed.
     ///
-    /// It must not go on here before it is certain that it does not go on there. By default it is
-    /// closed.
+    /// It must not run here until it is certain that it does not run there. The default closes it.
     fn take_doubtful(&self, sequence: Sequence, peer: &str) {
         tracing::warn!(sequence = sequence.id().0, peer, "closed: the peer may have it");
     }
 }
 
-/// Gives a sequence back to its engine.
 pub(super) fn give_back(offers: &dyn Offers, failed: MigrateError) {
     match failed.error {
         TransferError::InDoubt { node, .. } => offers.take_doubtful(*failed.sequence, &node),
@@ -61,17 +57,16 @@ pub(super) fn give_back(offers: &dyn Offers, failed: MigrateError) {
     }
 }
 
-/// When and where blocks move by themselves.
+/// When and to which peer blocks move automatically.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OffloadBelow {
-    /// Cached blocks move while fewer than this number are free, and sequences while fewer are free or
-    /// evictable.
+    /// Cached blocks move while fewer are free, and sequences while fewer are free or evictable.
     pub below: usize,
     /// Name of the peer.
     pub to: String,
 }
 
-/// When the next attempt is due: at once behind a success, later behind each failure.
+/// When the next attempt is due: immediately after a success, with growing delay after failures.
 struct Backoff {
     pause: Duration,
     due: Instant,
@@ -86,11 +81,11 @@ impl Backoff {
         Instant::now() >= self.due
     }
 
-    /// Notes whether blocks moved, a failure, or that there was nothing to move. Returns the time
-    /// until the next look at the pool.
+    /// Notes whether blocks moved, a failure, or nothing to move. Returns the time to the next
+    /// look.
     fn note(&mut self, moved: Option<Result<bool, TransferError>>) -> Duration {
         match moved {
-            // More may have to go.
+            // More may have to move.
             Some(Ok(true)) => {
                 self.pause = INTERVAL;
                 SOON
@@ -111,7 +106,7 @@ impl Backoff {
 
 /// Moves blocks while memory is short. Never returns.
 pub(super) async fn keep_free(pool: Pool, offload: OffloadBelow, offers: Option<Arc<dyn Offers>>) {
-    // Apart, so that cached blocks that a peer refuses do not delay sequences.
+    // Separate, so that refused cached blocks do not delay sequences.
     let (mut cached_next, mut sequence_next) = (Backoff::new(), Backoff::new());
     let mut pause = INTERVAL;
     loop {
@@ -141,7 +136,6 @@ async fn cached(pool: &Pool, offload: &OffloadBelow, blocks: usize) -> Option<Re
     Some(moved.map(|report| report.evicted_blocks + report.leaving_blocks > 0))
 }
 
-/// Returns whether a sequence moved; `None` if none is on offer.
 async fn sequence(
     pool: &Pool,
     offload: &OffloadBelow,
@@ -151,8 +145,8 @@ async fn sequence(
     let offers = offers?;
     let sequence = offers.offer(blocks)?;
     let (pool, to, offers) = (pool.clone(), offload.to.clone(), offers.clone());
-    // A task of its own: this one ends with the node, and a request that is dropped closes its
-    // sequence. The request ends with the node too, and the engine has the sequence again.
+    // A separate task, because this one ends with the node, and dropping the request would close
+    // its sequence. The request also ends with the node, and returns the sequence to the engine.
     let moved = tokio::spawn(async move {
         let moved = pool.migrate_to_node(sequence, &to).await;
         moved.map(|_| true).map_err(|failed| {

@@ -1,4 +1,4 @@
-//! What an operator may ask of a node. It does not keep the node alive.
+//! What an operator can request of a node. It does not keep the node alive.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Weak};
@@ -16,10 +16,9 @@ use super::status::{Counters, NodeCounters, NodeStatus};
 use crate::admin::{MigrationRecord, MigrationSide};
 use crate::transport::tcp::Address;
 
-/// Time between two looks at a migration that was asked for.
+/// Polling interval for a requested migration to begin.
 const BEGIN_POLL: Duration = Duration::from_millis(1);
 
-/// See the [module](self).
 #[derive(Clone)]
 pub(super) struct Operator {
     pub(super) pool: Pool,
@@ -34,7 +33,6 @@ impl Operator {
         self.counters.count(|counters| *counters)
     }
 
-    /// Queues an input of the driver.
     pub(super) async fn tell(&self, input: Input) -> Result<(), NodeError> {
         let inputs = self.inputs.upgrade().ok_or(NodeError::Stopped)?;
         inputs.send(input).await.map_err(|_| NodeError::Stopped)
@@ -46,14 +44,12 @@ impl Operator {
         answered.await.map_err(|_| NodeError::Stopped)
     }
 
-    /// Declares that a peer has ended: see [`Node::declare_ended`](super::Node::declare_ended).
     pub(super) async fn declare_ended(&self, peer: &str) -> Result<Vec<u64>, NodeError> {
         let (answer, answered) = oneshot::channel();
         self.tell(Input::PeerEnded(peer.to_owned(), answer)).await?;
         answered.await.map_err(|_| NodeError::Stopped)?
     }
 
-    /// Returns whether every configured peer was reached, or an attempt at it failed.
     pub(super) fn has_tried_peers(&self) -> bool {
         self.ask_dialers(Dialers::have_tried).unwrap_or(true)
     }
@@ -62,17 +58,15 @@ impl Operator {
         self.ask_dialers(Dialers::addresses).unwrap_or_default()
     }
 
-    /// Returns the configured peers without a link that this node made, with the reason.
     pub(super) fn unreached(&self) -> Vec<(String, String)> {
         self.ask_dialers(Dialers::unreached).unwrap_or_default()
     }
 
-    /// Returns an answer of the dialers; `None` once the node has ended.
+    /// Queries the dialers; `None` once the node has ended.
     fn ask_dialers<T>(&self, ask: impl FnOnce(&Dialers) -> T) -> Option<T> {
         Some(ask(&self.dialers.upgrade()?.lock()))
     }
 
-    /// Begins to move a sequence to a peer: see [`Node::migrate`](super::Node::migrate).
     pub(super) async fn migrate(&self, id: SequenceId, to: &str) -> Result<MigrationRecord, NodeError> {
         let status = self.status().await?;
         let is_known = status.peers.iter().any(|peer| peer.name == to);
@@ -100,7 +94,7 @@ impl Operator {
                 && !before.contains(&record.id)
         };
         loop {
-            // The task ends behind the migration, whose record the driver keeps.
+            // The task ends after the migration, whose record the driver keeps.
             let ended = tokio::time::timeout(BEGIN_POLL, &mut task).await;
             if let Some(record) = self.status().await?.migrations.into_iter().find(is_it) {
                 return Ok(record);

@@ -1,16 +1,14 @@
 //! An export on its way to a peer, with the request that waits for its end.
 //!
-//! Wherever a parcel is dropped, in a job, in a task, in a queue or with the runtime, the request
-//! gets its export back with an error. No export is closed because its driver is gone.
+//! Wherever a parcel is dropped, in a job, a task, a queue or with the runtime, the request gets
+//! its export back with an error. No export is closed because its driver is gone.
 
 use kvpool::transfer::{Export, SendError, Sent};
 use kvpool::{Carried, TransferError};
 use tokio::sync::oneshot;
 
-/// Answer to the request of an export.
 pub(super) type SendAnswer = oneshot::Sender<Result<Sent, SendError>>;
 
-/// An export, and the request that waits for its end.
 #[derive(Debug)]
 pub(super) struct Parcel {
     node: String,
@@ -18,7 +16,7 @@ pub(super) struct Parcel {
     export: Option<Export>,
     /// `None` for an export that a peer asked for.
     answer: Option<SendAnswer>,
-    /// Whether the peer was told to commit.
+    /// Whether the peer was sent `Commit`.
     is_told: bool,
 }
 
@@ -27,7 +25,6 @@ impl Parcel {
         Self { node: node.to_owned(), export: Some(export), answer, is_told: false }
     }
 
-    /// Returns the name of the peer.
     pub(super) fn node(&self) -> &str {
         &self.node
     }
@@ -40,12 +37,12 @@ impl Parcel {
         self.export.as_mut().unwrap_or_else(|| unreachable!("an export that has ended"))
     }
 
-    /// Notes that the peer is told to commit: from now on it may have the sequence.
+    /// Notes that the peer is sent `Commit`: from now on it may have the sequence.
     pub(super) fn tell(&mut self) {
         self.is_told = true;
     }
 
-    /// Returns whether the peer may have what only one side may go on with.
+    /// Returns whether the peer may have a copy that only one side may continue with.
     pub(super) fn is_in_doubt(&self) -> bool {
         self.is_told && self.export.as_ref().is_some_and(Export::owns_sequence)
     }
@@ -59,7 +56,7 @@ impl Parcel {
         }
     }
 
-    /// Gives the export back with an error: the peer has not committed, and will not.
+    /// Returns the export with an error: the peer has not committed, and never will.
     pub(super) fn fail(mut self, error: TransferError) {
         self.give_back(error);
     }
@@ -67,13 +64,13 @@ impl Parcel {
     fn give_back(&mut self, error: TransferError) {
         let Some(export) = self.export.take() else { return };
         let Some(answer) = self.answer.take() else {
-            // Cached blocks, which return to their places.
+            // Cached blocks, which return to the cache.
             return drop(export.cancel());
         };
         if let Err(Err(unread)) = answer.send(Err(SendError { error, export: Box::new(export) }))
             && unread.export.owns_sequence()
         {
-            // The promise of `Pool::migrate` for a future that is dropped.
+            // `Pool::migrate` guarantees this for a dropped future.
             let (sequence, error) = (unread.export.sequence(), &unread.error);
             tracing::info!(?sequence, %error, "closed here: its request was dropped");
         }

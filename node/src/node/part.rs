@@ -1,5 +1,3 @@
-//! Sending parts of copies to ranks of another tensor-parallel split.
-
 use kvpool::transfer::{Export, Sent};
 use kvpool::{Invalid, TransferError};
 use tokio::sync::oneshot;
@@ -9,14 +7,14 @@ use super::node::Node;
 use super::parcel::Parcel;
 use crate::protocol::{MigrationId, Part, PartFault};
 
-/// Reason for which a part was not sent.
+/// Why a part was not sent.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PartError {
-    /// The export is of another pool, whose engine writes its frames.
+    /// The export belongs to another pool, whose engine writes its frames.
     #[error("the export is not of this node's pool")]
     ForeignExport,
-    /// The node was not told [which heads it has](super::NodeBuilder::heads).
+    /// The node does not know [its heads](super::NodeBuilder::heads).
     #[error("the node was not told which heads it has")]
     HeadsUnknown,
     /// The heads of the node are not those of its blocks.
@@ -27,7 +25,7 @@ pub enum PartError {
     Part {
         /// The part.
         part: Part,
-        /// Its fault.
+        /// What is wrong with it.
         fault: PartFault,
     },
     /// The target refused it, or the copy has ended.
@@ -41,36 +39,36 @@ pub enum PartError {
 pub struct SendPartError {
     /// The cause.
     pub error: PartError,
-    /// The export. The target has not committed the copy, and will not, except if the cause is
+    /// The export. The target has not committed the copy, and never will, except after
     /// [`TransferError::InDoubt`].
     pub export: Box<Export>,
 }
 
 impl Node {
-    /// Sends this rank's part of a sequence to a peer of another tensor-parallel split, and finishes
-    /// the export when the peer has committed the copy.
+    /// Sends this rank's part of a sequence to a peer of another tensor-parallel split, and
+    /// finishes the export when the peer has committed the copy.
     ///
-    /// The engine asks the node of each rank that has heads of the peer, with the same `copy`, a random
-    /// number that it uses once, and the part of each. The peer commits when it has all parts, or has
-    /// none: a part that fails, or does not come within the transfer deadline of the first one,
-    /// ends the others, and each source gets its export back. An export that owns its sequence
-    /// moves it; a [copy](kvpool::Pool::export_copy) leaves it open here. A rank that feeds several
-    /// peers copies the sequence to each, with a number of its own, and closes it once all have it:
-    /// one of these copies may arrive while another fails.
+    /// The engine calls the node of each rank that has heads of the peer, with its part and the
+    /// same `copy`, a random number that it uses once. The peer commits all parts or none: a part
+    /// that fails, or does not arrive within the transfer deadline of the first one, ends the
+    /// others, and each source gets its export back. An export that owns its sequence moves it; a
+    /// [copy](kvpool::Pool::export_copy) leaves it open here. A rank that feeds several peers
+    /// copies the sequence to each under a separate number, and closes it once all have it, since
+    /// some of these copies may fail.
     ///
     /// # Limits
     ///
-    /// - Both nodes must know [their heads](super::NodeBuilder::heads). Block sizes, layers, dtypes, and
-    ///   the static scales of shared heads must be equal.
-    /// - All heads of this rank are sent, also those that the peer has no use for.
-    /// - The bytes go over TCP. The peer needs [memory](super::NodeBuilder::staging_bytes) for all blocks
-    ///   of the part that it lacks, and checks them there.
+    /// - Both nodes must know [their heads](super::NodeBuilder::heads). Block sizes, layers,
+    ///   dtypes, and the static scales of shared heads must be equal.
+    /// - All heads of this rank are sent, also those that the peer does not need.
+    /// - The bytes travel over TCP. The peer needs [memory](super::NodeBuilder::staging_bytes) for
+    ///   all blocks of the part that it lacks, and checks them there.
     /// - Only sequences move in parts.
     ///
     /// # Errors
-    ///
-    /// [`SendPartError`] with the export, whose sequence is as before. A refusal of the peer is a
-    /// [`TransferError::Node`] that says why. After [`TransferError::InDoubt`] the peer may have the copy.
+    /// [`SendPartError`] with the export, whose sequence is unchanged. A refusal of the peer is a
+    /// [`TransferError::Node`] with the reason. After [`TransferError::InDoubt`] the peer may have
+    /// the copy.
     pub async fn send_part(
         &self,
         export: Export,

@@ -1,8 +1,8 @@
-//! Parts of copies that come to this node, and the import that they share.
+//! Parts of copies that arrive at this node, and the import that they share.
 //!
-//! A rank of another tensor-parallel split sends all heads that it has. The blocks go to a
-//! [staging](super::staging), and from there, block by block, into the import: only the heads that
-//! are this node's.
+//! A rank of another tensor-parallel split sends all of its heads. The blocks arrive in a
+//! [staging](super::staging); from there, only this node's heads are copied to the import, block by
+//! block.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
@@ -25,7 +25,6 @@ pub(super) struct PartCopies {
     imports: HashMap<CopyNumber, Weak<Gathering>>,
 }
 
-/// What the parts of a copy share.
 pub(super) struct Gathering {
     own: HeadRange,
     stagings: Arc<Stagings>,
@@ -36,7 +35,6 @@ pub(super) struct Gathering {
 struct Gathered {
     import: Option<Import>,
     sources: Vec<HeadRange>,
-    /// Where the sequence goes.
     place: Option<OwnedPermit<Arrival>>,
 }
 
@@ -50,12 +48,12 @@ pub(super) struct PartImport {
 }
 
 impl PartCopies {
-    /// Permits parts: `own` are the heads of this node.
+    /// Enables parts; `own` are the heads of this node.
     pub(super) fn new(own: HeadRange, stagings: Stagings) -> Self {
         Self { own: Some((own, Arc::new(stagings))), imports: HashMap::new() }
     }
 
-    /// Returns what the parts of a copy share; `None` if this node does not know its heads.
+    /// Returns the shared state of a copy; `None` if this node does not know its heads.
     pub(super) fn gathering(&mut self, copy: CopyNumber) -> Option<Arc<Gathering>> {
         let (own, stagings) = self.own.clone()?;
         self.imports.retain(|_, gathering| gathering.strong_count() > 0);
@@ -73,7 +71,7 @@ impl Gathering {
         self.state.lock()
     }
 
-    /// Reserves a place for the arriving sequence, if no other part of the copy did.
+    /// Reserves a slot for the arriving sequence, unless another part of the copy did.
     pub(super) fn reserve_place(&self, arrivals: Sender<Arrival>) -> Result<(), TrySendError<()>> {
         let mut state = self.state();
         if state.place.is_none() {
@@ -85,7 +83,7 @@ impl Gathering {
         Ok(())
     }
 
-    /// Adds the manifest of a part to the import, which the first one begins.
+    /// Adds the manifest of a part to the import. The first part begins the import.
     fn join(&self, pool: &Pool, manifest: &Manifest) -> Result<(Vec<u32>, Vec<u32>), TransferError> {
         let mut state = self.state();
         match &mut state.import {
@@ -97,7 +95,7 @@ impl Gathering {
         Ok((import.missing().to_vec(), import.accepted()))
     }
 
-    /// Checks that the parts of a copy have all heads of this node, once they are here.
+    /// Checks that the parts have all heads of this node, once all are here.
     fn check_heads(&self, part: Part) -> Result<(), PartFault> {
         let sources = &self.state().sources;
         if sources.len() < usize::from(part.of) {
@@ -113,7 +111,7 @@ impl Gathering {
     }
 }
 
-/// Reserves the blocks of a copy, if this is its first part, and memory for the bytes of the part.
+/// Reserves memory for the bytes of a part, and for the first part the blocks of the copy.
 pub(super) fn reserve(
     pool: &Pool,
     gathering: Option<Arc<Gathering>>,
@@ -157,7 +155,6 @@ impl PartImport {
         self.sequence
     }
 
-    /// Returns the staged frames of the places that have not arrived.
     fn piece(&self) -> Option<Piece> {
         let staged = self.staged.as_ref()?;
         let mut runs: Vec<Run> = Vec::new();
@@ -171,7 +168,7 @@ impl PartImport {
         (!runs.is_empty()).then(|| Piece { runs, hold: staged.clone(), staged: Some(staged.region()) })
     }
 
-    /// Writes the blocks that have arrived into the import, and compares their checksums.
+    /// Writes the arrived blocks into the import, and compares their checksums.
     pub(super) fn verify(&mut self) -> Result<Verified, Text> {
         let mut bad = Vec::new();
         for (place, index) in std::mem::take(&mut self.missing) {
@@ -187,18 +184,17 @@ impl PartImport {
         let places = Places::of(bad.iter().map(|&(place, _)| place)).map_err(text)?;
         self.missing = bad;
         if self.missing.is_empty() {
-            // Others may need the room.
+            // Frees the memory for others.
             self.staged = None;
         }
         Ok(Verified { bad: places, piece: self.piece() })
     }
 
-    /// Takes the place for the arriving sequence.
     pub(super) fn take_place(&self) -> Option<OwnedPermit<Arrival>> {
         self.gathering.state().place.take()
     }
 
-    /// Makes the copy this pool's own, with all of its parts. On an error it is gone.
+    /// Commits the copy with all of its parts to this pool. On an error it is gone.
     pub(super) fn commit(self, is_current: bool) -> Result<Imported, Text> {
         let import = self.gathering.state().import.take();
         work::commit(import.ok_or_else(|| Text::new("the copy has ended"))?, is_current)

@@ -1,7 +1,7 @@
-//! The peers of a node: their links, and the ways to them.
+//! The peers of a node: their links, and the transports that reach them.
 //!
 //! A peer is a process. Of the processes of one name, the *present* one can be linked; a *former*
-//! one is remembered as long as it may have something that only one side may go on with.
+//! one is remembered while it may have a copy that only one side may continue with.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -20,39 +20,35 @@ use crate::settings::Restarts;
 use crate::transport::tcp::{Address, Link, LinkError, SocketKind};
 use crate::wire::Denial;
 
-/// Processes that are remembered, of all names.
 const PEERS_MAX: usize = 1024;
 
-/// Peers that are remembered without a reason, so that a link that was lost can be asked about.
+/// Most peers that are remembered only so that a lost link can be reported.
 const LOST_MAX: usize = 64;
 
-/// Time for the last messages of a link that is closed.
+/// Time for sending the last messages of a link that is closed.
 pub(super) const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// State of a peer with other blocks than this node.
 const OTHER_LAYOUT: &str = "its blocks have another layout: only parts of copies are transferred";
 
 pub(super) struct Peer {
     pub(super) name: String,
     pub(super) incarnation: Incarnation,
-    /// When it began, by its clock; at most when it was first linked, by the clock of this node.
+    /// When it began by its own clock; at most the time of the first link by this node's clock.
     began_ms: u64,
-    /// Fingerprint of the layout of its blocks; zeros if it states none.
+    /// Fingerprint of its block layout; zeros if it states none.
     fingerprint: [u8; 16],
-    /// Whether it was said that the layout is not that of this node.
     was_layout_said: bool,
     lock: Option<[u8; 16]>,
-    /// The newest last.
+    /// Newest last.
     lines: Vec<Arc<Link>>,
-    /// Its numbers at the transports.
+    /// Its ids at the transports.
     ways: HashMap<Way, PeerId>,
-    /// Whether a transport was told how to reach it.
+    /// Whether a transport was given its address.
     pub(super) was_added: bool,
     /// Whether another process has taken its name.
     is_former: bool,
-    /// When its last link was lost, as a count of such events.
+    /// When its last link was lost, as a counter of such events.
     lost: u64,
-    /// The last process of its name that was refused.
     refused: Option<(Incarnation, Denial)>,
     /// What an operator can do about it.
     remedy: Option<&'static str>,
@@ -65,7 +61,7 @@ impl Peer {
         Self {
             name: of.name.clone(),
             incarnation: Incarnation(of.incarnation),
-            // A clock that runs ahead must not keep out the processes that follow.
+            // A clock that runs ahead must not lock out the next processes.
             began_ms: of.statement.began_ms.min(now.as_millis() as u64),
             fingerprint: of.fingerprint,
             was_layout_said: false,
@@ -84,19 +80,19 @@ impl Peer {
         self.lines.iter().any(|line| line.cause().is_none())
     }
 
-    /// Returns whether its blocks have another layout than those with this fingerprint.
+    /// Returns whether its block layout has another fingerprint.
     pub(super) fn has_other_layout(&self, than: &[u8; 16]) -> bool {
         self.fingerprint != [0; 16] && self.fingerprint != *than
     }
 
-    /// Says once that its blocks have another layout than those with this fingerprint, if so.
+    /// Logs once that its block layout has another fingerprint, if so.
     pub(super) fn say_layout(&mut self, than: &[u8; 16], address: &Address) {
         if self.has_other_layout(than) && !std::mem::replace(&mut self.was_layout_said, true) {
             tracing::warn!(peer = self.name, %address, "linked, but {OTHER_LAYOUT}");
         }
     }
 
-    /// Returns its state, for an operator of a node whose blocks have this fingerprint.
+    /// Returns its state, for an operator of a node with this layout fingerprint.
     pub(super) fn status(&self, fingerprint: &[u8; 16]) -> PeerStatus {
         let (name, is_up) = (self.name.clone(), self.is_up());
         let note = match self.refused {
@@ -110,30 +106,23 @@ impl Peer {
         PeerStatus { name, is_up, note }
     }
 
-    /// Returns its newest link that lives.
     pub(super) fn line(&self) -> Option<&Arc<Link>> {
         self.lines.iter().rev().find(|line| line.cause().is_none())
     }
 
-    /// Queues a message at the newest live link.
-    ///
-    /// # Errors
-    /// [`LinkError`]; the message is dropped.
+    /// Queues a message at the newest live link; an error drops it.
     pub(super) fn send(&self, message: &NodeMessage) -> Result<(), LinkError> {
         self.line().ok_or(LinkError::Closed)?.try_send(message)
     }
 
-    /// Returns the bytes of the longest message that can be sent.
     pub(super) fn message_max(&self) -> usize {
         self.line().map_or(usize::MAX, |line| line.message_max())
     }
 
-    /// Returns the best way to the peer.
     pub(super) fn way(&self) -> Option<(Way, PeerId)> {
         [Way::Nixl, Way::Tcp].into_iter().find_map(|way| Some((way, *self.ways.get(&way)?)))
     }
 
-    /// Returns the transport that carries the bytes of a way.
     pub(super) fn transport(&self, way: Way) -> MigrationTransport {
         let newest = self.lines.last().map(|line| line.kind());
         match (way, newest) {
@@ -162,17 +151,14 @@ impl Peer {
     }
 }
 
-/// What an operator can do about an older process that is refused.
+/// What an operator can do about a refused older process.
 const DECLARE_LATER: &str =
     "; if that one has ended, declare it at this node: kvpool declare-ended --peer NAME";
 
-/// What a new link means.
 pub(super) enum Joined {
-    /// Of a process that is known, or of the first one of its name that is.
     Same(LinkId),
     /// Of another process than before, which has ended.
     Restarted(LinkId, Peer),
-    /// Not permitted.
     Refused(Denial),
 }
 
@@ -181,7 +167,7 @@ pub(super) struct Peers {
     all: BTreeMap<LinkId, Peer>,
     next: u32,
     losses: u64,
-    /// Of what other processes can cause.
+    /// Limits the log of events that other processes can cause.
     pub(super) reports: Reports,
 }
 
@@ -210,7 +196,7 @@ impl Peers {
         }
         // A clock may have been set back; a lock is proof.
         let is_proven = peer.lock.is_some() && peer.lock == new.lock;
-        // The new process by its own clock: if this node's was set back, it locks no process out.
+        // Compares clocks of the peers: if this node's was set back, that locks no process out.
         if !is_proven && link.peer().statement.began_ms < peer.began_ms {
             return self.refuse(&new, link, Denial::OlderProcess);
         }
@@ -244,9 +230,9 @@ impl Peers {
         Joined::Same(id)
     }
 
-    /// Says once for each process that it is refused.
+    /// Logs a refusal once per process.
     fn refuse(&mut self, new: &Peer, link: &Link, denial: Denial) -> Joined {
-        // Of two processes of a name, the former one would be declared: it is perhaps this one.
+        // A declaration would apply to the former process of the name, which may be this one.
         let has_former = self.all.values().any(|peer| peer.is_former && peer.name == new.name);
         let remedy = (denial == Denial::OlderProcess && !has_former).then_some(DECLARE_LATER);
         let present = self.all.values_mut().find(|peer| !peer.is_former && peer.name == new.name);
@@ -264,12 +250,12 @@ impl Peers {
         Joined::Refused(denial)
     }
 
-    /// Returns whether a peer has a link, or had one whose loss is still to be noted.
+    /// Returns whether a peer has a link, or a lost one that is not handled yet.
     pub(super) fn has_links(&self, id: LinkId) -> bool {
         self.all.get(&id).is_some_and(|peer| !peer.lines.is_empty())
     }
 
-    /// Removes a link that was lost. Returns whether it was the peer's last one.
+    /// Removes a lost link. Returns whether it was the peer's last one.
     pub(super) fn leave(&mut self, id: LinkId, link: &Arc<Link>) -> bool {
         let Some(peer) = self.all.get_mut(&id) else { return false };
         let count = peer.lines.len();
@@ -279,8 +265,7 @@ impl Peers {
         count > 0 && peer.lines.is_empty()
     }
 
-    /// Forgets peers without a link and without a reason to be remembered, except for the latest.
-    /// Returns them.
+    /// Forgets and returns unlinked peers without a reason to be remembered, except the latest.
     pub(super) fn forget(&mut self, has_reason: impl Fn(LinkId, &Peer) -> bool) -> Vec<(LinkId, Peer)> {
         let idle = |(&id, peer): (&LinkId, &Peer)| {
             (!peer.is_up() && !has_reason(id, peer)).then_some((peer.is_former, peer.lost, id))
@@ -293,8 +278,8 @@ impl Peers {
         gone.filter_map(|(.., id)| Some((id, self.all.remove(&id)?))).collect()
     }
 
-    /// Removes the processes of a name that the operator declares to have ended: the former ones, or,
-    /// if there is none, the present one.
+    /// Removes the processes of a name that the operator declares to have ended: the former ones,
+    /// or else the present one.
     ///
     /// # Errors
     /// [`NodeError::UnknownPeer`]; [`NodeError::PeerLives`] for a present one with a link.
@@ -322,7 +307,6 @@ impl Peers {
         self.all.get_mut(&id)
     }
 
-    /// Returns the present process of a name.
     pub(super) fn find(&self, name: &str) -> Option<LinkId> {
         self.all.iter().find(|(_, peer)| !peer.is_former && peer.name == name).map(|(&id, _)| id)
     }
@@ -331,12 +315,11 @@ impl Peers {
         self.get(id).map_or("unknown", |peer| &peer.name)
     }
 
-    /// Returns the present processes.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Peer> {
         self.all.values().filter(|peer| !peer.is_former)
     }
 
-    /// Closes all links, once what is queued there was written, or after a short time.
+    /// Closes all links, once their queues are written, or after a short time.
     pub(super) async fn close(&mut self) {
         let lines = self.all.values_mut().flat_map(|peer| peer.lines.drain(..));
         let closing: Vec<_> = lines
@@ -353,12 +336,11 @@ impl Peers {
     }
 }
 
-/// Tells a peer why it is refused, and closes the link.
 pub(super) fn refuse(link: Arc<Link>, denial: Denial) {
     tokio::spawn(async move {
         let told = async {
             link.send(&NodeMessage::Refused(denial)).await?;
-            // The peer closes it with this reason; closed here first, it might only see the end.
+            // The peer closes first, so that it sees the reason and not only the end.
             Err::<(), _>(link.closed().await)
         };
         let _ = timeout(LAST_WORDS, told).await;

@@ -1,5 +1,3 @@
-//! Questions of a node about the caches of its peers, until they are answered.
-
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -9,22 +7,18 @@ use tokio::sync::oneshot;
 use crate::protocol::LinkId;
 use crate::transport::tcp::Link;
 
-/// Questions that may wait for an answer.
 const OPEN_MAX: usize = 1024;
 
-/// Takes the answer to a question: whether a block is cached for each hash.
+/// Receives the answer to a query: for each hash, whether a block is cached.
 pub(super) type Cached = oneshot::Sender<Result<Vec<bool>, TransferError>>;
 
-/// A question without an answer.
 struct Open {
     peer: LinkId,
-    /// The one of the peer's links over which it was asked, and is answered.
     link: Arc<Link>,
     hashes: usize,
     cached: Cached,
 }
 
-/// Questions without an answer, by number.
 #[derive(Default)]
 pub(super) struct Questions {
     last: u64,
@@ -32,11 +26,9 @@ pub(super) struct Questions {
 }
 
 impl Questions {
-    /// Begins a question for this many hashes, and returns its number. What nothing waits for any more
-    /// is forgotten.
+    /// Opens a query for this many hashes; drops those whose caller has gone. Returns its number.
     ///
     /// # Errors
-    ///
     /// `cached` and the reason, if too many are open.
     pub(super) fn begin(
         &mut self,
@@ -53,12 +45,10 @@ impl Questions {
         Ok(self.last)
     }
 
-    /// Returns the number of hashes of a question, if this peer was asked it.
     pub(super) fn hashes(&self, number: u64, peer: LinkId) -> Option<usize> {
         self.open.get(&number).filter(|open| open.peer == peer).map(|open| open.hashes)
     }
 
-    /// Returns the numbers of the questions that were asked over a link.
     pub(super) fn over(&self, link: &Arc<Link>) -> Vec<u64> {
         let is_over = |open: &Open| Arc::ptr_eq(&open.link, link);
         self.open.iter().filter(|(_, open)| is_over(open)).map(|(&number, _)| number).collect()
@@ -66,7 +56,7 @@ impl Questions {
 
     pub(super) fn end(&mut self, number: u64, cached: Result<Vec<bool>, TransferError>) {
         if let Some(open) = self.open.remove(&number) {
-            // Nothing may wait for it any more.
+            // The caller may be gone.
             let _ = open.cached.send(cached);
         }
     }

@@ -12,7 +12,6 @@ use super::driver::Input;
 use super::parcel::Parcel;
 use crate::protocol::QUESTION_MAX;
 
-/// The peers of a node, by name.
 pub(super) struct NodeRemotes {
     pub(super) inputs: mpsc::Sender<Input>,
 }
@@ -24,7 +23,7 @@ struct NodeRemote {
 
 impl Remotes for NodeRemotes {
     fn remote(&self, name: &str) -> Option<Arc<dyn Remote>> {
-        // Whether there is such a peer is known to the driver, which says so.
+        // The driver knows whether there is such a peer, and answers.
         Some(Arc::new(NodeRemote { name: name.to_owned(), inputs: self.inputs.clone() }))
     }
 }
@@ -45,7 +44,6 @@ impl Remote for NodeRemote {
             };
             let (answer, answered) = oneshot::channel();
             permit.send(Input::Send(Box::new(Parcel::new(&name, export, Some(answer))), None));
-            // A parcel answers wherever it is dropped.
             answered.await.unwrap_or_else(|_| unreachable!("a parcel was dropped without an answer"))
         })
     }

@@ -1,25 +1,22 @@
-//! Reports that others can cause, of which few are logged.
-
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// Time in which a report is logged once.
+/// Period in which the same message is logged once.
 const TIME: Duration = Duration::from_secs(10);
 
-/// Reports that are logged in this time: a hostile host can cause any number of them.
+/// Messages per period: a hostile host can cause any number of them.
 const REPORTS_MAX: usize = 8;
 
-/// The reports that were logged lately, and the number of others.
+/// Messages of the current period, and the number of those suppressed.
 #[derive(Default)]
 pub(super) struct Reports {
-    /// End of the time in which each is logged once.
     until: Option<Instant>,
     logged: BTreeSet<String>,
     unsaid: u64,
 }
 
 impl Reports {
-    /// Returns whether a report is to be logged: neither it nor too many others were lately.
+    /// Returns whether a message is to be logged: it is new in this period, and within the limit.
     pub(super) fn is_new(&mut self, report: String) -> bool {
         let now = Instant::now();
         if self.until.is_some_and(|until| until <= now) {
@@ -31,7 +28,6 @@ impl Reports {
         is_new
     }
 
-    /// Waits until reports may be logged again.
     pub(super) async fn over(&self) {
         match self.until {
             Some(until) => tokio::time::sleep_until(until.into()).await,
@@ -39,7 +35,6 @@ impl Reports {
         }
     }
 
-    /// Logs the number of reports that were not logged.
     pub(super) fn sum_up(&mut self) {
         if self.unsaid > 0 {
             tracing::warn!(

@@ -1,5 +1,3 @@
-//! The admin interface of a node while it is served.
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,27 +9,25 @@ use super::admin::NodeAdmin;
 use crate::admin::{AdminAccess, AdminServer};
 use crate::settings::AdminUrl;
 
-/// Time in which answers under way are written when the node has no patience left.
+/// Time for responses in progress when the patience of the node is used up.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
-/// A server and its task. Dropping it ends all connections.
 pub(super) struct Serving {
     pub(super) access: AdminAccess,
     admin: Arc<NodeAdmin>,
     address: AdminUrl,
-    /// Time for requests under way, once the end was ordered.
+    /// Time for requests in progress, once shutdown has begun.
     ending: watch::Sender<Option<Duration>>,
     task: JoinHandle<()>,
 }
 
 impl Serving {
-    /// Serves on the current runtime.
     pub(super) fn start(server: AdminServer, admin: Arc<NodeAdmin>) -> Self {
         let (ending, mut ended) = watch::channel(None);
         let (access, address, shared) = (server.access(), server.address().clone(), admin.clone());
         let task = tokio::spawn(async move {
             let end = async {
-                // Fails only if the node is gone; then this task is too.
+                // Fails only if the node is gone; then this task ends too.
                 let _ = ended.wait_for(Option::is_some).await;
             };
             // Longer than any patience: `end` below has the deadline.
@@ -46,12 +42,11 @@ impl Serving {
         &self.address
     }
 
-    /// States from now on that the node ends.
     pub(super) fn drain(&self) {
         self.admin.drain();
     }
 
-    /// Ends the server, with some time for requests under way.
+    /// Ends the server, with some time for requests in progress.
     pub(super) async fn end(&self, patience: Duration) {
         let patience = patience.max(LAST_ANSWERS);
         self.ending.send_replace(Some(patience));

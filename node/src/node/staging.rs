@@ -1,9 +1,9 @@
-//! Memory for the bytes of parts until they are checked.
+//! Memory for the bytes of parts until they are verified.
 //!
-//! The blocks of a part have other heads than those of this pool, so that a peer cannot write them
-//! into the pool's frames. It writes frames of a [`Staging`] instead: a storage whose frames are
-//! only numbers until bytes arrive. There is one for each size of the sources' blocks, and all of a
-//! node share one budget of bytes.
+//! The blocks of a part have other heads than those of this pool, so a peer cannot write them into
+//! the pool's frames. It writes frames of a [`Staging`] instead, a storage that allocates the
+//! memory of a frame when its bytes arrive. There is one for each size of the sources' blocks; all
+//! of a node share one budget of bytes.
 //!
 //! ```text
 //! reserve -> Staged: frames, and their bytes in the budget      dropped: both are free again
@@ -11,8 +11,8 @@
 //!              take: the bytes of a frame go to the import
 //! ```
 //!
-//! Each frame is written and read under a lock, so that late bytes of a peer harm no reader: they are
-//! of a frame that is still staged, and are checked like others, or of none, and are refused.
+//! Frames are accessed under a lock, so late bytes of a peer cannot race with a reader. If their
+//! frame is still staged, they are verified like others; otherwise they are refused.
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
@@ -24,19 +24,17 @@ use kvpool::transport::{RegionId, TransportError};
 use kvpool::{DeviceId, FrameId, GrowError, Invalid, Run, StorageError};
 use parking_lot::Mutex;
 
-/// Frames of the largest staging; each is only a number.
+/// Frames of the largest staging. A frame costs memory only when it is written.
 const FRAMES: u32 = 1 << 24;
 
-/// Reason for which nothing is staged.
+/// Why nothing is staged.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StagingError {
-    /// There is too little memory left.
     #[error("{needed} bytes are needed, and {free} are free")]
     Full { needed: u64, free: u64 },
     /// No layout has blocks of this size.
     #[error(transparent)]
     Layout(#[from] Invalid),
-    /// The transport does not take the storage.
     #[error(transparent)]
     Transport(#[from] TransportError),
 }
@@ -47,7 +45,6 @@ type Register = dyn Fn(&Arc<dyn Storage>) -> Result<RegionId, TransportError> + 
 /// The stagings of a node, by the number of heads of a source's blocks.
 pub(super) struct Stagings {
     register: Box<Register>,
-    /// Layout of the pool.
     layout: KvLayout,
     budget: Arc<Budget>,
     by_heads: Mutex<HashMap<u32, (RegionId, Arc<Staging>)>>,
@@ -65,7 +62,7 @@ impl Stagings {
         Self { register, layout, budget, by_heads: Mutex::default() }
     }
 
-    /// Reserves frames for blocks with this number of heads, and the bytes of all of them.
+    /// Reserves frames for blocks with this number of heads, and their bytes in the budget.
     pub(super) fn reserve(&self, heads: u32, frames: u32) -> Result<Arc<Staged>, StagingError> {
         let (region, staging) = self.of(heads)?;
         let needed = u64::from(frames) * staging.layout.packed_bytes() as u64;
@@ -102,7 +99,7 @@ fn with_heads(layout: &KvLayout, heads: u32) -> Result<KvLayout, Invalid> {
     let count = layout.layers() * heads as usize;
     let ones = || vec![1.0; count].into_boxed_slice();
     let scales = match layout.scales() {
-        // Static ones are not packed; only their number must fit.
+        // Static scales are not packed; only their number must match.
         Scales::PerHead { .. } => Scales::PerHead { k: ones(), v: ones() },
         scales => scales.clone(),
     };
@@ -111,14 +108,13 @@ fn with_heads(layout: &KvLayout, heads: u32) -> Result<KvLayout, Invalid> {
     builder.dtype(layout.dtype()).scales(scales).build()
 }
 
-/// The bytes of staged frames that have arrived.
 type StagedFrames = Vec<Option<Box<[u8]>>>;
 
-/// A storage whose frames hold bytes between their arrival and their check.
+/// A storage that holds the bytes of frames until they are verified.
 #[derive(Debug)]
 struct Staging {
     layout: KvLayout,
-    /// By the first frame of each reservation: the bytes of its frames.
+    /// Each reservation's frames, by its first frame.
     staged: Mutex<BTreeMap<u32, StagedFrames>>,
 }
 
@@ -140,20 +136,19 @@ impl Staging {
         Some(start)
     }
 
-    /// Calls `with` with the place of a frame that is staged.
+    /// Calls `with` with the slot of a staged frame.
     fn with<T>(&self, frame: u32, with: impl FnOnce(&mut Option<Box<[u8]>>) -> T) -> Option<T> {
         let mut staged = self.staged.lock();
         let (&start, frames) = staged.range_mut(..=frame).next_back()?;
         frames.get_mut((frame - start) as usize).map(with)
     }
 
-    /// Its frames are written and read as packed blocks only.
+    /// Its frames are accessed as packed blocks only.
     fn unreachable<T>(&self) -> Result<T, StorageError> {
         Err(StorageError::Unsupported { device: self.device(), what: "memory of its own" })
     }
 }
 
-/// Frames for the bytes of a part.
 #[derive(Debug)]
 pub(super) struct Staged {
     staging: Arc<Staging>,
@@ -164,7 +159,6 @@ pub(super) struct Staged {
 }
 
 impl Staged {
-    /// Returns the number of their storage at the transport.
     pub(super) fn region(&self) -> RegionId {
         self.region
     }
@@ -173,7 +167,6 @@ impl Staged {
         FrameId(self.run.start.0 + index)
     }
 
-    /// Takes the bytes of a frame that have arrived.
     pub(super) fn take(&self, index: u32) -> Option<Box<[u8]>> {
         self.staging.with(self.frame(index).0, Option::take).flatten()
     }

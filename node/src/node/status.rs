@@ -1,5 +1,3 @@
-//! What is told of a node's migrations.
-
 use std::collections::BTreeSet;
 
 use parking_lot::Mutex;
@@ -10,7 +8,6 @@ use super::job::{Job, SideJob};
 use crate::admin::{MigrationKind, MigrationRecord, MigrationSide, MigrationState};
 use crate::protocol::{Kind, MigrationStatus, Millis, Outcome, Side, SideState, SourceState, TargetState};
 
-/// Ended migrations that are remembered.
 pub(super) const HISTORY: usize = 256;
 
 /// What an operator can do about a sequence in doubt.
@@ -21,44 +18,40 @@ pub(super) const REMEDY: &str = "It is held and not run until its target answers
 pub(super) struct NodeStatus {
     pub(super) migrations: Vec<MigrationRecord>,
     pub(super) peers: Vec<PeerStatus>,
-    /// Names of those that NIXL reaches.
     pub(super) nixl_peers: BTreeSet<String>,
     pub(super) quarantined_grants: usize,
-    /// Milliseconds for which the oldest sequence in doubt has been so.
     pub(super) oldest_doubt: Option<u64>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct PeerStatus {
     pub(super) name: String,
-    /// Whether a link is up.
     pub(super) is_up: bool,
-    /// What hinders its links or transfers over them.
+    /// What impairs its links or transfers.
     pub(super) note: Option<String>,
 }
 
 impl NodeStatus {
-    /// Returns the age of the oldest doubt in seconds, 0 without any.
     pub(super) fn oldest_doubt_s(&self) -> f64 {
         self.oldest_doubt.unwrap_or(0) as f64 / 1e3
     }
 }
 
-/// Counts since the node began.
+/// Counters since the node began.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct NodeCounters {
-    /// Migrations that ended well, of which this node was the source.
+    /// Migrations sent successfully.
     pub sent: u64,
-    /// Migrations that ended well, of which this node was the target.
+    /// Migrations received successfully.
     pub received: u64,
     /// Migrations that a target refused.
     pub refused: u64,
     /// Migrations that failed otherwise.
     pub failed: u64,
-    /// Blocks whose checksums were wrong.
+    /// Blocks with wrong checksums.
     pub bad_blocks: u64,
-    /// Times that a copy was in doubt.
+    /// Number of times a copy was in doubt.
     pub in_doubt: u64,
     /// Bytes that this node wrote to peers.
     pub sent_bytes: u64,
@@ -66,16 +59,14 @@ pub struct NodeCounters {
     pub granted_bytes: u64,
     /// Transfers of this node that were quarantined.
     pub quarantined_transfers: u64,
-    /// Messages that found the queue of a link full.
+    /// Messages dropped because the queue of a link was full.
     pub dropped_messages: u64,
 }
 
-/// The same, while they change.
 #[derive(Debug, Default)]
 pub(super) struct Counters(Mutex<NodeCounters>);
 
 impl Counters {
-    /// Changes the counters, or reads them.
     pub(super) fn count<T>(&self, change: impl FnOnce(&mut NodeCounters) -> T) -> T {
         change(&mut self.0.lock())
     }
@@ -111,7 +102,7 @@ fn state_of(state: SideState) -> MigrationState {
         SideState::Source(SourceState::Checking(_)) => MigrationState::Verifying,
         SideState::Source(SourceState::Committing) => MigrationState::Committing,
         SideState::Source(SourceState::InDoubt) => MigrationState::InDoubt,
-        // It is over, and its task has not returned yet: the outcome decides.
+        // It is over, but its task has not returned: the outcome decides.
         SideState::Source(SourceState::Over) => MigrationState::Committing,
         SideState::Target(TargetState::Receiving(_)) => MigrationState::Transferring,
         SideState::Target(TargetState::Verifying(_) | TargetState::Ready(_)) => MigrationState::Verifying,
@@ -121,7 +112,6 @@ fn state_of(state: SideState) -> MigrationState {
     }
 }
 
-/// Describes a migration that has ended.
 pub(super) fn ended(job: &Job, peer: String, outcome: &Outcome) -> MigrationRecord {
     let side = match side_of(job) {
         Side::Source => MigrationSide::Source,
@@ -143,7 +133,6 @@ pub(super) fn ended(job: &Job, peer: String, outcome: &Outcome) -> MigrationReco
     }
 }
 
-/// Records on the span of a migration what it did.
 pub(super) fn trace(job: &Job, record: &MigrationRecord) {
     let span = &job.span;
     if span.is_disabled() {
@@ -169,13 +158,12 @@ pub(super) fn trace(job: &Job, record: &MigrationRecord) {
     }
 }
 
-/// Returns why a migration of this node failed.
 pub(super) fn reason(job: &Job, outcome: &Outcome) -> Option<String> {
     let failure = failure(outcome)?;
     Some(job.trouble.clone().unwrap_or(failure))
 }
 
-/// Describes a migration under way; `None` for a committed one that was described already.
+/// Describes a migration in progress; `None` for a committed one that is already in the history.
 pub(super) fn running(
     status: &MigrationStatus,
     job: Option<&Job>,
@@ -191,7 +179,6 @@ pub(super) fn running(
     })
 }
 
-/// Returns why a migration failed, for a person.
 pub(super) fn failure(outcome: &Outcome) -> Option<String> {
     match outcome {
         Outcome::Done => None,

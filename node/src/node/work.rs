@@ -1,6 +1,6 @@
 //! The work of a migration: exports, transfers, imports and checksums.
 //!
-//! Each function takes what it works on, and returns it with the result. They run on blocking
+//! Each function takes the export or import, and returns it with the result. All run on blocking
 //! threads, except for the transfer, which waits for a transport.
 
 use std::future::poll_fn;
@@ -19,40 +19,34 @@ use tokio::sync::oneshot;
 
 use crate::protocol::{Attempt, FetchBytes, Grant, List, ManifestBytes, Places, Range, Refusal, Text, Work};
 
-/// Bytes that are submitted at once: their blocks are pinned until they are sent.
+/// Bytes per submission: their blocks are pinned until they are sent.
 const PIECE_BYTES: usize = 64 << 20;
 
-/// A transport, and the region of the pool's storage there.
 #[derive(Clone)]
 pub(super) struct Carrier {
     pub(super) transport: Arc<dyn Transport>,
     pub(super) region: RegionId,
 }
 
-/// Returns a text of bounded length.
 pub(super) fn text(error: impl ToString) -> Text {
     Text::new(error.to_string())
 }
 
-/// Cached blocks that a peer asked for.
 pub(super) struct Found {
     pub(super) export: Export,
     pub(super) manifest: ManifestBytes,
     pub(super) blocks: usize,
-    /// Blocks that were found to be damaged.
     pub(super) damaged: usize,
 }
 
-/// Returns the number of blocks that a peer asks for, or a few more.
+/// Returns the approximate number of blocks that a peer asks for, never too few.
 pub(super) fn asked_blocks(what: &FetchBytes) -> usize {
     what.len() / size_of::<BlockHash>()
 }
 
-/// Exports cached blocks that a peer asked for: the leading ones that are here, at most `blocks_max`.
-///
-/// A block whose bytes are not those that once arrived here ends them, and is dropped from the cache,
-/// so that the next one to arrive replaces it. The checksum of the arrival decides, and no word of a
-/// peer.
+/// Exports the leading blocks here of those that a peer asked for, at most `blocks_max`. It stops
+/// at a block whose bytes differ from those that once arrived here, and drops it from the cache, so
+/// that the next arrival replaces it. The checksum of the arrival is trusted, never a peer's claim.
 pub(super) fn export_prefix(
     pool: &Pool,
     what: &FetchBytes,
@@ -82,15 +76,14 @@ pub(super) fn export_prefix(
     }
 }
 
-/// Describes blocks that a peer is asked for.
 pub(super) fn fetch_bytes(first: u32, hashes: &[BlockHash]) -> Result<FetchBytes, Text> {
     FetchBytes::new(postcard::to_allocvec(&(first, hashes)).map_err(text)?).map_err(text)
 }
 
-/// Bytes of a message, besides the one value in it that may be long.
+/// Bytes of a message besides its one value that may be long.
 const AROUND: usize = 256;
 
-/// Checks that a value of a message is not too long for the peer.
+/// Checks that a value fits into a message to the peer.
 pub(super) fn fits(bytes: usize, message_max: usize) -> Result<(), Text> {
     if bytes.saturating_add(AROUND) > message_max {
         let what = format!("a message of {bytes} bytes is needed, and the peer takes {message_max}");
@@ -99,13 +92,13 @@ pub(super) fn fits(bytes: usize, message_max: usize) -> Result<(), Text> {
     Ok(())
 }
 
-/// Returns the most bytes that places and the runs of a grant take up in a message.
+/// Returns the maximum encoded size of places and the runs of a grant.
 pub(super) fn places_bytes(places: &[&Places], runs: usize) -> usize {
     // Two numbers of up to five bytes each.
     (places.iter().map(|places| places.ranges().len()).sum::<usize>() + runs) * 10
 }
 
-/// Makes the manifest of an export, for a peer that takes messages of this length.
+/// Encodes the manifest of an export, for a peer with this limit of messages.
 pub(super) fn describe(export: &Export, message_max: usize) -> Result<(ManifestBytes, usize), Text> {
     describe_as(&export.manifest().map_err(text)?, message_max)
 }
@@ -116,15 +109,14 @@ fn describe_as(manifest: &Manifest, message_max: usize) -> Result<(ManifestBytes
     Ok((ManifestBytes::new(bytes).map_err(text)?, manifest.blocks()))
 }
 
-/// Frames that a peer may write.
 pub(super) struct Piece {
     pub(super) runs: Vec<Run>,
     pub(super) hold: Hold,
-    /// The region of these frames at TCP, if they are not the pool's.
+    /// The TCP region of these frames, if they are not the pool's.
     pub(super) staged: Option<RegionId>,
 }
 
-/// Blocks that were reserved for a manifest, and what a transport may write of them.
+/// Blocks reserved for a manifest, and what a transport may write of them.
 pub(super) struct Reserved<I> {
     pub(super) import: I,
     pub(super) blocks: usize,
@@ -134,7 +126,6 @@ pub(super) struct Reserved<I> {
 }
 
 impl<I> Reserved<I> {
-    /// Changes what was reserved.
     pub(super) fn map<J>(self, map: impl FnOnce(I) -> J) -> Reserved<J> {
         let Self { import, blocks, missing, accepted, piece } = self;
         Reserved { import: map(import), blocks, missing, accepted, piece }
@@ -158,8 +149,7 @@ pub(super) fn refusal_of(pool: &Pool, manifest: &Manifest, error: TransferError)
     }
 }
 
-/// Reserves the blocks of a manifest, which may come from an enemy: of a sequence, or of cached
-/// blocks, as its migration says.
+/// Reserves the blocks of a manifest, which is untrusted input.
 pub(super) fn reserve(
     pool: &Pool,
     bytes: &ManifestBytes,
@@ -182,7 +172,6 @@ pub(super) fn reserve(
     Ok(Reserved { import, blocks, missing, accepted, piece })
 }
 
-/// Returns the frames of some places; `None` if there are none.
 fn piece_of(import: &mut Import, places: &Places) -> Result<Option<Piece>, Text> {
     if places.is_empty() {
         return Ok(None);
@@ -192,22 +181,19 @@ fn piece_of(import: &mut Import, places: &Places) -> Result<Option<Piece>, Text>
     Ok(Some(Piece { runs: piece.runs, hold: piece.hold, staged: None }))
 }
 
-/// What a verification found.
 pub(super) struct Verified {
     pub(super) bad: Places,
     pub(super) piece: Option<Piece>,
 }
 
-/// Compares checksums.
 pub(super) fn verify(import: &mut Import) -> Result<Verified, Text> {
     let bad = Places::of(import.verify().map_err(text)?).map_err(text)?;
     let piece = piece_of(import, &bad)?;
     Ok(Verified { bad, piece })
 }
 
-/// Makes an import the pool's own. On an error the import is gone.
-///
-/// Unless the source's copy `is_current`, its blocks are not found by their hashes.
+/// Commits an import to the pool. On an error the import is gone. Unless the source's copy
+/// `is_current`, its blocks cannot be found by their hashes.
 pub(super) fn commit(mut import: Import, is_current: bool) -> Result<Imported, Text> {
     if !is_current {
         import.forget();
@@ -220,10 +206,9 @@ pub(super) fn grant_of(way: u8, tag: Tag, region: RegionId, runs: &[Run]) -> Res
     Ok(Grant { way, tag: tag.0, region: region.0, runs: List::new(ranges).map_err(text)? })
 }
 
-/// A transfer that did not succeed.
 pub(super) struct Lost {
     pub(super) error: TransportError,
-    /// A transfer that is not known to be over.
+    /// Set if it is not known to be over.
     pub(super) quarantined: Option<TransferId>,
 }
 
@@ -270,7 +255,7 @@ pub(super) async fn transfer(
     Ok(carried)
 }
 
-/// Waits for the end of a transfer. If it is told to stop, it cancels the transfer.
+/// Waits for the end of a transfer; cancels it on the stop signal.
 async fn finished(
     transport: &dyn Transport,
     transfer: TransferId,
@@ -293,7 +278,6 @@ async fn finished(
     }
 }
 
-/// Waits until a quarantined transfer is over.
 pub(super) async fn over(transport: Arc<dyn Transport>, transfer: TransferId) {
     poll_fn(|cx| match transport.poll(transfer, Some(cx.waker())) {
         TransferState::Done | TransferState::Failed(_) => Poll::Ready(()),
@@ -302,7 +286,7 @@ pub(super) async fn over(transport: Arc<dyn Transport>, transfer: TransferId) {
     .await;
 }
 
-/// The frames of a grant, taken piece by piece.
+/// The frames of a grant, consumed piece by piece.
 struct Frames<'a> {
     ranges: &'a [Range],
     /// Frames of the first range that were taken.
@@ -314,7 +298,7 @@ impl<'a> Frames<'a> {
         Self { ranges: &grant.runs, taken: 0 }
     }
 
-    /// Returns the next frames as runs: fewer if the grant has no more, which the transport refuses.
+    /// Returns the next frames as runs; fewer at the end of the grant, which is then refused.
     fn take(&mut self, mut frames: u32) -> Vec<Run> {
         let mut runs = Vec::new();
         while let (true, Some(range)) = (frames > 0, self.ranges.first()) {
@@ -332,7 +316,6 @@ impl<'a> Frames<'a> {
     }
 }
 
-/// Returns the answer to a failed reservation.
 pub(super) fn refused((reason, free): (Refusal, u64)) -> Work {
     Work::ReserveRefused { reason, free }
 }

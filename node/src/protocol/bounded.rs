@@ -23,9 +23,6 @@ pub struct List<T, const MAX: usize>(Vec<T>);
 
 impl<T, const MAX: usize> List<T, MAX> {
     /// Checks the length of a list.
-    ///
-    /// # Errors
-    /// [`TooLong`].
     pub fn new(list: Vec<T>) -> Result<Self, TooLong> {
         if list.len() > MAX { Err(TooLong { len: list.len(), max: MAX }) } else { Ok(Self(list)) }
     }
@@ -78,7 +75,7 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for List<T, MA
                 if said > MAX {
                     return Err(A::Error::custom(TooLong { len: said, max: MAX }));
                 }
-                // The announced length may be a lie: memory follows the elements that come.
+                // The announced length is untrusted: memory grows with the elements received.
                 let mut list = Vec::with_capacity(said.min(1024));
                 while let Some(element) = seq.next_element()? {
                     if list.len() == MAX {
@@ -94,15 +91,12 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for List<T, MA
     }
 }
 
-/// At most `MAX` bytes that the protocol carries and does not read.
+/// At most `MAX` opaque bytes.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Bytes<const MAX: usize>(Vec<u8>);
 
 impl<const MAX: usize> Bytes<MAX> {
     /// Checks the number of bytes.
-    ///
-    /// # Errors
-    /// [`TooLong`].
     pub fn new(bytes: Vec<u8>) -> Result<Self, TooLong> {
         if bytes.len() > MAX { Err(TooLong { len: bytes.len(), max: MAX }) } else { Ok(Self(bytes)) }
     }
@@ -135,7 +129,7 @@ impl<const MAX: usize> Serialize for Bytes<MAX> {
 
 impl<'de, const MAX: usize> Deserialize<'de> for Bytes<MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // Of the message: the check comes before the copy.
+        // Borrowed from the message: the check precedes the copy.
         let bytes = <&[u8]>::deserialize(deserializer)?;
         if bytes.len() > MAX {
             return Err(D::Error::custom(TooLong { len: bytes.len(), max: MAX }));
@@ -144,7 +138,7 @@ impl<'de, const MAX: usize> Deserialize<'de> for Bytes<MAX> {
     }
 }
 
-/// A reason in words for a report, of at most 256 bytes.
+/// A reason for a report, of at most 256 bytes.
 #[derive(Clone, PartialEq, Eq, Default, Serialize)]
 #[serde(transparent)]
 pub struct Text(String);
@@ -153,7 +147,7 @@ impl Text {
     /// Bytes of the longest text.
     pub const BYTES_MAX: usize = 256;
 
-    /// Cuts a text to the permitted length, at a character.
+    /// Truncates a text to the permitted length, at a character boundary.
     pub fn new(text: impl Into<String>) -> Self {
         let mut text = text.into();
         let mut end = text.len().min(Self::BYTES_MAX);
@@ -172,7 +166,7 @@ impl Text {
 
 impl fmt::Display for Text {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Of a peer: no control characters reach a terminal or a log.
+        // Untrusted: control characters must not reach a terminal or a log.
         self.0.chars().filter(|c| !c.is_control()).try_for_each(|c| write!(f, "{c}"))
     }
 }

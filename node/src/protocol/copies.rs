@@ -1,4 +1,4 @@
-//! Copies that come in parts: which parts a target has, and when it may commit them.
+//! Copies in parts: which parts a target has, and when it may commit them.
 //!
 //! ```text
 //! gathering    parts join, each with a machine and a reservation of its own
@@ -9,8 +9,8 @@
 //! ```
 //!
 //! A copy is known from its first part to its commit, or to the end of any part. Then it is
-//! forgotten, and each part's machine goes on by itself. Which machine decides for which part, and
-//! why that gives no sequence two owners, is in the docs of the [module](super).
+//! forgotten, and each part's machine continues alone. The docs of the [module](super) explain
+//! which machine decides for which part, and why no sequence gets two owners.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,20 +34,20 @@ pub struct CopyPart {
     pub part: Part,
 }
 
-/// What the other parts of a copy do.
+/// An event of the other parts of a copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum CopyEvent {
-    /// All sources have said their commit.
+    /// All sources have sent their commit.
     Commits {
-        /// Whether the machine of this part makes the commit.
+        /// Whether the machine of this part commits.
         leads: bool,
         /// Whether no source has cleared its cache.
         is_current: bool,
     },
-    /// The copy is this node's own.
+    /// The copy is committed.
     Committed,
-    /// The copy could not be made this node's own.
+    /// The commit failed.
     Failed(Text),
     /// Another part has ended, or is absent.
     Ended(Text),
@@ -69,10 +69,6 @@ impl Copy {
     }
 }
 
-/// Checks that a part of a copy can exist.
-///
-/// # Errors
-/// [`PartFault::Number`]; [`PartFault::Cached`].
 pub(super) fn check(kind: Kind, part: Part) -> Result<(), PartFault> {
     if part.index >= part.of || part.of > PARTS_MAX {
         return Err(PartFault::Number);
@@ -83,15 +79,12 @@ pub(super) fn check(kind: Kind, part: Part) -> Result<(), PartFault> {
     }
 }
 
-/// The copies that a node receives in parts, and that are not committed.
+/// The uncommitted copies that a node receives in parts.
 #[derive(Debug, Default)]
 pub(super) struct Copies(BTreeMap<MigrationId, Copy>);
 
 impl Copies {
-    /// Adds a part, whose machine begins.
-    ///
-    /// # Errors
-    /// [`PartFault`]; nothing changes.
+    /// Adds a part, whose machine begins. An error changes nothing.
     pub(super) fn join(
         &mut self,
         now: Millis,
@@ -112,7 +105,7 @@ impl Copies {
             return Err(PartFault::Disagrees);
         }
         if copy.parts.contains_key(&part.index) {
-            // All parts are here and have agreed only while they are being committed.
+            // A copy is complete and agreed only during its commit.
             return Err(if copy.agreed.len() == copy.parts.len() && copy.is_complete() {
                 PartFault::Late
             } else {
@@ -123,8 +116,7 @@ impl Copies {
         Ok(CopyPart { copy: copy.number, part })
     }
 
-    /// Notes that the source of a part has said its commit. Returns the machines of all parts, the
-    /// one that commits first, if it was the last source to do so.
+    /// Notes a source's commit. For the last one, returns all machines, the committing one first.
     pub(super) fn agree(&mut self, id: MigrationId, machine: MachineId) -> Option<Vec<MachineId>> {
         let copy = self.0.get_mut(&id)?;
         copy.agreed.insert(machine);
@@ -132,8 +124,7 @@ impl Copies {
         is_open.then(|| copy.parts.values().copied().collect())
     }
 
-    /// Forgets the copy of a part that has committed or ended. Returns the machines of its other
-    /// parts.
+    /// Forgets a copy that has committed or ended. Returns the machines of its other parts.
     pub(super) fn forget(&mut self, id: MigrationId, machine: MachineId) -> Vec<MachineId> {
         let others = self.others(id, machine);
         if self.0.get(&id).is_some_and(|copy| copy.parts.values().any(|&part| part == machine)) {
@@ -142,16 +133,14 @@ impl Copies {
         others
     }
 
-    /// Returns the machines of the other parts of a copy.
     pub(super) fn others(&self, id: MigrationId, machine: MachineId) -> Vec<MachineId> {
         let parts = self.0.get(&id).map(|copy| copy.parts.values().copied().collect::<Vec<_>>());
-        // A copy that came later under the same number has nothing to do with this machine.
+        // A later copy under the same number is unrelated to this machine.
         let mut parts = parts.filter(|parts| parts.contains(&machine)).unwrap_or_default();
         parts.retain(|&part| part != machine);
         parts
     }
 
-    /// Returns the time by which a part that is absent must have joined.
     pub(super) fn deadline(&self, transfer_deadline_ms: u64) -> Option<Millis> {
         self.0
             .values()
@@ -160,7 +149,7 @@ impl Copies {
             .min()
     }
 
-    /// Returns one part of each copy of which a part is absent for too long.
+    /// Returns one part of each copy that lacks a part past its deadline.
     pub(super) fn late(&self, now: Millis, transfer_deadline_ms: u64) -> Vec<MachineId> {
         let is_late = |copy: &&Copy| !copy.is_complete() && now >= copy.begun.plus(transfer_deadline_ms);
         self.0.values().filter(is_late).filter_map(|copy| copy.parts.values().next().copied()).collect()

@@ -1,5 +1,3 @@
-//! What both machines take and return.
-
 use smallvec::SmallVec;
 
 use super::bounded::Text;
@@ -13,19 +11,19 @@ use super::places::Places;
 pub enum Event<M> {
     /// A message of the peer.
     Message(M),
-    /// Work of this node is done.
+    /// Work of this node has finished.
     Done(Work),
-    /// The link is up, and the peer's process is the one that it was.
+    /// The link is up, to the same process of the peer.
     LinkUp,
     /// The link was lost.
     LinkLost,
-    /// The peer's process has ended, and all that it had in memory is gone.
+    /// The peer's process has ended, and its memory is gone.
     PeerEnded,
     /// The node cancels the migration.
     Cancel,
-    /// Of a source: the cache was cleared since the export.
+    /// For a source: the cache was cleared since the export.
     Cleared,
-    /// Of the target of a part: what the other parts do.
+    /// For the target of a part: an event of the other parts.
     Copy(CopyEvent),
     /// Time has passed.
     Tick,
@@ -35,15 +33,15 @@ pub enum Event<M> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Work {
-    /// The copy is exported and does not run.
+    /// The copy is exported and stopped.
     Exported(ManifestBytes),
-    /// There is nothing to export, or it cannot be exported.
+    /// There is nothing to export, or the export failed.
     ExportFailed(Text),
-    /// The peer asked for more blocks than it may at this time; the reason says so.
+    /// The peer asked for more blocks than it may at this time.
     ExportRefused(AbortReason),
     /// The bytes of an attempt are written.
     Transferred(Attempt),
-    /// The bytes of an attempt were not written, or it is not known if they were.
+    /// The bytes of an attempt were not written, or may not have been.
     TransferFailed(Attempt, Text),
     /// Blocks are reserved.
     Reserved {
@@ -72,30 +70,30 @@ pub enum Work {
     },
     /// Checksums could not be compared.
     VerifyFailed(Text),
-    /// The copy is this node's own.
+    /// The copy is committed.
     Committed {
-        /// The number that the sequence has here; `None` for cached blocks.
+        /// Id of the sequence here; `None` for cached blocks.
         sequence: Option<u64>,
     },
-    /// The copy could not be made this node's own; it is gone.
+    /// The commit failed; the copy is gone.
     CommitFailed(Text),
 }
 
 /// Work for the node.
 ///
-/// Each of the first six but `Retain` is answered by one [`Work`]. The others end what the machine had: nothing is
-/// answered, and a task of the machine that is still under way is given up, now or when its result
-/// comes.
+/// Each of the first six but `Retain` is answered by one [`Work`]. The others end what the machine
+/// had: they have no answer, and stop a task of the machine that is still running, now or when its
+/// result arrives.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Task {
-    /// Source: export the copy. For a peer's request, `what` describes the cached blocks.
+    /// Source: export the copy, or the cached blocks that a peer asks for in `what`.
     Export {
-        /// Description of cached blocks, if a peer asked for them.
+        /// Description of the cached blocks.
         what: Option<FetchBytes>,
     },
-    /// Source: of cached blocks, keep those at these places in the export, and return the others to
-    /// the cache: the target has no room for them. Not answered.
+    /// Source: keep these places of cached blocks in the export, and return the others to the
+    /// cache, because the target has no room for them. Not answered.
     Retain(Places),
     /// Source: write the bytes of these places.
     Transfer {
@@ -107,35 +105,35 @@ pub enum Task {
         grant: Grant,
     },
     /// Target: check the manifest, reserve blocks, and permit the peer to write the missing ones.
-    /// Blocks are reserved once for all parts of a copy.
+    /// All parts of a copy share one reservation of blocks.
     Reserve {
         /// Description of the copy, or of the part.
         manifest: ManifestBytes,
         /// The part, if it is one.
         part: Option<CopyPart>,
     },
-    /// Target: end the grant, compare all checksums that are not known to be right, and permit the
-    /// peer to write the bad places again.
+    /// Target: end the grant, compare all checksums that are not verified yet, and permit the peer
+    /// to write the bad places again.
     Verify(Attempt),
-    /// Target: make the copy this node's own, with all of its parts.
+    /// Target: commit the copy with all of its parts.
     Commit {
-        /// Whether its blocks may be found in the cache from now on.
+        /// Whether its blocks may be found in the cache.
         is_current: bool,
     },
-    /// Source: the target has the copy. Close, keep or evict this one, as the kind says.
+    /// Source: the target has the copy. Close, keep or evict the local one, as the kind says.
     Finish,
-    /// Source: stop a transfer under way, and go on with the copy as before the export.
+    /// Source: stop a running transfer, and continue with the copy as before the export.
     Restore,
     /// Target: end the grant and free what was reserved.
     Release,
 }
 
-/// What a machine that sends messages `M` wants done, in order.
+/// An output of a machine that sends messages `M`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action<M> {
     /// Send a message to the peer. It may be lost.
     Send(M),
-    /// Do some work.
+    /// Run a task.
     Do(Task),
     /// Report an outcome.
     Report {

@@ -1,7 +1,7 @@
 //! Messages between the two sides of a migration.
 //!
-//! All of them are idempotent. Behind `Prepare`, a message names the reservation of the target that
-//! it is about; a message about another reservation changes nothing.
+//! All are idempotent. After `Prepare`, a message names the target's reservation; a message about
+//! another reservation changes nothing.
 
 use std::fmt;
 
@@ -13,16 +13,16 @@ use super::places::{Places, RANGES_MAX, Range};
 /// Bytes of the largest manifest.
 pub const MANIFEST_BYTES_MAX: usize = 4 << 20;
 
-/// Bytes of the largest description of cached blocks that are to be fetched.
+/// Bytes of the largest description of cached blocks to fetch.
 pub const FETCH_BYTES_MAX: usize = 1 << 20;
 
-/// Serialized manifest of an export; the protocol does not read it.
+/// Serialized manifest of an export; opaque to the protocol.
 pub type ManifestBytes = Bytes<MANIFEST_BYTES_MAX>;
 
-/// Serialized description of cached blocks; the protocol does not read it.
+/// Serialized description of cached blocks; opaque to the protocol.
 pub type FetchBytes = Bytes<FETCH_BYTES_MAX>;
 
-/// Number of a migration: random, chosen by the node that was asked for it, never used twice.
+/// Number of a migration: random, chosen by the requested node, never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct MigrationId(pub u128);
 
@@ -42,19 +42,19 @@ impl fmt::Display for MigrationId {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Incarnation(pub u64);
 
-/// Number of a reservation: chosen by the target, used once in its incarnation.
+/// Number of a reservation: chosen by the target, unique in its incarnation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct ReservationId(pub u64);
 
-/// Number of times that bad places of a transfer were sent again.
+/// Number of times that bad places were sent again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 pub struct Attempt(pub u8);
 
 impl Attempt {
-    /// The last one permitted: bad places are sent again at most twice.
+    /// The last attempt: bad places are sent again at most twice.
     pub const LAST: Self = Self(2);
 
-    /// Returns the next attempt, if it is permitted.
+    /// Returns the next attempt, if permitted.
     pub fn next(self) -> Option<Self> {
         (self < Self::LAST).then_some(Self(self.0 + 1))
     }
@@ -64,26 +64,25 @@ impl Attempt {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Kind {
-    /// A sequence moves: the source closes its own once the target has committed.
+    /// Moves a sequence: the source closes its own once the target has committed.
     Migrate,
-    /// A sequence is copied: the source's own goes on.
+    /// Copies a sequence: the source's own continues.
     Replicate,
-    /// Cached blocks move: the source evicts its own once the target has committed.
+    /// Moves cached blocks: the source evicts its own once the target has committed.
     Cached,
-    /// Cached blocks are copied to a node that asked for them: the source keeps its own.
+    /// Copies cached blocks to a node that asked for them: the source keeps its own.
     Fetch,
 }
 
 impl Kind {
-    /// Returns whether exactly one side may go on with the copy.
+    /// Returns whether exactly one side may continue with the copy.
     ///
-    /// Only such a transfer can be in doubt: otherwise the source keeps its own whatever the target
-    /// did.
+    /// Only such a transfer can be in doubt.
     pub fn is_exclusive(self) -> bool {
         self == Self::Migrate
     }
 
-    /// Returns whether cached blocks are transferred: to lose them costs nothing but a second transfer.
+    /// Returns whether cached blocks are transferred, whose loss costs only a second transfer.
     pub fn is_of_cache(self) -> bool {
         matches!(self, Self::Cached | Self::Fetch)
     }
@@ -92,9 +91,9 @@ impl Kind {
 /// Parts of the largest copy.
 pub const PARTS_MAX: u16 = 256;
 
-/// Part of a copy that a source has, where several sources feed one target.
+/// One source's part of a copy, where several sources feed one target.
 ///
-/// The parts of a copy have the same [`MigrationId`]. A part holds some heads of every block.
+/// The parts of a copy share one [`MigrationId`]. A part has some heads of every block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Part {
     /// Number of the part, from 0.
@@ -109,51 +108,50 @@ impl fmt::Display for Part {
     }
 }
 
-/// Fault of a part, for which its target refuses it.
+/// Why a target refuses a part.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum PartFault {
     /// Its number is not below the number of parts, or there are too many.
     #[error("it does not exist, or there are more than {PARTS_MAX}")]
     Number,
-    /// Only sequences move in parts.
+    /// Cached blocks do not move in parts.
     #[error("cached blocks do not move in parts")]
     Cached,
-    /// Another node sends the part.
+    /// Another node sends this part.
     #[error("another node sends it")]
     Repeated,
-    /// The copy has another number of parts, or another purpose.
+    /// The copy has another number of parts, or another kind.
     #[error("the others are of another number of parts, or for another purpose")]
     Disagrees,
-    /// The copy is being committed without it.
+    /// The copy is already being committed.
     #[error("the copy is being committed")]
     Late,
-    /// The target does not know which heads it has itself.
+    /// The target does not know its heads.
     #[error("the node was not told which heads it has")]
     HeadsUnknown,
-    /// It is the last one, and heads of the target are in no part.
+    /// It is the last part, and no part has some heads of the target.
     #[error("no part has {missing} of the node's {heads} heads")]
     HeadsMissing {
-        /// Heads that no part has.
+        /// Missing heads.
         missing: u32,
         /// Heads of the target.
         heads: u32,
     },
-    /// The target has too little memory for the bytes of a part until they are checked: all blocks
-    /// of the part that it lacks at once.
+    /// The target lacks the memory to stage all blocks of the part that it needs.
     #[error("{needed} bytes are needed until they are checked, and {free} are free")]
     Staging {
         /// Bytes needed.
         needed: u64,
-        /// Bytes that are free.
+        /// Bytes free.
         free: u64,
     },
 }
 
-/// Permission to write the bytes of places, for the transport.
+/// Permission for the transport to write the bytes of places.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Grant {
-    /// Number of the transport; the node knows its meaning.
+    /// Number of the transport, as the node assigns it.
     pub way: u8,
     /// Number of the transport's grant.
     pub tag: u64,
@@ -163,7 +161,7 @@ pub struct Grant {
     pub runs: List<Range, RANGES_MAX>,
 }
 
-/// Reason for which a target refused.
+/// Why a target refused.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -173,7 +171,7 @@ pub enum Refusal {
         /// Blocks needed.
         needed: u64,
     },
-    /// The target has this sequence, or a copy of it that is in doubt.
+    /// The target has this sequence, or a copy in doubt.
     #[error("the sequence exists here")]
     Exists,
     /// The manifest is invalid, or does not fit this pool.
@@ -187,40 +185,40 @@ pub enum Refusal {
         /// Its fault.
         fault: PartFault,
     },
-    /// Cached blocks that were not asked for, or not any more.
+    /// Cached blocks that were not asked for, or are no longer wanted.
     #[error("these blocks were not asked for")]
     NotAsked,
-    /// The peer has too many migrations under way.
+    /// The peer has too many migrations in progress.
     #[error("{max} migrations of this peer are under way")]
     Busy {
         /// Migrations permitted.
         max: u32,
     },
-    /// Too many sequences that arrived were not taken by the engine.
+    /// The engine has not taken too many arrived sequences.
     #[error("{max} sequences wait for its engine")]
     Unread {
         /// Sequences permitted.
         max: u32,
     },
-    /// The target takes nothing now.
+    /// The target accepts nothing now.
     #[error("the node takes no blocks: {0}")]
     Closed(Text),
 }
 
-/// Reason for which a side gave up.
+/// Why a side gave up.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum AbortReason {
-    /// It was cancelled there.
+    /// It was cancelled.
     #[error("it was cancelled")]
     Cancelled,
-    /// The transfer deadline passed without being renewed.
+    /// The transfer deadline passed without renewal.
     #[error("the transfer deadline passed")]
     Lapsed,
     /// It took longer than permitted.
     #[error("it took too long")]
     Limit,
-    /// The side has no such migration: it has ended, or never began.
+    /// The side has no such migration: it ended, or never began.
     #[error("the migration is unknown")]
     Unknown,
     /// Places were bad after the last attempt.
@@ -232,16 +230,16 @@ pub enum AbortReason {
     /// The blocks could not be exported, verified or committed.
     #[error("{0}")]
     Local(Text),
-    /// The peer did what the protocol does not permit.
+    /// The peer violated the protocol.
     #[error("violation of the protocol: {0}")]
     Violation(Text),
-    /// The peer has too many migrations under way.
+    /// The peer has too many migrations in progress.
     #[error("{max} migrations of this peer are under way")]
     Busy {
         /// Migrations permitted.
         max: u32,
     },
-    /// The source sends the peer as many cached blocks as it may at a time.
+    /// The fetch quota of the peer is used up.
     #[error("{asked} blocks are asked for, and {under_way} of {max} blocks of this peer are under way")]
     Quota {
         /// Blocks of this request.
@@ -251,7 +249,7 @@ pub enum AbortReason {
         /// Blocks permitted.
         max: u64,
     },
-    /// The source cleared its cache, of which the blocks were.
+    /// The source cleared its cache, which had the blocks.
     #[error("the cache of the source was cleared")]
     Cleared,
     /// Another part of the copy has ended.
@@ -265,19 +263,19 @@ pub enum AbortReason {
 pub enum Phase {
     /// It asked for cached blocks.
     Asking,
-    /// It reserves blocks.
+    /// It is reserving blocks.
     Reserving,
     /// It waits for bytes.
     Receiving,
-    /// It compares checksums.
+    /// It is comparing checksums.
     Verifying,
     /// All checksums are right.
     Ready,
-    /// The source of this part has said its commit; those of other parts have not.
+    /// The source of this part has sent its commit; those of other parts have not.
     Agreed,
-    /// It makes the copy its own.
+    /// It is committing.
     Committing,
-    /// The copy is its own.
+    /// The copy is committed.
     Committed,
 }
 
@@ -288,7 +286,7 @@ pub enum ToTarget {
     Prepare {
         /// Purpose.
         kind: Kind,
-        /// Part of the copy; `None` for all of it.
+        /// Part of the copy; `None` for the whole copy.
         part: Option<Part>,
         /// Description of the copy.
         manifest: ManifestBytes,
@@ -300,22 +298,22 @@ pub enum ToTarget {
         /// The attempt.
         attempt: Attempt,
     },
-    /// The copy is the target's, once the sources of all of its parts have said so.
+    /// The target may commit, once the sources of all parts have sent this.
     Commit {
         /// The target's reservation.
         reservation: ReservationId,
-        /// Whether the source's cache was not cleared since the copy was exported: otherwise its
-        /// blocks must not be found in the target's cache.
+        /// Whether the source's cache was not cleared since the export; otherwise the blocks must
+        /// not be found in the target's cache.
         is_current: bool,
     },
-    /// There will be no commit by this source.
+    /// This source will not commit.
     Abort {
-        /// The target's reservation; `None` if it is not known, for any of this migration.
+        /// The target's reservation; `None` if unknown: any of this migration.
         reservation: Option<ReservationId>,
         /// Reason.
         reason: AbortReason,
     },
-    /// Asks for the last answer.
+    /// Asks for the last answer again.
     Query {
         /// The target's reservation.
         reservation: ReservationId,
@@ -325,7 +323,7 @@ pub enum ToTarget {
         /// The target's reservation.
         reservation: ReservationId,
     },
-    /// The source has heard of the commit.
+    /// The source has received the commit.
     Forget {
         /// The target's reservation.
         reservation: ReservationId,
@@ -344,7 +342,7 @@ pub enum ToSource {
     Prepared {
         /// Number of the reservation that begins.
         reservation: ReservationId,
-        /// Places that the target has, or reserved a block for: all of a sequence.
+        /// Places that the target has, or reserved a block for: for a sequence, all.
         accepted: Places,
         /// Those of them whose bytes are missing.
         missing: Places,
@@ -376,12 +374,12 @@ pub enum ToSource {
         /// Phase.
         phase: Phase,
     },
-    /// The copy is the target's.
+    /// The target has committed the copy.
     Committed {
         /// The target's reservation.
         reservation: ReservationId,
     },
-    /// There was no commit in this reservation, and there will be none.
+    /// There was no commit in this reservation, and never will be.
     Aborted {
         /// The target's reservation.
         reservation: ReservationId,

@@ -1,4 +1,4 @@
-//! All migrations of a node: finds the machine of an event, and answers for those that have ended.
+//! All migrations of a node: routes events to machines, and answers for those that have ended.
 //!
 //! # Invariants
 //!
@@ -8,8 +8,8 @@
 //! at most one local request per sequence; at most one machine per peer, migration and side
 //! ```
 //!
-//! A message for a machine that is not here is answered from nothing, which is right because ids and
-//! reservations are never used twice: see the [module](super).
+//! A message for an unknown machine is answered without state, which is correct because ids and
+//! reservations are never reused: see the [module](super).
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,7 @@ pub enum Action {
         /// The message.
         envelope: Envelope,
     },
-    /// Do some work, and return its result by [`Migrations::done`].
+    /// Run a task, and return its result by [`Migrations::done`].
     Do {
         /// The machine.
         machine: MachineId,
@@ -74,7 +74,7 @@ pub struct Migrations {
 }
 
 impl Migrations {
-    /// Begins without migrations. The incarnation is random, and another one at each start.
+    /// Creates an empty set. The incarnation is random, and different at each start.
     pub fn new(incarnation: Incarnation, timing: Timing, limits: Limits) -> Self {
         let (entries, index, copies, peers) = Default::default();
         Self { incarnation, timing, limits, next: 1, entries, index, copies, peers, stale_messages: 0 }
@@ -85,18 +85,18 @@ impl Migrations {
         self.incarnation
     }
 
-    /// Returns the number of messages that were dropped because they were of, or for, another process.
+    /// Returns the number of messages dropped because they were of, or for, another process.
     pub fn stale_messages(&self) -> u64 {
         self.stale_messages
     }
 
-    /// Returns the time by which [`tick`](Self::tick) must be called; `None` if nothing is under way.
+    /// Returns when [`tick`](Self::tick) must be called; `None` if nothing is in progress.
     pub fn deadline(&self) -> Option<Millis> {
         let machines = self.entries.values().filter_map(|entry| entry.machine.deadline());
         machines.chain(self.copies.deadline(self.timing.transfer_deadline_ms)).min()
     }
 
-    /// Returns all migrations under way, and committed copies that are not forgotten.
+    /// Returns all migrations in progress, and committed copies that are not forgotten.
     pub fn status(&self) -> impl Iterator<Item = MigrationStatus> + '_ {
         self.entries.iter().map(|(&machine, entry)| MigrationStatus {
             machine,
@@ -179,8 +179,8 @@ impl Migrations {
         }
     }
 
-    /// Takes the result of a task. `None` if the machine has ended: the caller gives up what the
-    /// result holds, as a [`Task::Restore`] or [`Task::Release`] says.
+    /// Takes the result of a task. `None` if the machine has ended: the caller drops what the
+    /// result holds, as for a [`Task::Restore`] or [`Task::Release`].
     pub fn done(&mut self, now: Millis, machine: MachineId, work: Work) -> Option<Actions> {
         let entry = self.entries.get(&machine)?;
         if let Work::Committed { sequence } = work
@@ -197,9 +197,9 @@ impl Migrations {
         }
     }
 
-    /// The cache of this node was cleared since the source exported its copy.
+    /// Notes that the cache of this node was cleared since the source exported its copy.
     ///
-    /// The caller says so before it reports anything else that happened later.
+    /// The caller reports this before any later event.
     pub fn cleared(&mut self, now: Millis, machine: MachineId) -> Actions {
         match self.entries.get(&machine).map(|entry| entry.machine.side()) {
             Some(Side::Source) => self.source_event(now, machine, Event::Cleared),
@@ -207,11 +207,11 @@ impl Migrations {
         }
     }
 
-    /// A link is up: its handshake was with this process of the peer.
+    /// A link is up, to this process of the peer.
     ///
-    /// The caller reports handshakes with one peer in the order in which the peer answered them, and
-    /// none of a process that it reported to have ended. One handshake at a time with each peer is
-    /// enough for that.
+    /// The caller reports handshakes with one peer in the order of the peer's answers, and none of
+    /// a process that it reported to have ended. Limiting each peer to one handshake at a time
+    /// ensures that.
     pub fn link_up(&mut self, now: Millis, link: LinkId, incarnation: Incarnation) -> Actions {
         match self.peers.insert(link, incarnation) {
             Some(before) if before != incarnation => self.all_of(now, link, Happened::PeerEnded),
@@ -226,15 +226,15 @@ impl Migrations {
 
     /// The operator declares that the peer's process has ended.
     ///
-    /// It resolves copies in doubt and forgets committed ones. If the declaration is wrong, a sequence
+    /// Resolves copies in doubt and forgets committed ones. If the declaration is wrong, a sequence
     /// may run on both nodes.
     pub fn peer_ended(&mut self, now: Millis, link: LinkId) -> Actions {
         self.peers.remove(&link);
         self.all_of(now, link, Happened::PeerEnded)
     }
 
-    /// The operator has chosen to take the process of a target that does not answer to have ended,
-    /// as far as this source in doubt goes. If it lives, a sequence may run on both nodes.
+    /// Resolves a source's doubt as if the process of its target had ended, by the operator's
+    /// choice. If it lives, a sequence may run on both nodes.
     pub fn end_doubt(&mut self, now: Millis, machine: MachineId) -> Actions {
         match self.entries.get(&machine).map(|entry| entry.machine.state()) {
             Some(SideState::Source(SourceState::InDoubt)) => self.happened(now, machine, Happened::PeerEnded),
@@ -242,10 +242,10 @@ impl Migrations {
         }
     }
 
-    /// Cancels a migration. Its outcome is reported by the actions.
+    /// Cancels a migration. The actions report its outcome.
     ///
     /// # Errors
-    /// [`CancelError`]; the migration goes on.
+    /// [`CancelError`]; the migration continues.
     pub fn cancel(&mut self, now: Millis, machine: MachineId) -> Result<Actions, CancelError> {
         let entry = self.entries.get(&machine).ok_or(CancelError::Unknown)?;
         if !entry.machine.is_undecided() {
@@ -271,7 +271,6 @@ impl Migrations {
         machine
     }
 
-    /// A message to a target that is not here.
     fn new_target(&mut self, now: Millis, link: LinkId, id: MigrationId, message: ToTarget) -> Actions {
         let ToTarget::Prepare { kind, part, manifest } = message else {
             return self.send_all(link, id, target::unknown(&message));
@@ -296,7 +295,6 @@ impl Migrations {
         self.begin(machine, Entry::target(id, link, Origin::Peer, target), actions)
     }
 
-    /// A message to a source that is not here.
     fn new_source(&mut self, now: Millis, link: LinkId, id: MigrationId, message: ToSource) -> Actions {
         let ToSource::Fetch { what } = message else {
             return self.send_all(link, id, source::unknown(&message));
@@ -310,7 +308,6 @@ impl Migrations {
         self.begin(machine, Entry::source(id, link, Origin::Peer, None, source), actions)
     }
 
-    /// Returns a refusal if the peer has too many migrations here.
     fn too_many(&self, link: LinkId) -> Option<Refusal> {
         let committed = |entry: &&Entry| entry.machine.state() == SideState::Target(TargetState::Committed);
         let of_peer = |entry: &&Entry| entry.link == link && entry.origin == Origin::Peer;
@@ -344,7 +341,7 @@ impl Migrations {
         machines.into_iter().flat_map(|machine| self.if_here(now, machine, happened)).collect()
     }
 
-    /// Delivers an event, unless the machine ended meanwhile with another part of its copy.
+    /// Delivers an event, unless the machine has ended with another part of its copy.
     fn if_here(&mut self, now: Millis, machine: MachineId, happened: Happened) -> Actions {
         if self.entries.contains_key(&machine) {
             self.happened(now, machine, happened)
@@ -393,7 +390,7 @@ impl Migrations {
         }
     }
 
-    /// Addresses a machine's actions, and removes the machine if it is over.
+    /// Addresses a machine's actions, and removes a machine that is over.
     fn addressed<M: Into<Message>>(&mut self, machine: MachineId, actions: machine::Actions<M>) -> Actions {
         let entry = &self.entries[&machine];
         let (id, link, is_over) = (entry.id, entry.link, entry.machine.is_over());
@@ -428,7 +425,7 @@ impl Migrations {
         actions.into_iter().filter_map(send).collect()
     }
 
-    /// Returns `None` if the peer's process is not known, so that none could read the message.
+    /// `None` if the peer's process is unknown: nothing could read the message.
     fn send(&self, link: LinkId, id: MigrationId, message: Message) -> Option<Action> {
         let to = *self.peers.get(&link)?;
         Some(Action::Send { link, envelope: Envelope { id, from: self.incarnation, to, message } })
@@ -437,7 +434,6 @@ impl Migrations {
 
 mod parts;
 
-/// An event that is the same for both sides.
 #[derive(Clone, Copy)]
 enum Happened {
     LinkUp,

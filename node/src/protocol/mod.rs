@@ -1,8 +1,8 @@
 //! The protocol by which a sequence or cached blocks move from one node to another.
 //!
-//! [`Migrations`] holds all migrations of a node: a [`Source`] or a [`Target`] for each. They are pure:
-//! events with their time go in, actions come out, and the node does the rest. They read no clock,
-//! allocate no blocks and know no sockets, so that a simulation drives them through every order of
+//! [`Migrations`] holds all migrations of a node: a [`Source`] or a [`Target`] for each. They are
+//! pure state machines: they take timestamped events and return actions, which the node executes.
+//! Since they use no clock, blocks or sockets, a simulation can drive them through every order of
 //! faults (`tests/simulation`).
 //!
 //! ```text
@@ -20,8 +20,8 @@
 //!      |---------------- Forget ----------------->|
 //! ```
 //!
-//! A fetch begins with `Fetch` from the target; the rest is the same. Of a copy in parts, each source
-//! does the same with its part; the target commits all of them at once:
+//! A fetch begins with `Fetch` from the target; the rest is the same. For a copy in parts, each
+//! source runs this exchange with its part; the target commits all of them at once:
 //!
 //! ```text
 //!   source of part 0      target      source of part 1
@@ -31,22 +31,23 @@
 //!      |<---- Committed -----|-- Committed -->|
 //! ```
 //!
-//! # Words
+//! # Terms
 //!
-//! - A **transfer deadline** is the time for which a target promises to keep its reservation: 30 s,
-//!   renewed by each message of the source that names it. Its number is new in each reservation.
-//! - An **incarnation** is one start of a node's process. Its end takes all copies in its memory.
+//! - A **transfer deadline** is the time for which a target keeps its reservation: 30 s, renewed by
+//!   each message of the source that names it. Each reservation has a new number.
+//! - An **incarnation** is one start of a node's process. Its end destroys all copies in its
+//!   memory.
 //! - A copy is **in doubt** at a source that sent `Commit` and has no answer: held, not run.
 //! - A **part** of a copy holds some heads of every block. The parts of a copy come from different
-//!   nodes, ranks of another tensor-parallel split; they have the same migration id, and each has a
-//!   machine and a reservation of its own at the target.
-//! - A part has **agreed** when its source has said `Commit` and the target has all of its bytes.
+//!   nodes, ranks of another tensor-parallel split. They share the migration id; each has a
+//!   separate machine and reservation at the target.
+//! - A part has **agreed** when its source has sent `Commit` and the target has all of its bytes.
 //!
 //! # The source
 //!
-//! Rows are states, cells are `next state: actions`. Events that a row does not name change nothing.
-//! *End* stands for: restore the copy, report the outcome, over; with *abort* in front, the target is
-//! told.
+//! Rows are states, cells are `next state: actions`. Events that a row does not name change
+//! nothing. *End* stands for: restore the copy, report the outcome, over; *abort* before it also
+//! sends `Abort`.
 //!
 //! | state | event | next: actions |
 //! |---|---|---|
@@ -70,7 +71,7 @@
 //! | Committing | `Committed` | over: close, keep or evict; `Forget`; report |
 //! | | `Aborted`, the peer's process ended | end |
 //! | | `Status(Agreed)` | the time without an answer begins anew |
-//! | | no answer for the transfer deadline, link lost; only one side may go on | InDoubt: report, `Query` |
+//! | | no answer for the transfer deadline, link lost; only one side may continue | InDoubt: report, `Query` |
 //! | | the same; both sides may | end as unconfirmed |
 //! | | time, link up | `Commit` |
 //! | InDoubt | `Committed` | over: close; `Forget`; report |
@@ -122,91 +123,90 @@
 //!
 //! # Lost links
 //!
-//! A sequence waits for the next link, as long as its reservation lasts: it is one of a kind.
-//! Cached blocks do not: both sides keep what they had, and end at once with [`Cause::LinkLost`],
-//! so that a caller that waits for them can compute, or ask again. A side that has not noticed the
-//! loss hears of the end by the answer to its next message, or its reservation ends. From `Commit`
-//! on the source is unconfirmed, as before; a target that has begun to commit completes it.
+//! A sequence exists only once, so its migration waits for the next link while its reservation
+//! lasts. Cached blocks do not wait: both sides keep what they had, and end immediately with
+//! [`Cause::LinkLost`], so that a waiting caller can recompute or retry. A side that has not
+//! noticed the loss learns of the end from the answer to its next message, or its reservation
+//! expires. From `Commit` on the source is unconfirmed; a target that has begun to commit completes
+//! it.
 //!
 //! # Cleared caches
 //!
-//! `Commit` says whether the source's cache was not cleared since the export, as it is when the
-//! message is sent; the target acts on the first one that it takes, and of a copy in parts, on the
-//! conjunction of all. A copy that is not current is not registered in the target's cache: of a
-//! sequence, its blocks arrive and are not found by their hashes; cached blocks do not arrive. What
-//! was cleared at the source before it said its commit is therefore not found at the target. What is
-//! cleared afterwards is found there until the target is cleared too, as if the copy had moved first.
+//! `Commit` states whether the source's cache was cleared between the export and this message. The
+//! target uses the first one that it accepts; for a copy in parts, the copy is current only if all
+//! parts are. A copy that is not current is not registered in the target's cache: the blocks of a
+//! sequence arrive but cannot be found by their hashes, and cached blocks do not arrive. So nothing
+//! that the source cleared before its commit is found at the target. What it clears later is found
+//! there until the target is cleared too, as if the copy had moved first.
 //!
 //! # Never two owners
 //!
-//! The argument uses no clock: transfer deadlines bound how long blocks stay reserved, and nothing
-//! else.
+//! The argument uses no clock: transfer deadlines only bound how long blocks stay reserved.
 //!
-//! 1. The target owns the copy from its one commit on, which follows a `Commit` of the source for this
-//!    reservation. A source sends none before it holds the copy, and restores none without one of the
-//!    reasons below.
-//! 2. Before it sends `Commit`, the source may restore: it sends none afterwards, since it is over.
-//! 3. After it, the source restores for two reasons. `Aborted` of the reservation: the target said
-//!    so behind the end of that reservation without a commit, and the number of a reservation is
-//!    never used again. Or the target's process has ended, and its copy with it: unless the copy
-//!    had left that process.
-//! 4. Therefore the target passes a sequence on only when its source has answered by `Forget`, or has
-//!    ended itself ([`RequestError::Unconfirmed`]). At any time at most one other process would go on.
-//! 5. Of a copy in parts, each part has its owner. The target owns all parts from its one commit on.
-//!    It commits only while every part has agreed, by 1 with the leave of each source. The machines of
-//!    the parts change to Committing in the same step, and none of them says `Aborted` afterwards
-//!    unless that commit failed. Before this step, the end of any part ends all parts: each is told
-//!    `Aborted` for its reservation, and by 3 restores. There is no step in which one part is
-//!    committed and another has ended. By 4, the sequence moves on only when every source has
-//!    answered or ended.
-//! 6. Messages of, and for, another process are dropped, so that reservations need to be unique
-//!    only within an incarnation, and an answer never speaks for a process that has ended.
+//! 1. The target owns the copy from its single commit on, which follows a `Commit` of the source
+//!    for this reservation. A source sends it only while it holds the copy, and restores the copy
+//!    only for the reasons below.
+//! 2. Before it sends `Commit`, the source may restore: its machine is then over, and sends none.
+//! 3. After it, the source restores for two reasons. `Aborted` of the reservation: the target sends
+//!    it after that reservation ended without a commit, and never reuses its number. Or the
+//!    target's process has ended, and its copy with it, unless the copy had left that process.
+//! 4. Therefore the target moves a sequence on only when its source has answered by `Forget`, or
+//!    has ended ([`RequestError::Unconfirmed`]). So at any time at most one other process could
+//!    continue.
+//! 5. In a copy in parts, each part has its owner. The target owns all parts from its single commit
+//!    on. It commits only while every part has agreed, so by 1 with the consent of each source. The
+//!    machines of the parts change to Committing in the same step, and none sends `Aborted`
+//!    afterwards unless that commit failed. Before this step, the end of any part ends all parts:
+//!    each source gets `Aborted` for its reservation, and restores by 3. In no step is one part
+//!    committed and another ended. By 4, the sequence moves on only when every source has answered
+//!    or ended.
+//! 6. Messages of or for another process are dropped, so reservations need to be unique only within
+//!    an incarnation, and an answer never comes from a process that has ended.
 //!
 //! # Never none
 //!
-//! The owner of a sequence is the node that runs it; else the source that holds it. As long as no
-//! owner dies, a copy exists: a source gives its own up only for `Committed`, which a target says
-//! behind its commit. When the owner dies, its sequence is lost, unless a source in doubt still has it.
-//! A sequence that ended at the target before its source heard of the commit is held at the source
-//! until then; if the target dies, the source runs it once more.
+//! The owner of a sequence is the node that runs it, or else the source that holds it. While no
+//! owner dies, a copy exists: a source drops its own only on `Committed`, which a target sends
+//! after its commit. When the owner dies, its sequence is lost, unless a source in doubt still has
+//! it. If a sequence ends at the target before its source receives the commit, the source holds it
+//! until then; if the target dies, the source runs it again.
 //!
-//! Of a copy in parts this holds for each part: a source keeps its own until `Committed`, which no
-//! target says before the one commit. A source that dies before the last part has agreed takes its
-//! part along, and the copy ends: the others restore theirs. One that dies later has given its part
-//! to the target.
+//! For a copy in parts this holds for each part. If a source dies before the last part has agreed,
+//! its part is lost and the copy ends: the others restore theirs. If it dies later, the target has
+//! its part.
 //!
 //! # No leak
 //!
-//! Every state but two ends by itself: by the transfer deadline, or by the limit, which no
-//! heartbeat moves. The two are a source in doubt and a committed target. They end by an answer, by
-//! another process of the peer, or by the operator's word ([`Migrations::peer_ended`]), and
-//! [`Migrations::status`] lists them until then. No message is answered for ever: `Abort`,
-//! `Aborted`, `Refused` and `Forget` have no answer where there is no machine, and every other one
-//! is an answer, or is repeated by a timer.
+//! Every state but two ends on its own, by the transfer deadline or by the limit, which no
+//! heartbeat extends. The two are a source in doubt and a committed target. They end by an answer,
+//! by another process of the peer, or by the operator ([`Migrations::peer_ended`]); until then
+//! [`Migrations::status`] lists them. No exchange of answers is endless: without a machine,
+//! `Abort`, `Aborted`, `Refused` and `Forget` have no answer, and every other message is an answer
+//! or is repeated by a timer.
 //!
-//! Parts that have agreed could wait for others until their limit, renewed by their sources. A part
-//! that does not come within the transfer deadline of the first one therefore ends the copy; one
-//! that came has a term of its own.
+//! Since their sources renew their reservations, parts that have agreed could wait for the others
+//! until the limit. Therefore a part that does not arrive within the transfer deadline of the first
+//! one ends the copy; one that arrived has a transfer deadline of its own.
 //!
 //! # Copies in parts
 //!
-//! A copy is the whole at one target. Where several targets receive a sequence of one source, or of
-//! several, each has a copy of its own, with its own id, and one may be committed while another ends.
-//! An engine that needs all of them replicates, and closes its own once all have arrived. Only
-//! sequences come in parts. Ids of copies are used once: a second try has another one.
+//! A copy is complete at one target. When several targets receive a sequence, each has a separate
+//! copy with its own id, and one may be committed while another ends. An engine that needs all of
+//! them replicates, and closes its own once all have arrived. Only sequences move in parts. Ids of
+//! copies are used once: a retry has another one.
 //!
-//! # Questions
+//! # Cache queries
 //!
-//! [`CacheQuestion`] asks which blocks a node has cached, and [`CacheAnswer`] says it. They belong to
-//! no migration, begin none and change nothing: either may be lost.
+//! [`CacheQuestion`] asks which blocks a node has cached, and [`CacheAnswer`] answers. They belong
+//! to no migration and change no state: either may be lost.
 //!
-//! # Who does what
+//! # The node's part
 //!
 //! The node delivers results by [`Migrations::done`], calls [`Migrations::tick`] at
 //! [`Migrations::deadline`] or later, and reports handshakes in their order
-//! ([`Migrations::link_up`]). A result whose machine has ended is given up. Memory that a transport may
-//! still touch is not the protocol's concern: the node restores and releases by references, and
-//! the transport keeps its own.
+//! ([`Migrations::link_up`]). A result whose machine has ended is dropped. Memory that a transport
+//! may still access is outside the protocol: the node restores and releases references, and the
+//! transport keeps its own.
 
 mod bounded;
 mod copies;

@@ -1,5 +1,3 @@
-//! How a migration ended, for the engine and for counters.
-
 use serde::{Deserialize, Serialize};
 
 use super::message::{AbortReason, Kind, MigrationId, Part, Refusal};
@@ -14,7 +12,7 @@ pub enum Side {
     Target,
 }
 
-/// Node that asked for a migration.
+/// Node that requested a migration.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Origin {
     /// This node.
@@ -25,31 +23,31 @@ pub enum Origin {
 
 /// Result of one side of a migration.
 ///
-/// Each migration that begins on a side gets exactly one outcome there, unless the process ends; an
-/// [`InDoubt`](Self::InDoubt) may come before it, at most once.
+/// Each side gets exactly one final outcome, unless its process ends; at most one
+/// [`InDoubt`](Self::InDoubt) may precede it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Outcome {
     /// The target has committed. At the source: its own copy was closed, kept or evicted, as the
-    /// [`Kind`] says. At the target: the copy is its own, and can be scheduled.
+    /// [`Kind`] says. At the target: the copy can be scheduled.
     Done,
-    /// The target refused. The source has its copy as before.
+    /// The target refused. The source's copy is unchanged.
     Refused {
         /// Reason.
         reason: Refusal,
         /// Blocks that are free at the target or can be reclaimed there.
         free: u64,
     },
-    /// Given up. The source has its copy as before; the target has nothing.
+    /// It failed. The source's copy is unchanged; the target has nothing.
     Failed(Cause),
-    /// The target may have committed a copy that takes nothing from the source, which keeps its own.
+    /// The target may have committed a copy that is not exclusive; the source keeps its own.
     Unconfirmed,
-    /// Not final: the target was told to commit, and its answer is missing. The source holds its
-    /// copy and does not run it.
+    /// Not final: the target was sent `Commit`, and has not answered. The source holds its copy and
+    /// does not run it.
     InDoubt {
-        /// When the target was told.
+        /// When it was told.
         since: Millis,
-        /// What is missing.
+        /// Why there is no answer.
         doubt: Doubt,
     },
 }
@@ -71,14 +69,14 @@ pub enum Doubt {
     LinkLost,
 }
 
-/// Reason for which a migration failed.
+/// Why a migration failed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum Cause {
     /// This node gave up.
     #[error("{0}")]
     Own(AbortReason),
-    /// Nothing was heard of the peer.
+    /// The peer was silent.
     #[error("the peer was silent for {waited_ms} ms")]
     Silent {
         /// Time since the peer's last message, in milliseconds.
@@ -93,7 +91,7 @@ pub enum Cause {
     /// The peer's process has ended, and with it the other copy.
     #[error("the peer's process has ended")]
     PeerEnded,
-    /// The link was lost under a transfer of cached blocks, for which nothing waits until it is back.
+    /// The link was lost during a transfer of cached blocks, which does not wait for the next link.
     #[error("the link was lost")]
     LinkLost,
     /// The peer gave up.
@@ -101,18 +99,18 @@ pub enum Cause {
     Peer(AbortReason),
 }
 
-/// An outcome, and the migration that has it.
+/// An outcome and its migration.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Report {
     /// The migration.
     pub id: MigrationId,
     /// Side of this node.
     pub side: Side,
-    /// Purpose.
+    /// Kind.
     pub kind: Kind,
-    /// Part of the copy; `None` for all of it.
+    /// Part of the copy; `None` for the whole copy.
     pub part: Option<Part>,
-    /// Node that asked for it.
+    /// Node that requested it.
     pub origin: Origin,
     /// Blocks whose checksums were wrong, over all attempts.
     pub bad_blocks: u64,

@@ -1,5 +1,3 @@
-//! Places of blocks within a manifest, as ranges.
-
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -19,13 +17,12 @@ pub struct Range {
 }
 
 impl Range {
-    /// Returns the place behind the last one.
     fn end(self) -> u64 {
         u64::from(self.start) + u64::from(self.len)
     }
 }
 
-/// Reason for which ranges are no list of places.
+/// Why ranges are not a valid list of places.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlacesError {
@@ -37,7 +34,7 @@ pub enum PlacesError {
         /// Its length.
         len: u32,
     },
-    /// A range begins before the one in front of it ends.
+    /// Ranges overlap or are not in order.
     #[error("the range at {start} overlaps the one in front of it")]
     Order {
         /// Its first place.
@@ -55,18 +52,15 @@ pub struct Places(List<Range, RANGES_MAX>);
 
 impl Places {
     /// Checks ranges of places.
-    ///
-    /// # Errors
-    /// [`PlacesError`].
     pub fn new(ranges: Vec<Range>) -> Result<Self, PlacesError> {
         let many = ranges.len();
         List::new(ranges).map_err(|_| PlacesError::Many(many))?.try_into()
     }
 
-    /// Returns places that ascend, as ranges.
+    /// Returns ascending places as ranges.
     ///
     /// # Errors
-    /// [`PlacesError`].
+    /// [`PlacesError`] if they do not ascend.
     pub fn of(places: impl IntoIterator<Item = u32>) -> Result<Self, PlacesError> {
         let mut ranges: Vec<Range> = Vec::new();
         for place in places {
@@ -104,7 +98,7 @@ impl Places {
         others.0.iter().all(|other| {
             let mut next = u64::from(other.start);
             while next < other.end() {
-                // Ranges may touch: `other` may lie in several.
+                // Ranges may be adjacent: `other` may span several.
                 while ranges.next_if(|range| range.end() <= next).is_some() {}
                 match ranges.peek() {
                     Some(range) if u64::from(range.start) <= next => next = range.end(),

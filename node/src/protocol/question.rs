@@ -1,36 +1,35 @@
-//! Whether blocks are cached at a peer: a question and its answer, apart from any migration.
+//! A query whether blocks are cached at a peer, and its answer; independent of any migration.
 //!
-//! No state depends on them: either may be lost, and is then asked again, or not. An answer is for a
-//! moment: nothing is held for the one that asked.
+//! Either may be lost; the caller may then ask again. An answer is a snapshot and reserves nothing.
 
 use kvpool::prefix::BlockHash;
 use serde::{Deserialize, Serialize};
 
 use super::bounded::{Bytes, List};
 
-/// Hashes of the longest question.
+/// Most hashes of a query.
 pub const QUESTION_MAX: usize = 1024;
 
-/// Asks a node which blocks it has in its cache.
+/// Asks which blocks a node has cached.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CacheQuestion {
-    /// Number of the question: chosen by the node that asks.
+    /// Number of the query, chosen by the asking node.
     pub number: u64,
-    /// Hashes of the blocks, of any chains.
+    /// Hashes of the blocks, from any chains.
     pub hashes: List<BlockHash, QUESTION_MAX>,
 }
 
 /// Answer to a [`CacheQuestion`].
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CacheAnswer {
-    /// Number of the question.
+    /// Number of the query.
     pub number: u64,
-    /// A bit for each hash, from the lowest of the first byte on: whether a block is cached for it.
+    /// One bit per hash, from the lowest of the first byte: whether a block is cached for it.
     bits: Bytes<{ QUESTION_MAX / 8 }>,
 }
 
 impl CacheAnswer {
-    /// Answers for the hashes of a question, of which the first [`QUESTION_MAX`] count.
+    /// Answers for the hashes of a query; those past [`QUESTION_MAX`] are ignored.
     pub fn new(number: u64, cached: &[bool]) -> Self {
         let cached = &cached[..cached.len().min(QUESTION_MAX)];
         let byte = |eight: &[bool]| eight.iter().rev().fold(0, |byte, &bit| byte << 1 | u8::from(bit));
@@ -38,7 +37,7 @@ impl CacheAnswer {
         Self { number, bits: bits.unwrap_or_else(|_| unreachable!("at most a bit for each hash")) }
     }
 
-    /// Returns the answer for each of `hashes` hashes. `None` if it is not of as many.
+    /// Returns the answer for each of `hashes` hashes; `None` if it has another number of bits.
     pub fn cached(&self, hashes: usize) -> Option<Vec<bool>> {
         let bit = |place: usize| self.bits[place / 8] >> (place % 8) & 1 == 1;
         let is_of = self.bits.len() == hashes.div_ceil(8);

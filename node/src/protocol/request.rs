@@ -1,25 +1,23 @@
-//! What a node is asked for, and within which bounds.
-
 use serde::{Deserialize, Serialize};
 
 use super::message::{FetchBytes, Kind, MigrationId, Part, PartFault};
 
-/// Number of a link; each peer has one, for as long as the node's process lives.
+/// Number of a peer's link, constant while the node's process lives.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct LinkId(pub u32);
 
-/// Number of one side of a migration in this process; never used twice.
+/// Number of one side of a migration in this process; never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct MachineId(pub u64);
 
-/// Bounds of what a node has under way.
+/// Limits on a node's migrations in progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Limits {
-    /// Migrations that this node asked for.
+    /// Migrations that this node requested.
     pub local_max: u32,
-    /// Migrations that one peer asked for.
+    /// Migrations that one peer requested.
     pub per_peer_max: u32,
-    /// Committed copies whose source was not heard of again, for one peer.
+    /// Committed copies of one peer whose source has not confirmed.
     pub committed_max: u32,
 }
 
@@ -29,20 +27,21 @@ impl Default for Limits {
     }
 }
 
-/// A migration that a node is asked for by its engine, its operator or itself.
+/// A migration requested by the engine, the operator or the node itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
-    /// Random; the same request twice has the same, and so have the requests for the parts of a copy.
+    /// Random; equal for a repeated request, and for the requests of all parts of a copy.
     pub id: MigrationId,
     /// The peer.
     pub link: LinkId,
     /// What to do.
     pub command: Command,
-    /// Part of the copy that this node has; `None` for all of it. Only sequences move in parts.
+    /// Part of the copy that this node has; `None` for the whole copy. Only sequences move in
+    /// parts.
     pub part: Option<Part>,
 }
 
-/// What a request asks for.
+/// What to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Command {
@@ -61,7 +60,7 @@ pub enum Command {
         /// Description of the blocks.
         what: FetchBytes,
     },
-    /// Get cached blocks of the peer.
+    /// Fetch cached blocks from the peer.
     BringBack {
         /// Description of the blocks.
         what: FetchBytes,
@@ -86,23 +85,23 @@ impl Command {
     }
 }
 
-/// Reason for which a request does not begin.
+/// Why a request does not begin.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
     /// The peer was never reached, or its process has ended.
     #[error("no link to peer {} is up", .0.0)]
     NoLink(LinkId),
-    /// The same request is under way.
+    /// The same request is in progress.
     #[error("migration {0} is under way")]
     SameId(MigrationId),
     /// The sequence is being migrated or replicated.
     #[error("migration {0} of this sequence is under way")]
     SameSequence(MigrationId),
-    /// The sequence came by a migration of which its source does not know yet that it was committed.
+    /// The sequence came by a migration whose commit its source has not confirmed.
     ///
-    /// If this node died, that source would go on with its copy; therefore the sequence stays here
-    /// until the source has answered, or its process has ended.
+    /// If this node died, the source would continue with its copy; so the sequence stays until the
+    /// source has answered, or its process has ended.
     #[error("the source of migration {0} does not know yet that the sequence arrived")]
     Unconfirmed(MigrationId),
     /// The part of the copy cannot exist.
@@ -110,10 +109,10 @@ pub enum RequestError {
     Part {
         /// The part.
         part: Part,
-        /// Its fault.
+        /// What is wrong with it.
         fault: PartFault,
     },
-    /// Too many requests are under way.
+    /// Too many requests are in progress.
     #[error("{max} requests are under way")]
     Many {
         /// Requests permitted.
@@ -121,14 +120,14 @@ pub enum RequestError {
     },
 }
 
-/// Reason for which a migration cannot be cancelled.
+/// Why a migration cannot be cancelled.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CancelError {
     /// It has ended, or never began.
     #[error("the migration is unknown")]
     Unknown,
-    /// The target was told to commit.
+    /// The target was sent `Commit`.
     #[error("the target was told to commit")]
     Committing,
 }

@@ -1,4 +1,4 @@
-//! The side that a copy leaves. The [module](super) has its states as a table.
+//! The source of a migration. The [module](super) has its states as a table.
 
 use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
@@ -21,13 +21,13 @@ pub enum SourceState {
     Exporting,
     /// The target was asked to reserve.
     Preparing,
-    /// Bytes are on their way.
+    /// Bytes are being sent.
     Sending(Attempt),
-    /// The target compares checksums.
+    /// The target is comparing checksums.
     Checking(Attempt),
-    /// The target was told to commit.
+    /// The target was sent `Commit`.
     Committing,
-    /// The target was told to commit, and has not answered for long.
+    /// The target was sent `Commit`, and has not answered within the transfer deadline.
     InDoubt,
     /// The migration has ended on this side.
     Over,
@@ -42,14 +42,13 @@ pub struct Source {
     timing: Timing,
     manifest: ManifestBytes,
     reservation: Option<ReservationId>,
-    /// Places that the target lacked at first.
+    /// Places that the target initially lacked.
     missing: Places,
     bad_blocks: u64,
-    /// The cache was not cleared since the export.
     is_current: bool,
     begun: Millis,
-    /// When the target was heard of last; from the commit on, when it was told, or said that it
-    /// waits for other parts.
+    /// Time of the target's last message; from the commit on, the time of the commit, or of the
+    /// last message that other parts are awaited.
     heard: Millis,
     repeat: Repeat,
 }
@@ -57,7 +56,8 @@ pub struct Source {
 type Sent = Actions<ToTarget>;
 
 impl Source {
-    /// Begins with the export of a copy; `what` describes cached blocks that the target asked for.
+    /// Begins with the export of a copy; `what` describes the cached blocks that the target asked
+    /// for.
     pub fn begin(
         now: Millis,
         (kind, part): (Kind, Option<Part>),
@@ -86,12 +86,12 @@ impl Source {
         self.state
     }
 
-    /// Returns its purpose.
+    /// Returns its kind.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Returns the part of the copy that it sends; `None` for all of it.
+    /// Returns the part of the copy that it sends; `None` for the whole copy.
     pub fn part(&self) -> Option<Part> {
         self.part
     }
@@ -101,12 +101,12 @@ impl Source {
         self.begun
     }
 
-    /// Returns whether a cancellation or a failure of the peer can still end it without the peer.
+    /// Returns whether it can still end without the peer's answer.
     pub fn is_undecided(&self) -> bool {
         !matches!(self.state, SourceState::Committing | SourceState::InDoubt | SourceState::Over)
     }
 
-    /// Returns the time by which it must get a [`Event::Tick`]; `None` once it is over.
+    /// Returns the time by which it must get an [`Event::Tick`]; `None` once it is over.
     pub fn deadline(&self) -> Option<Millis> {
         let (limit, silence) =
             (self.begun.plus(self.timing.limit_ms), self.heard.plus(self.timing.transfer_deadline_ms));
@@ -119,7 +119,7 @@ impl Source {
         }
     }
 
-    /// Takes an event, and returns the actions that it causes.
+    /// Handles an event, and returns the resulting actions.
     pub fn on(&mut self, now: Millis, event: Event<ToSource>) -> Sent {
         if self.state == SourceState::Over {
             return Sent::new();
@@ -129,12 +129,12 @@ impl Source {
             Event::Done(work) => self.done(now, work),
             Event::LinkUp => self.repeat_message().into_iter().collect(),
             Event::LinkLost if self.state == SourceState::Committing => self.doubt(now, Doubt::LinkLost),
-            // The target hears of it as soon as it says anything over the next link.
+            // The target learns of it from the answer to its next message.
             Event::LinkLost if self.kind.is_of_cache() && self.is_undecided() => {
                 self.restore(Outcome::Failed(Cause::LinkLost))
             }
             Event::LinkLost => Sent::new(),
-            // The target's copy is gone with its process, committed or not.
+            // The target's copy, committed or not, is gone with its process.
             Event::PeerEnded => self.restore(Outcome::Failed(Cause::PeerEnded)),
             Event::Cancel if self.is_undecided() => self.abort(AbortReason::Cancelled),
             Event::Cleared => {
@@ -167,7 +167,7 @@ impl Source {
         };
         if self.reservation.is_some_and(|own| own != reservation) {
             return match message {
-                // A repeated Prepare has begun a second reservation, which has no use.
+                // A repeated `Prepare` began a second reservation, which is not needed.
                 ToSource::Prepared { .. } => abort_message(Some(reservation), AbortReason::Unknown),
                 _ => Sent::new(),
             };
@@ -250,7 +250,7 @@ impl Source {
             };
         }
         self.state = SourceState::Committing;
-        // From here on, the time since the target was told.
+        // From here on, this is the time of the commit.
         self.heard = now;
         self.repeat = Repeat::soon(now, &self.timing);
         self.repeat_message().into_iter().collect()
@@ -297,7 +297,7 @@ impl Source {
         }
     }
 
-    /// Returns the message that the state waits for an answer to.
+    /// Returns the message whose answer this state awaits.
     fn repeat_message(&self) -> Option<Action<ToTarget>> {
         let message = match (self.state, self.reservation) {
             (SourceState::Preparing, _) => {
@@ -317,7 +317,7 @@ impl Source {
         Action::Send(ToTarget::Commit { reservation, is_current: self.is_current })
     }
 
-    /// The target's answer is late. A copy that only one side may have is held until there is one.
+    /// Handles a late answer. A copy that only one side may have is held until there is one.
     fn doubt(&mut self, now: Millis, doubt: Doubt) -> Sent {
         if !self.kind.is_exclusive() {
             return self.restore(Outcome::Unconfirmed);
@@ -337,7 +337,7 @@ impl Source {
         ]
     }
 
-    /// Ends without the target's consent: only before it was told to commit.
+    /// Ends without the target's consent: only before the commit was sent.
     fn abort(&mut self, reason: AbortReason) -> Sent {
         self.abort_as(reason.clone(), Cause::Own(reason))
     }
@@ -363,13 +363,13 @@ impl Source {
     }
 }
 
-/// Returns the answer of a node that has no source of this migration: it has ended, or never began.
+/// Returns the answer for a migration without a source here: it has ended, or never began.
 pub(super) fn unknown(message: &ToSource) -> Sent {
     match *message {
         ToSource::Prepared { reservation, .. }
         | ToSource::Verified { reservation, .. }
         | ToSource::Status { reservation, .. } => abort_message(Some(reservation), AbortReason::Unknown),
-        // A source ends behind its commit only if the other side's copy is known to exist or not to.
+        // After its commit, a source ends only if it is known whether the other side's copy exists.
         ToSource::Committed { reservation } => smallvec![Action::Send(ToTarget::Forget { reservation })],
         ToSource::Fetch { .. } | ToSource::Refused { .. } | ToSource::Aborted { .. } => Sent::new(),
     }

@@ -1,5 +1,3 @@
-//! The machines of a node, each with its address.
-
 use serde::{Deserialize, Serialize};
 
 use super::message::{Kind, MigrationId, Part};
@@ -9,7 +7,7 @@ use super::source::{Source, SourceState};
 use super::target::{Target, TargetState};
 use super::timing::Millis;
 
-/// One side of a migration, as it is now.
+/// State of one side of a migration.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct MigrationStatus {
     /// The machine.
@@ -18,21 +16,21 @@ pub struct MigrationStatus {
     pub id: MigrationId,
     /// The peer.
     pub link: LinkId,
-    /// Purpose.
+    /// Kind.
     pub kind: Kind,
-    /// Part of the copy; `None` for all of it.
+    /// Part of the copy; `None` for the whole copy.
     pub part: Option<Part>,
-    /// Node that asked for it.
+    /// Node that requested it.
     pub origin: Origin,
     /// State of this side.
     pub state: SideState,
     /// When it began.
     pub begun: Millis,
-    /// When the machine acts next if nothing happens; `None` while the node's own commit is awaited.
+    /// When the machine acts next without an event; `None` while the node's own commit is awaited.
     pub deadline: Option<Millis>,
 }
 
-/// State of one side of a migration.
+/// State of the machine.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum SideState {
     /// The copy leaves this node.
@@ -107,7 +105,7 @@ pub(super) struct Entry {
     pub(super) id: MigrationId,
     pub(super) link: LinkId,
     pub(super) origin: Origin,
-    /// Of a source: what it exports. Of a committed target: what must not move on.
+    /// For a source: what it exports. For a committed target: what must not move on.
     pub(super) sequence: Option<u64>,
     pub(super) machine: Machine,
 }

@@ -1,4 +1,4 @@
-//! The side that a copy comes to. The [module](super) has its states as a table.
+//! The target of a migration. The [module](super) has its states as a table.
 
 use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
@@ -27,11 +27,11 @@ pub enum TargetState {
     Verifying(Attempt),
     /// All checksums are right.
     Ready(Attempt),
-    /// Of a part: its source has said its commit. Those of other parts have not.
+    /// For a part: its source has sent its commit; those of other parts have not.
     Agreed(Attempt),
-    /// The copy is being made this node's own.
+    /// The copy is being committed.
     Committing,
-    /// The copy is this node's own; the source may not know it.
+    /// The copy is committed; the source may not know it.
     Committed,
     /// The migration has ended on this side.
     Over,
@@ -46,16 +46,16 @@ pub struct Target {
     reservation: ReservationId,
     what: Option<FetchBytes>,
     part: Option<CopyPart>,
-    /// What was cached of the copy still is at the source, as far as it said.
+    /// Whether no source has cleared its cache, as far as known.
     is_current: bool,
-    /// The answer that the source waits for, once there is one.
+    /// The answer that the source awaits, once there is one.
     answer: Option<ToSource>,
     bad_blocks: u64,
     begun: Millis,
-    /// When the transfer deadline was renewed last.
+    /// When the transfer deadline was last renewed.
     renewed: Millis,
     repeat: Repeat,
-    /// The source's process ended while the copy was being committed.
+    /// The source's process ended during the commit.
     is_alone: bool,
 }
 
@@ -108,17 +108,17 @@ impl Target {
         self.state
     }
 
-    /// Returns its purpose.
+    /// Returns its kind.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Returns the part of the copy that it receives; `None` for all of it.
+    /// Returns the part of the copy that it receives; `None` for the whole copy.
     pub fn part(&self) -> Option<CopyPart> {
         self.part
     }
 
-    /// Returns whether the source said that the cache of the copy was cleared.
+    /// Returns whether no source has reported that its cache was cleared.
     pub fn is_current(&self) -> bool {
         self.is_current
     }
@@ -138,8 +138,8 @@ impl Target {
         !matches!(self.state, TargetState::Committing | TargetState::Committed | TargetState::Over)
     }
 
-    /// Returns the time by which it must get a [`Event::Tick`]; `None` while it commits, and once it is
-    /// over.
+    /// Returns the time by which it must get an [`Event::Tick`]; `None` while it commits, and once
+    /// it is over.
     pub fn deadline(&self) -> Option<Millis> {
         match self.state {
             TargetState::Committing | TargetState::Over => None,
@@ -149,32 +149,33 @@ impl Target {
         }
     }
 
-    /// Returns the the transfer deadline, or of the time permitted.
+    /// Returns the earlier of the transfer deadline and the limit.
     fn end(&self) -> Millis {
         self.renewed.plus(self.timing.transfer_deadline_ms).min(self.begun.plus(self.timing.limit_ms))
     }
 
-    /// Returns whether its reservation, or its time, has ended, and no event has said so yet.
+    /// Returns whether its deadline or limit has passed without a tick.
     pub fn is_late(&self, now: Millis) -> bool {
         self.is_undecided() && now >= self.end()
     }
 
-    /// Takes an event, and returns the actions that it causes.
+    /// Handles an event, and returns the resulting actions.
     pub fn on(&mut self, now: Millis, event: Event<ToTarget>) -> Sent {
         if self.state == TargetState::Over {
             return Sent::new();
         }
-        // Before the event: a reservation that ended unseen is not renewed by a late message.
+        // Before the event: a late message must not renew an expired reservation.
         if self.is_late(now) {
             return self.lapse(now);
         }
         match event {
             Event::Message(message) => self.message(now, message),
             Event::Done(work) => self.done(now, work),
-            // A source that has ended, whose abort was lost with the link, answers with another.
+            // If the source has ended and its abort was lost with the link, it answers with
+            // another.
             Event::LinkUp if self.is_undecided() && self.state != TargetState::Asking => self.status(),
             Event::LinkUp => self.repeat_message().into_iter().collect(),
-            // The source hears of it as soon as it says anything over the next link.
+            // The source learns of it from the answer to its next message.
             Event::LinkLost if self.kind.is_of_cache() && self.is_undecided() => {
                 self.release(Outcome::Failed(Cause::LinkLost))
             }
@@ -232,7 +233,7 @@ impl Target {
         }
     }
 
-    /// The source asks for a reservation, perhaps once more.
+    /// Handles a first or repeated request for a reservation.
     fn prepared(&mut self, now: Millis, kind: Kind, part: Option<Part>, manifest: ManifestBytes) -> Sent {
         self.renewed = now;
         match self.state {
@@ -248,7 +249,7 @@ impl Target {
         smallvec![Action::Do(Task::Reserve { manifest, part: self.part })]
     }
 
-    /// The source has said its commit.
+    /// Handles the commit of the source.
     fn agreed(&mut self, attempt: Attempt, is_current: bool) -> Sent {
         self.is_current = is_current;
         if self.kind.is_of_cache() && !is_current {
@@ -262,7 +263,7 @@ impl Target {
         smallvec![Action::Do(Task::Commit { is_current })]
     }
 
-    /// What the other parts of the copy do.
+    /// Handles an event of the other parts.
     fn of_copy(&mut self, now: Millis, event: CopyEvent) -> Sent {
         match (event, self.state) {
             (CopyEvent::Commits { leads, is_current }, TargetState::Agreed(_)) => {
@@ -291,8 +292,7 @@ impl Target {
                 self.bad_blocks += bad.count();
                 self.state = match attempt.next() {
                     _ if bad.is_empty() => TargetState::Ready(attempt),
-                    // Of the last attempt: the source hears of it and gives up, or the reservation
-                    // ends.
+                    // After the last attempt, the source gives up, or the reservation expires.
                     next => TargetState::Receiving(next.unwrap_or(Attempt(Attempt::LAST.0 + 1))),
                 };
                 self.answer(ToSource::Verified { reservation, attempt, bad, grant })
@@ -330,7 +330,7 @@ impl Target {
                 self.is_alone = true;
                 Sent::new()
             }
-            // What was committed stays, and the only process that could ask for it is gone.
+            // What was committed stays; the only process that could ask for it is gone.
             TargetState::Committed => {
                 self.state = TargetState::Over;
                 Sent::new()
@@ -347,7 +347,6 @@ impl Target {
         Sent::new()
     }
 
-    /// Returns the message that is repeated without being asked for.
     fn repeat_message(&self) -> Option<Action<ToSource>> {
         match self.state {
             TargetState::Asking => {
@@ -365,7 +364,7 @@ impl Target {
         smallvec![Action::Send(answer)]
     }
 
-    /// Repeats the last answer; the phase, if there is another one to come.
+    /// Repeats the last answer, or the phase while one is being made.
     fn reply(&self) -> Sent {
         match (&self.answer, self.state) {
             (None, _) | (_, TargetState::Verifying(_) | TargetState::Agreed(_) | TargetState::Committing) => {
@@ -391,7 +390,7 @@ impl Target {
 
     fn aborted(&mut self, reason: AbortReason) -> Sent {
         match self.state {
-            // A source that aborts behind its commit has ended. A phase would make it abort again.
+            // A source that aborts after its commit has ended. A phase would make it abort again.
             TargetState::Committing => Sent::new(),
             TargetState::Committed => self.reply(),
             _ => self.release(Outcome::Failed(Cause::Peer(reason))),
@@ -444,7 +443,7 @@ impl Target {
     }
 }
 
-/// Returns the answer to a message about a reservation that is not, or no longer, known.
+/// Returns the answer for an unknown reservation.
 pub(super) fn unknown(message: &ToTarget) -> Sent {
     match *message {
         ToTarget::Sent { reservation, .. }

@@ -1,8 +1,8 @@
-//! Times and deadlines. The protocol reads no clock: each event comes with its time.
+//! Times and deadlines. The protocol reads no clock: each event carries its time.
 
 use serde::{Deserialize, Serialize};
 
-/// Milliseconds since an origin that the node chose when it started. Never goes back.
+/// Milliseconds since an origin that the node chose at its start. Monotonic.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
 pub struct Millis(pub u64);
 
@@ -21,16 +21,16 @@ impl Millis {
 /// Durations of the protocol, in milliseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Timing {
-    /// The transfer deadline. A side that hears nothing for so long gives up, or reports a doubt.
+    /// The transfer deadline: a side that receives nothing for so long gives up, or is in doubt.
     pub transfer_deadline_ms: u64,
-    /// Time to the first repetition of a message; doubled each time, up to a renewal.
+    /// Time to the first repetition of a message; doubled each time, up to the renewal interval.
     pub retry_ms: u64,
-    /// Time that a migration may take before its commit, whatever the peer says.
+    /// Limit of a migration's time before its commit, regardless of the peer.
     pub limit_ms: u64,
 }
 
 impl Timing {
-    /// Returns the time between two renewals of the transfer deadline: a sixth of it.
+    /// Returns the interval of renewals of the transfer deadline: a sixth of it.
     pub fn renew_ms(&self) -> u64 {
         (self.transfer_deadline_ms / 6).max(1)
     }
@@ -43,7 +43,7 @@ impl Default for Timing {
     }
 }
 
-/// Times at which a message is repeated: at growing intervals, the longest is a renewal.
+/// Schedule of repetitions: at growing intervals, up to the renewal interval.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Repeat {
     at: Millis,
@@ -51,23 +51,21 @@ pub(super) struct Repeat {
 }
 
 impl Repeat {
-    /// Begins with a short interval, behind the first message.
+    /// Begins with a short interval after the first message.
     pub(super) fn soon(now: Millis, timing: &Timing) -> Self {
         let interval_ms = timing.retry_ms.clamp(1, timing.renew_ms());
         Self { at: now.plus(interval_ms), interval_ms }
     }
 
-    /// Repeats at each renewal.
     pub(super) fn renewing(now: Millis, timing: &Timing) -> Self {
         Self { at: now.plus(timing.renew_ms()), interval_ms: timing.renew_ms() }
     }
 
-    /// Returns the time of the next repetition.
     pub(super) fn at(self) -> Millis {
         self.at
     }
 
-    /// Returns whether a message is due, and if so, sets the next time.
+    /// Returns whether a repetition is due; if so, schedules the next one.
     pub(super) fn is_due(&mut self, now: Millis, timing: &Timing) -> bool {
         if now < self.at {
             return false;

@@ -1,5 +1,3 @@
-//! Addresses of admin interfaces.
-
 use std::fmt;
 use std::str::FromStr;
 
@@ -24,7 +22,7 @@ impl AdminUrl {
         self.is_tls
     }
 
-    /// Returns the URL of another address with the same scheme.
+    /// Returns the same URL with another address.
     #[must_use]
     pub fn at(&self, address: Address) -> Self {
         Self { address, is_tls: self.is_tls }

@@ -1,5 +1,3 @@
-//! The settings of a node, and the checks between keys.
-
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -23,7 +21,6 @@ const DAY: Duration = Duration::from_secs(86_400);
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Longest rest of synthetic traffic between two steps.
 const REST_MAX: Duration = Duration::from_secs(1);
 
 /// Minimum of the quota per peer in bytes.
@@ -37,46 +34,45 @@ pub struct Settings {
     pub name: String,
     /// The pool.
     pub pool: PoolSettings,
-    /// Address for peers; `None`: the node does not listen.
+    /// Address for peers; `None` if the node does not listen.
     pub listen: Option<Address>,
-    /// Address of the admin interface; `None`: there is none.
+    /// Address of the admin interface; `None` for none.
     pub admin: Option<AdminUrl>,
-    /// Connections to the admin interface at a time.
+    /// Most concurrent connections to the admin interface.
     pub admin_connections: usize,
-    /// Other nodes. Their names differ.
+    /// Other nodes, with distinct names.
     pub peers: Vec<PeerAddress>,
     /// Files for TLS.
     pub tls: Option<TlsFiles>,
     /// Tokens of the admin interface and of peers.
     pub token: Option<Tokens>,
-    /// Tokens that only read the figures of the admin interface.
+    /// Tokens that permit only to read the admin interface.
     pub read_token: Option<Tokens>,
-    /// Secret of the hashes of cached blocks; the first token if no other is set. Nodes with the
-    /// same one hash alike.
+    /// Secret of the block hashes; by default the first token. Nodes share blocks if it is equal.
     pub hash_key: Option<Token>,
-    /// Bytes that one peer may have under transfer to this node at a time.
+    /// Bytes that one peer may have in transfer to this node.
     pub peer_quota_bytes: u64,
-    /// Transfers by NIXL; `None`: they are not used.
+    /// NIXL transfers; `None` for none.
     pub nixl: Option<NixlLocation>,
     /// Automatic migration.
     pub migrate: Option<MigrateBelow>,
-    /// When a peer's process is taken to have ended because another one of its name is linked.
+    /// When a peer's process counts as ended because another one of its name is linked.
     pub restarts: Restarts,
-    /// Age after which a doubt ends by itself; `None`: never.
+    /// Age after which a doubt is resolved automatically; `None`: never.
     pub doubt_limit: Option<Duration>,
-    /// The shared tier; `None`: there is none.
+    /// The shared tier; `None` for none.
     pub tier: Option<SharedTierSettings>,
-    /// The directory of nodes; `None`: peers are the configured ones.
+    /// The directory of nodes; `None`: only configured peers.
     pub membership: Option<MembershipSettings>,
-    /// Events of the cache over ZeroMQ; `None`: they are not published.
+    /// Events of the cache over ZeroMQ; `None`: not published.
     pub kv_events: Option<EventSettings>,
-    /// Synthetic traffic; `None`: no traffic.
+    /// Synthetic traffic; `None` for none.
     pub load: Option<LoadSettings>,
-    /// Time that requests and transfers have to finish after a signal to end.
+    /// Time for requests and transfers to finish after a termination signal.
     pub drain: Duration,
-    /// Form of the messages on the standard error.
+    /// Format of log messages on standard error.
     pub log: LogFormat,
-    /// Messages that are printed.
+    /// Levels of log messages.
     pub log_levels: LogLevels,
     /// Where traces are sent.
     pub traces: TraceTarget,
@@ -88,23 +84,23 @@ pub struct Settings {
 pub struct PoolSettings {
     /// Number of blocks, without the null block.
     pub blocks: usize,
-    /// Number of blocks up to which the pool can be resized.
+    /// Number of blocks to which the pool can grow.
     pub blocks_max: usize,
     /// Layout of the blocks.
     pub layout: KvLayout,
-    /// Name of the layout, as it was given.
+    /// Name of the layout, as given.
     pub layout_name: String,
     /// Device of the memory.
     pub device: DeviceId,
     /// Eviction policy; `None`: no prefix cache.
     pub eviction: Option<PolicyKind>,
-    /// Blocks that are set aside for urgent requests.
+    /// Blocks reserved for urgent requests.
     pub reserve: usize,
-    /// Compaction in the background.
+    /// Background compaction.
     pub defrag: Option<DefragSettings>,
 }
 
-/// Compaction in the background.
+/// Background compaction.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct DefragSettings {
     /// Fragmentation rate above which the pool is compacted, 0 to 1.
@@ -120,11 +116,11 @@ pub struct TlsFiles {
     pub cert: PathBuf,
     /// Private key of the certificate.
     pub key: PathBuf,
-    /// Certificates of the authorities of peers: mutual TLS. `None`: peers present the token.
+    /// Certificates of the peers' authorities, for mutual TLS. `None`: peers present the token.
     pub ca: Option<PathBuf>,
 }
 
-/// Place where NIXL is found.
+/// Where NIXL is found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum NixlLocation {
@@ -137,10 +133,9 @@ pub enum NixlLocation {
 /// Automatic migration.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MigrateBelow {
-    /// Cached blocks move while fewer than this number are free, and sequences while fewer are free or
-    /// evictable.
+    /// Cached blocks move while fewer are free, and sequences while fewer are free or evictable.
     pub blocks: usize,
-    /// Name of the peer that they move to.
+    /// Name of the peer.
     pub to: String,
 }
 
@@ -150,7 +145,7 @@ pub struct MigrateBelow {
 pub enum LoadKind {
     /// New conversations, and those that arrive from peers.
     Conversations,
-    /// Only those that arrive from peers.
+    /// Only those from peers.
     Arrivals,
 }
 
@@ -161,22 +156,21 @@ pub struct LoadSettings {
     pub kind: LoadKind,
     /// Number of threads.
     pub threads: usize,
-    /// Shortest time that a thread rests between two steps.
+    /// Shortest pause of a thread between two steps.
     pub rest: Duration,
 }
 
-/// Checked settings, and what is worth a warning.
+/// Checked settings, with warnings.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Loaded {
     /// The settings.
     pub settings: Settings,
-    /// Messages about settings that were accepted or ignored, without control characters.
+    /// Warnings about settings that were accepted or ignored, without control characters.
     pub warnings: Vec<String>,
 }
 
 impl Loaded {
-    /// Parses all entries, and checks what holds between them.
     pub(super) fn check(entries: &Entries, mut warnings: Vec<String>) -> Result<Self, SettingsError> {
         let read = Reader(entries);
         let pool = read.pool()?;
@@ -219,7 +213,6 @@ impl Loaded {
         Ok(Self { settings, warnings })
     }
 
-    /// Returns the name of the node and its peers.
     pub(super) fn peers(entries: &Entries) -> Result<(String, Vec<PeerAddress>), SettingsError> {
         let read = Reader(entries);
         let name = read.value("name", value::name)?.unwrap_or_else(host_name);
@@ -280,12 +273,11 @@ impl Reader<'_> {
             Some(dtype) => builder.dtype(dtype),
             None => builder,
         };
-        // The name and the block size are good by themselves.
+        // Name and block size are valid on their own.
         let culprit = if dtype.is_some() { "dtype" } else { "layout" };
         builder.build().map_err(|error| self.refuse(culprit, error.to_string()))
     }
 
-    /// Returns an address at which this node listens: of this host, so no name of another.
     fn listening<T: FromStr<Err = String>>(
         &self,
         name: &str,
@@ -393,7 +385,7 @@ impl Reader<'_> {
         Ok(kind.map(|kind| LoadSettings { kind, threads, rest }))
     }
 
-    /// Checks that no address outside of this host is open without TLS or a token.
+    /// Checks that no address that other hosts reach lacks TLS or a token.
     fn check_exposure(&self, settings: &Settings, warnings: &mut Vec<String>) -> Result<(), SettingsError> {
         let is_open = |address: Option<&Address>| address.is_some_and(|at| !at.is_loopback());
         let is_tls = settings.admin.as_ref().is_some_and(AdminUrl::is_tls);
@@ -455,7 +447,7 @@ fn quota(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Returns the host's name as far as it is a name of a node, or `kvpool`.
+/// Returns the host's name, reduced to a valid node name, or `kvpool`.
 fn host_name() -> String {
     let file = std::fs::read_to_string("/proc/sys/kernel/hostname");
     let name = file.ok().or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_default();

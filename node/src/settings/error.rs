@@ -1,5 +1,3 @@
-//! Errors of settings: the key, the place of its value, and the accepted values.
-
 use std::path::PathBuf;
 
 use thiserror::Error;
@@ -8,7 +6,7 @@ use super::keys::Key;
 use super::origin::Origin;
 use super::token::TokenError;
 
-/// Why settings were refused. No setting takes effect.
+/// Why settings were refused. None takes effect.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum SettingsError {
@@ -17,7 +15,7 @@ pub enum SettingsError {
     File {
         /// Path of the file.
         path: PathBuf,
-        /// Place that named the file.
+        /// Origin of the path.
         origin: Origin,
         /// The system's error.
         error: std::io::Error,
@@ -27,7 +25,7 @@ pub enum SettingsError {
     FileNotUtf8 {
         /// Path of the file.
         path: PathBuf,
-        /// The line of the first byte that is not, from 1.
+        /// Line of the first invalid byte, from 1.
         line: usize,
     },
     /// The settings file is not TOML.
@@ -43,7 +41,7 @@ pub enum SettingsError {
     /// The settings file has keys that do not exist.
     #[error("{}", unknown(.keys))]
     UnknownKeys {
-        /// Each key with its place, in the file's order.
+        /// Each key with its origin, in the file's order.
         keys: Vec<(String, Origin)>,
     },
     /// An environment variable is not UTF-8.
@@ -57,7 +55,7 @@ pub enum SettingsError {
     Value {
         /// The key.
         key: &'static Key,
-        /// Place of the value.
+        /// Origin of the value.
         origin: Origin,
         /// The value.
         value: String,
@@ -69,7 +67,7 @@ pub enum SettingsError {
     Needs {
         /// The key.
         key: &'static Key,
-        /// Place of its value.
+        /// Origin of its value.
         origin: Origin,
         /// The missing key.
         needs: &'static Key,
@@ -79,7 +77,7 @@ pub enum SettingsError {
     /// The token's file was refused.
     #[error("{origin}: {error}")]
     Token {
-        /// Place of the key `token_file`.
+        /// Origin of the key `token_file`.
         origin: Origin,
         /// The error.
         error: TokenError,

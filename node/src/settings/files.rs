@@ -1,16 +1,13 @@
-//! Reading of files that settings name.
-
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::path::Path;
 
 /// Reads a regular file of at most `max` bytes.
 ///
-/// A pipe is refused at once, instead of waiting for a writer: such files are read again at each reload,
-/// and a pipe gives its bytes once.
+/// A pipe is refused immediately: opening it would wait for a writer, and it could not be read
+/// again at a reload.
 ///
 /// # Errors
-///
 /// The system's error; [`io::ErrorKind::InvalidInput`] for anything but a file, and
 /// [`io::ErrorKind::FileTooLarge`].
 pub fn read_file(path: &Path, max: u64) -> io::Result<Vec<u8>> {

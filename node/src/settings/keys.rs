@@ -1,9 +1,7 @@
-//! The list of keys.
-
 /// Prefix of the environment variables.
 pub const VARIABLE_PREFIX: &str = "KVPOOL_";
 
-/// The key of the settings file's path: a flag and a variable, and no key of the file.
+/// The key of the settings file's path: a flag and a variable, but no key of the file.
 pub const CONFIG: Key = Key {
     name: "config",
     value: "FILE",
@@ -15,13 +13,13 @@ pub const CONFIG: Key = Key {
 /// A key of the settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Key {
-    /// Name, as in a flag: words joined by hyphens.
+    /// Name as in a flag, with hyphens.
     pub name: &'static str,
     /// Name of the value in a help text.
     pub value: &'static str,
     /// Default, as text.
     pub default: Option<&'static str>,
-    /// Values that are accepted.
+    /// Accepted values.
     pub accepted: &'static str,
     /// Meaning of the key.
     pub help: &'static str,
@@ -43,7 +41,7 @@ impl Key {
         KEYS.iter().find(|key| same_name(key.name, name))
     }
 
-    /// Returns the key whose name is nearest to a misspelt one, if any is near.
+    /// Returns the key whose name is closest to a misspelt one, if any is close.
     pub fn nearest(name: &str) -> Option<&'static Self> {
         let name = name.replace('_', "-").to_ascii_lowercase();
         let near = KEYS.iter().map(|key| (distance(key.name, &name), key));
@@ -174,7 +172,6 @@ fn same_name(a: &str, b: &str) -> bool {
     a.len() == b.len() && a.bytes().zip(b.bytes()).all(|(a, b)| a == b || (a == b'-' && b == b'_'))
 }
 
-/// Returns the number of insertions, deletions and substitutions between two names.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().take(64).collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -1,5 +1,3 @@
-//! Addresses of a directory in etcd.
-
 use std::fmt;
 use std::str::FromStr;
 
@@ -7,11 +5,11 @@ use percent_encoding::percent_decode_str;
 
 use super::value::{self, Address};
 
-/// Where a directory is in etcd: `etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/CLUSTER`, or the
-/// same with `etcds://` for TLS.
+/// Location of a directory in etcd: `etcd://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/CLUSTER`, or
+/// `etcds://` for TLS.
 ///
-/// Nodes with the same cluster name are members of one cluster. User and password may be
-/// percent-encoded; `Debug` and `Display` leave them out.
+/// Nodes with the same cluster name form one cluster. User and password may be percent-encoded;
+/// `Debug` and `Display` omit them.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct EtcdLocation {
     is_tls: bool,
@@ -36,7 +34,6 @@ impl EtcdLocation {
         self.is_tls
     }
 
-    /// Returns the user and the password.
     #[cfg(any(feature = "etcd", test))]
     pub(crate) fn user(&self) -> Option<(&str, &str)> {
         self.user.as_ref().map(|(name, password)| (name.as_str(), password.as_str()))
@@ -48,7 +45,6 @@ impl EtcdLocation {
         self.user.is_some() && !self.is_tls && !self.endpoints.iter().all(is_here)
     }
 
-    /// Returns the prefix of the keys of members.
     #[cfg(any(feature = "etcd", test))]
     pub(crate) fn prefix(&self) -> String {
         format!("/kvpool/{}/members/", self.cluster)
@@ -79,7 +75,6 @@ impl FromStr for EtcdLocation {
     }
 }
 
-/// Reads a user and a password.
 fn user(text: &str) -> Result<(String, String), &'static str> {
     let (name, password) = text.split_once(':').ok_or("what precedes @ is not USER:PASSWORD")?;
     if name.is_empty() || password.is_empty() {

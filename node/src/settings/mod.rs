@@ -8,9 +8,9 @@
 //!                           Settings
 //! ```
 //!
-//! [`KEYS`] is the only list of keys: flags, variables, the file's keys and the messages of errors
-//! come from it. The key `block-tokens` is the flag `--block-tokens`, the variable
-//! `KVPOOL_BLOCK_TOKENS` and the file's key `block_tokens` (or `block-tokens`).
+//! [`KEYS`] is the only list of keys: flags, variables, the file's keys and error messages derive
+//! from it. The key `block-tokens` is the flag `--block-tokens`, the variable `KVPOOL_BLOCK_TOKENS`
+//! and the file's key `block_tokens` (or `block-tokens`).
 
 mod admin_url;
 mod checked;

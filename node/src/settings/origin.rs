@@ -1,9 +1,7 @@
-//! The place that a value came from, for errors.
-
 use std::fmt;
 use std::path::PathBuf;
 
-/// The place that the value of a key came from.
+/// Origin of a value, for errors.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Origin {

@@ -1,21 +1,18 @@
-//! Values of keys, parsed, and errors about them.
-
 use super::entries::{Entries, Entry};
 use super::error::SettingsError;
 use super::keys::Key;
 use super::origin::Origin;
 
-/// The entries, and errors about them.
 pub(super) struct Reader<'a>(pub(super) &'a Entries);
 
 impl Reader<'_> {
-    /// Returns the key and the entry; `off` counts as none.
+    /// Returns the key and the entry; `None` for `off`.
     pub(super) fn entry(&self, name: &str) -> Option<(&'static Key, &Entry)> {
         let key = Key::find(name).expect("a key of the list");
         self.0.get(key.name).filter(|entry| entry.text != "off").map(|entry| (key, entry))
     }
 
-    /// Returns a text that has no meaning to this program, such as a topic: `off` is one too.
+    /// Returns free text, such as a topic, for which `off` has no special meaning.
     pub(super) fn text(&self, name: &str) -> Option<&str> {
         let key = Key::find(name).expect("a key of the list");
         self.0.get(key.name).map(|entry| &*entry.text)
@@ -29,7 +26,6 @@ impl Reader<'_> {
         SettingsError::Value { key, origin, value: without_password(&text), reason: reason.into() }
     }
 
-    /// Parses a value, if there is one.
     pub(super) fn value<T, E: ToString>(
         &self,
         name: &str,
@@ -48,7 +44,6 @@ impl Reader<'_> {
         self.value(name, parse)?.ok_or_else(|| self.refuse(name, "it cannot be off"))
     }
 
-    /// Returns the error about a key that needs another one.
     pub(super) fn needs(&self, name: &str, needs: &str, reason: &'static str) -> SettingsError {
         let (key, entry) = self.entry(name).expect("a key with a value");
         let needs = Key::find(needs).expect("a key of the list");
@@ -56,12 +51,12 @@ impl Reader<'_> {
     }
 }
 
-/// Returns an address without its user and password; other texts as they are.
+/// Returns an address without its user and password, or any other text unchanged.
 pub(crate) fn without_password(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else {
         return text.rsplit_once('@').map_or(text, |(_, host)| host).to_owned();
     };
-    // Of a Unix socket, they are in the query.
+    // For a Unix socket, they are in the query.
     let rest = rest.rsplit_once('@').map_or(rest, |(_, host)| host);
     format!("{scheme}://{}", rest.split('?').next().unwrap_or_default())
 }

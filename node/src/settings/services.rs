@@ -1,5 +1,3 @@
-//! Settings of services beside the pool: the shared tier, the membership and the published events.
-
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -22,7 +20,7 @@ const REDIS: [&str; 4] = ["redis", "valkey", "rediss", "valkeys"];
 const REDIS_UNIX: [&str; 2] = ["redis+unix", "valkey+unix"];
 const MOONCAKE: &str = "mooncake";
 
-/// Address of a store, which may have a password: `Debug` leaves it out.
+/// Address of a store, which may contain a password; `Debug` omits it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoreAddress(String);
 
@@ -45,21 +43,21 @@ impl fmt::Debug for StoreAddress {
 pub struct SharedTierSettings {
     /// Address of the store.
     pub address: StoreAddress,
-    /// File with the certificates of the authorities of a server over TLS; `None`: the system's.
+    /// File with the authorities of a TLS server; `None`: the system's.
     pub ca: Option<PathBuf>,
-    /// Names the model and the revision of its weights.
+    /// Identifies the model and the revision of its weights.
     pub namespace: String,
-    /// When blocks go there.
+    /// When blocks are stored.
     pub policy: TierUse,
-    /// Longest time that a request waits for its prefix.
+    /// Longest wait of a request for its prefix.
     pub wait: Duration,
-    /// Time after which a call of the store counts as failed.
+    /// Timeout of a call of the store.
     pub patience: Duration,
     /// Threads that call the store.
     pub threads: usize,
 }
 
-/// When blocks go to a tier.
+/// When blocks are stored in a tier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum TierUse {
@@ -67,7 +65,7 @@ pub enum TierUse {
     WriteThrough,
     /// Before they are evicted.
     OnEviction,
-    /// Never: blocks of other nodes are read.
+    /// Never: only blocks of other nodes are read.
     ReadOnly,
 }
 
@@ -77,14 +75,13 @@ pub enum TierUse {
 pub struct MembershipSettings {
     /// The directory.
     pub location: EtcdLocation,
-    /// File with the certificates of the authorities of servers over TLS; `None`: the system's.
+    /// File with the authorities of TLS servers; `None`: the system's.
     pub ca: Option<PathBuf>,
-    /// Files with the certificate of this client, and with its key.
+    /// Files with the client certificate and its key.
     pub certificate: Option<(PathBuf, PathBuf)>,
-    /// Time after which an entry expires that is not renewed.
+    /// Time after which an entry expires without renewal.
     pub lease: Duration,
-    /// Address at which members reach this node; port 0 stands for that of `listen`. `None`: that of
-    /// `listen`.
+    /// Address for members; by default that of `listen`, whose port replaces port 0.
     pub advertise: Option<Address>,
 }
 
@@ -98,7 +95,7 @@ pub struct EventSettings {
     pub replay: Option<SocketAddr>,
     /// Topic of all batches.
     pub topic: String,
-    /// Whether hashes are 24 bytes instead of 64 bits.
+    /// Whether hashes have 24 bytes instead of 64 bits.
     pub full_hashes: bool,
 }
 
@@ -163,7 +160,7 @@ impl Reader<'_> {
             return Err(self.needs("membership", "listen", "members must reach this node"));
         };
         match &advertise {
-            // Any address of this host is none for another one.
+            // Other hosts cannot use an unspecified address.
             None if listen.is_unspecified() => {
                 let reason = "members cannot reach an address that stands for all of this host's";
                 Err(self.needs("membership", "advertise", reason))
@@ -188,7 +185,6 @@ impl Reader<'_> {
         }
     }
 
-    /// Returns the files with authorities and with the certificate of a client of etcd.
     fn membership_tls(&self, is_tls: bool) -> Result<MembershipFiles, SettingsError> {
         const NAMES: [&str; 3] = ["membership-ca", "membership-cert", "membership-key"];
         let mut files = [None, None, None];
@@ -248,14 +244,13 @@ impl Reader<'_> {
     }
 }
 
-/// Authorities; certificate and key.
 type MembershipFiles = (Option<PathBuf>, Option<(PathBuf, PathBuf)>);
 
 fn is_tls(store: &str) -> bool {
     store.starts_with("rediss://") || store.starts_with("valkeys://")
 }
 
-/// Checks the address of a store, as far as it does not take its client.
+/// Validates the address of a store, as far as possible without its client.
 fn store(text: &str) -> Result<(), String> {
     let (scheme, rest) = text.split_once("://").ok_or("it names no store")?;
     if REDIS_UNIX.contains(&scheme) {

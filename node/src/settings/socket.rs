@@ -1,5 +1,4 @@
-//! The Unix socket at which a node listens if no setting says otherwise, and nothing tells peers
-//! apart.
+//! The default Unix socket at which a node listens, where peers need not be distinguished.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -10,24 +9,23 @@ fn user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// Returns the path of the socket of a node: in `XDG_RUNTIME_DIR`, or else in a folder of this user
-/// in that for temporary files.
+/// Returns the path of a node's socket: in `XDG_RUNTIME_DIR`, or else in a folder of this user in
+/// the one for temporary files.
 pub fn default_socket(name: &str) -> PathBuf {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
     let folder = runtime.unwrap_or_else(|| std::env::temp_dir().join(format!("kvpool-{}", user())));
     folder.join(format!("kvpool-{name}.sock"))
 }
 
-/// Makes the folder of that socket unless it exists, and checks that no other user can write there.
+/// Creates the folder of that socket if needed, and checks that no other user can write there.
 ///
 /// # Errors
-///
 /// The system's error; [`io::ErrorKind::PermissionDenied`] for anything but a folder of this user
 /// that is closed to others.
 pub fn make_socket_folder(path: &Path) -> io::Result<()> {
     let made = std::fs::DirBuilder::new().mode(0o700).create(path);
     made.or_else(|error| if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) })?;
-    // A link to a folder is none: its owner could change where it leads.
+    // A symbolic link is refused: its owner could redirect it.
     let found = std::fs::symlink_metadata(path)?;
     let refused = |reason: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
     match found.mode() & 0o777 {

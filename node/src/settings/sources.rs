@@ -1,4 +1,4 @@
-//! Reading of the sources. The first of flag, variable, file and default that has a key decides.
+//! Reads the sources. The precedence is flag, variable, file, default.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -16,13 +16,12 @@ use super::reader::Reader;
 use super::socket::default_socket;
 use super::value::PeerAddress;
 
-/// Maximum size of the settings file in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Variables with the prefix that have a meaning elsewhere: the library of a tier.
+/// Variables with the prefix that are not settings: the library of a tier.
 const OTHER_VARIABLES: [&str; 1] = ["KVPOOL_MOONCAKE"];
 
-/// Where settings come from. They can be loaded again, which reads the file again.
+/// Sources of settings. Loading them again reads the file again.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
     flags: BTreeMap<&'static str, String>,
@@ -30,7 +29,7 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Returns sources without any: all settings have their defaults.
+    /// Creates sources without values: all settings have their defaults.
     pub fn new() -> Self {
         Self::default()
     }
@@ -52,14 +51,13 @@ impl Sources {
     /// Reads all sources, and checks the settings.
     ///
     /// # Errors
-    ///
     /// [`SettingsError`], which names the key, the place and the accepted values.
     pub fn load(&self) -> Result<Loaded, SettingsError> {
         let mut warnings = Vec::new();
         let mut entries = self.entries(&mut warnings)?;
         if !entries.contains_key("listen") {
             let is_set = |key| Reader(&entries).entry(key).is_some();
-            // Any user of this host could link to a port, and nothing would tell them apart.
+            // Any user of this host could link to a port, and nothing would distinguish them.
             let mut text = format!("unix:{}", default_socket(&Loaded::peers(&entries)?.0).display());
             if is_set("token-file") || is_set("tls-cert") {
                 text = "127.0.0.1:7411".to_owned();
@@ -69,17 +67,14 @@ impl Sources {
         Loaded::check(&entries, warnings)
     }
 
-    /// Reads all sources, and returns the name of the node and its peers. Other settings are not
-    /// checked.
+    /// Returns the name of the node and its peers. Other settings are not checked.
     ///
     /// # Errors
-    ///
     /// As for [`load`](Self::load), about these two keys and unknown ones.
     pub fn load_peers(&self) -> Result<(String, Vec<PeerAddress>), SettingsError> {
         Loaded::peers(&self.entries(&mut Vec::new())?)
     }
 
-    /// Returns the value of each key that has one.
     fn entries(&self, warnings: &mut Vec<String>) -> Result<Entries, SettingsError> {
         let variables = self.variables(warnings)?;
         let flags: Entries = (self.flags.iter())
@@ -102,8 +97,7 @@ impl Sources {
         Ok(entries)
     }
 
-    /// Returns the values of environment variables. An unknown one is a warning, because other
-    /// programs may share the prefix.
+    /// Returns the values of environment variables. Unknown ones are only warnings.
     fn variables(&self, warnings: &mut Vec<String>) -> Result<Entries, SettingsError> {
         let mut entries = Entries::new();
         for (name, value) in &self.variables {
@@ -125,7 +119,6 @@ impl Sources {
     }
 }
 
-/// Reads the settings file, up to a limit.
 fn read(path: &Path, origin: &Origin) -> Result<String, SettingsError> {
     let failed = |error| SettingsError::File { path: path.into(), origin: origin.clone(), error };
     let bytes = read_file(path, FILE_BYTES_MAX).map_err(failed)?;
@@ -136,7 +129,6 @@ fn read(path: &Path, origin: &Origin) -> Result<String, SettingsError> {
     })
 }
 
-/// Parses the settings file. All unknown keys are named in one error.
 fn parse(path: &Path, text: &str) -> Result<Entries, SettingsError> {
     let line = |offset: usize| 1 + text.bytes().take(offset).filter(|&byte| byte == b'\n').count();
     let table = DeTable::parse(text).map_err(|error| SettingsError::Syntax {

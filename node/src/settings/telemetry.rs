@@ -1,17 +1,15 @@
-//! Messages and traces of the process.
-
 use std::str::FromStr;
 
 use tracing::level_filters::LevelFilter;
 
-/// Form of the messages on the standard error.
+/// Format of log messages on standard error.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum LogFormat {
-    /// A line of text each.
+    /// Lines of text.
     #[default]
     Text,
-    /// A JSON object each.
+    /// JSON objects, one per line.
     Json,
 }
 
@@ -27,17 +25,17 @@ impl FromStr for LogFormat {
     }
 }
 
-/// Levels of the messages that are printed: `warn,kvpool_node::tier=debug`.
+/// Levels of log messages, such as `warn,kvpool_node::tier=debug`.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct LogLevels {
-    /// The level of all modules that are not named.
+    /// The level of all other modules.
     pub others: Option<LevelFilter>,
     /// Modules with their levels.
     pub modules: Vec<(String, LevelFilter)>,
 }
 
 impl LogLevels {
-    /// Returns levels at which nothing is printed.
+    /// Returns levels that print nothing.
     pub fn off() -> Self {
         Self { others: Some(LevelFilter::OFF), modules: Vec::new() }
     }
@@ -83,7 +81,7 @@ fn is_module(text: &str) -> bool {
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum TraceTarget {
-    /// To the collector that the standard variables of OpenTelemetry name, if they name one.
+    /// To the collector that OpenTelemetry's standard variables name, if any.
     #[default]
     Environment,
     /// Nowhere.
@@ -92,7 +90,6 @@ pub enum TraceTarget {
     Url(String),
 }
 
-/// Checks the address of a collector.
 pub(super) fn collector(text: &str) -> Result<String, &'static str> {
     let rest = text.strip_prefix("http://").or_else(|| text.strip_prefix("https://"));
     let rest = rest.ok_or("it begins with neither http:// nor https://")?;

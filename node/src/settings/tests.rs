@@ -23,7 +23,6 @@ fn load(with: &[(&str, &str)]) -> Settings {
     flags(with).load().unwrap_or_else(|error| panic!("{with:?}: {error}")).settings
 }
 
-/// The message of the error about these flags.
 fn refused(with: &[(&str, &str)]) -> String {
     match flags(with).load() {
         Err(error) => error.to_string(),
@@ -31,7 +30,6 @@ fn refused(with: &[(&str, &str)]) -> String {
     }
 }
 
-/// A folder with a settings file.
 fn file(text: &str) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("kvpool.toml");
@@ -43,7 +41,6 @@ fn with_file(path: &Path) -> Sources {
     Sources::new().flag(&CONFIG, path.to_str().unwrap())
 }
 
-/// The message of the error about this settings file, with the name of the file only.
 fn file_refused(text: &str) -> String {
     let (_folder, path) = file(text);
     let error = with_file(&path).load().expect_err(text).to_string();
@@ -551,7 +548,7 @@ fn a_token_that_others_can_read_is_a_warning() {
     assert!(error.contains("--hash-key-file: ") && error.contains("more than one line"), "{error}");
 }
 
-/// The hashes follow from a key of their own, or from the first token.
+/// The hash key is a separate key, or the first token.
 #[test]
 fn the_hash_key_outlives_the_token() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,3 @@
-//! Tokens of the admin interface and of peers, compared in constant time.
-
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -16,17 +14,15 @@ const BYTES_MAX: usize = 256;
 const FILE_BYTES_MAX: u64 = 4096;
 const TOKENS_MAX: usize = 8;
 
-/// A secret of 16 to 256 visible ASCII characters.
-///
-/// Not printed by `Debug`.
+/// A secret of 16 to 256 visible ASCII characters. `Debug` does not print it.
 #[derive(Clone)]
 pub struct Token {
-    /// The bytes, padded with zeros, so that a comparison reads the same number for all tokens.
+    /// The bytes, padded with zeros, so that comparisons read the same number for all tokens.
     padded: [u8; BYTES_MAX],
     len: u16,
 }
 
-/// Why a token was refused. The text does not contain the token.
+/// Why a token was refused. The message does not contain the token.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TokenError {
@@ -41,7 +37,7 @@ pub enum TokenError {
     /// The token is too short or too long.
     #[error("a token has {BYTES_MIN} to {BYTES_MAX} characters; this one has {bytes}{}", if *.bytes > BYTES_MAX { " or more" } else { "" })]
     Length {
-        /// Number of bytes; one more than the maximum stands for all longer ones.
+        /// Number of bytes; one more than the maximum for all longer tokens.
         bytes: usize,
     },
     /// A file has no token, or too many.
@@ -74,7 +70,6 @@ impl Token {
     /// Checks a token.
     ///
     /// # Errors
-    ///
     /// [`TokenError::Length`], [`TokenError::Character`].
     pub fn new(token: &str) -> Result<Self, TokenError> {
         let bytes = token.as_bytes();
@@ -87,7 +82,7 @@ impl Token {
         Ok(Self { padded: pad(bytes), len: bytes.len() as u16 })
     }
 
-    /// Returns whether these bytes are the token. The time depends on neither.
+    /// Returns whether these bytes are the token, in constant time.
     pub fn is(&self, given: &[u8]) -> bool {
         let fits = Choice::from(u8::from(given.len() <= BYTES_MAX));
         let len = given.len().min(BYTES_MAX);
@@ -95,7 +90,7 @@ impl Token {
         (same & fits).into()
     }
 
-    /// Derives a key for one purpose. It reveals nothing of the token.
+    /// Derives a key for one purpose, which reveals nothing about the token.
     pub fn key(&self, purpose: &str) -> [u8; 32] {
         blake3::derive_key(purpose, self.expose().as_bytes())
     }
@@ -106,20 +101,16 @@ impl Token {
     }
 }
 
-/// Tokens of which any is accepted. A client presents the first.
+/// Tokens that are all accepted. A client presents the first.
 ///
-/// To replace a token without refusing anybody: add the new one behind the old one at all nodes,
-/// then exchange the two, then remove the old one.
+/// To replace a token without refusals: append the new one at all nodes, then swap the two, then
+/// remove the old one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tokens(Vec<Token>);
 
 impl Tokens {
-    /// Reads 1 to 8 tokens from a file, a line each. Empty lines, and white space at the end of a
-    /// line, are ignored.
-    ///
-    /// # Errors
-    ///
-    /// [`TokenError`].
+    /// Reads 1 to 8 tokens from a file, one per line, ignoring empty lines and trailing white
+    /// space.
     pub fn read(path: &Path) -> Result<Self, TokenError> {
         let file = || path.to_owned();
         let read = read_file(path, FILE_BYTES_MAX);
@@ -165,7 +156,7 @@ fn pad(bytes: &[u8]) -> [u8; BYTES_MAX] {
 }
 
 impl PartialEq for Token {
-    /// Takes the same time for any two tokens.
+    /// Constant time.
     fn eq(&self, other: &Self) -> bool {
         self.is(other.expose().as_bytes())
     }

@@ -1,5 +1,4 @@
-//! Values of settings: sizes, times, addresses and peers. An error says what is wrong; the caller
-//! adds the key and the accepted values.
+//! Values of settings. The caller adds the key and the accepted values to errors.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -17,7 +16,7 @@ pub enum Size {
 }
 
 impl Size {
-    /// Returns the number of blocks of `block_bytes` bytes; 0 if there is no room for any.
+    /// Returns the number of blocks of `block_bytes` bytes; 0 if none fits.
     pub fn blocks(self, block_bytes: usize) -> usize {
         match self {
             Self::Blocks(blocks) => blocks,
@@ -43,11 +42,11 @@ impl FromStr for Size {
 /// Address of a node.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Address {
-    /// A host, by name or IP address, and a port.
+    /// A host and a port.
     Tcp {
         /// Name, or IP address without brackets.
         host: String,
-        /// Port; 0 for a free one, where a node listens.
+        /// Port; 0 selects a free one for listening.
         port: u16,
     },
     /// A Unix socket on this host.
@@ -55,7 +54,7 @@ pub enum Address {
 }
 
 impl Address {
-    /// Returns whether the address stands for all of this host's.
+    /// Returns whether it is the unspecified address.
     pub fn is_unspecified(&self) -> bool {
         let Self::Tcp { host, .. } = self else { return false };
         host.parse().is_ok_and(|ip: IpAddr| ip.to_canonical().is_unspecified())
@@ -77,7 +76,7 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix:") {
-            // The limit of Linux, with the zero at the end.
+            // The limit of Linux, including the terminating zero.
             return match path.len() {
                 0 => Err("the path of the socket is missing".to_owned()),
                 1..=107 => Ok(Self::Unix(path.into())),
@@ -113,14 +112,14 @@ impl fmt::Display for Address {
     }
 }
 
-/// When a process is taken to have ended because another one of its name is linked.
+/// When a process counts as ended because another one of its name is linked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Restarts {
     /// When the other one proves it, or nothing depends on it.
     #[default]
     Proven,
-    /// Always: whatever starts the nodes guarantees that at most one process of a name lives.
+    /// Always: the orchestrator guarantees that at most one process of a name lives.
     ByName,
 }
 
@@ -159,7 +158,6 @@ impl FromStr for PeerAddress {
     }
 }
 
-/// Parses a list of peers. Their names must differ.
 pub(super) fn peers(text: &str) -> Result<Vec<PeerAddress>, String> {
     let mut peers: Vec<PeerAddress> = Vec::new();
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
@@ -172,7 +170,6 @@ pub(super) fn peers(text: &str) -> Result<Vec<PeerAddress>, String> {
     Ok(peers)
 }
 
-/// Parses the name of a node.
 pub(super) fn name(text: &str) -> Result<String, String> {
     let is_good = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     if text.is_empty() || text.len() > 64 || !text.bytes().all(is_good) {
@@ -192,7 +189,6 @@ pub(crate) fn socket(text: &str) -> Result<SocketAddr, &'static str> {
     }
 }
 
-/// Parses a whole number in a range.
 pub(super) fn whole(text: &str, range: std::ops::RangeInclusive<u64>) -> Result<u64, String> {
     match text.parse::<u64>() {
         Ok(value) if range.contains(&value) => Ok(value),
@@ -202,7 +198,6 @@ pub(super) fn whole(text: &str, range: std::ops::RangeInclusive<u64>) -> Result<
     }
 }
 
-/// Parses a number of bytes with a unit.
 pub(super) fn bytes(text: &str) -> Result<u64, String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -222,7 +217,7 @@ pub(super) fn bytes(text: &str) -> Result<u64, String> {
     number.checked_mul(factor).ok_or_else(|| "more bytes than 64 bits can count".to_owned())
 }
 
-/// Parses a time with a unit, in a range.
+/// Parses a time with a unit, within a range.
 pub(super) fn time(text: &str, range: std::ops::RangeInclusive<Duration>) -> Result<Duration, String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -239,10 +234,9 @@ pub(super) fn time(text: &str, range: std::ops::RangeInclusive<Duration>) -> Res
         .ok_or_else(|| format!("not from {:?} to {:?}", range.start(), range.end()))
 }
 
-/// Parses a share, 0 to 1.
 pub(super) fn share(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
-        // NaN is in no range.
+        // Excludes NaN.
         Ok(value) if (0.0..=1.0).contains(&value) => Ok(value),
         Ok(_) => Err("not from 0 to 1".to_owned()),
         Err(_) => Err("not a number".to_owned()),

@@ -16,12 +16,12 @@ use super::settings::after;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BreakerState {
-    /// The store is asked.
+    /// The store is called.
     #[default]
     Closed,
-    /// The store failed, and is not asked for a while.
+    /// The store failed, and is not called for a while.
     Open,
-    /// The store is tried by one call.
+    /// One trial call is in progress.
     Trying,
 }
 
@@ -30,9 +30,8 @@ pub(super) struct Breaker {
     state: BreakerState,
     failures_max: u32,
     rest: Duration,
-    /// Failures since the last success.
     failures: u32,
-    /// End of the rest, or of the time for the trial.
+    /// End of the rest, or of the trial.
     until: Instant,
     opened: u64,
 }
@@ -46,12 +45,10 @@ impl Breaker {
         self.state
     }
 
-    /// Returns how often it opened.
     pub(super) fn opened(&self) -> u64 {
         self.opened
     }
 
-    /// Returns whether a call may go to the store.
     pub(super) fn admits(&mut self, now: Instant) -> bool {
         if self.state == BreakerState::Closed {
             return true;
@@ -65,14 +62,13 @@ impl Breaker {
         true
     }
 
-    /// Notes that the store answered. A late answer does not close an open breaker.
+    /// Notes a success. A late answer does not close an open breaker.
     pub(super) fn succeeded(&mut self) {
         if self.state != BreakerState::Open {
             (self.state, self.failures) = (BreakerState::Closed, 0);
         }
     }
 
-    /// Notes that the store failed.
     pub(super) fn failed(&mut self, now: Instant) {
         self.failures = self.failures.saturating_add(1);
         let opens = match self.state {
@@ -85,7 +81,7 @@ impl Breaker {
         }
     }
 
-    /// Opens at once: all calls of the store are stuck.
+    /// Opens immediately: all calls of the store are stuck.
     pub(super) fn open(&mut self, now: Instant) {
         if self.state != BreakerState::Open {
             (self.state, self.until) = (BreakerState::Open, after(now, self.rest));

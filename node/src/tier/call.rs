@@ -1,4 +1,4 @@
-//! The outcomes of one call, while they come.
+//! The outcomes of one call, while they arrive.
 //!
 //! ```text
 //! waiting  --[a call of the store takes the key]-->  begun  --[the store has answered]-->  done
@@ -6,9 +6,8 @@
 //!    +-- deadline: failed                              +-- deadline: in flight
 //! ```
 //!
-//! The memory of a get is taken out when its value lands, and dropped before the outcome can be
-//! seen. At the end of the call the memory that is left is dropped: an answer that comes later
-//! finds none.
+//! The memory of a get is taken when its value arrives, and dropped before the outcome becomes
+//! visible. The end of the call drops the remaining memory, so a later answer finds none.
 
 use std::sync::Arc;
 
@@ -17,7 +16,6 @@ use parking_lot::{Mutex, MutexGuard};
 use super::outcome::{Outcome, TierFailure};
 use super::read::Landing;
 
-/// State of one key.
 enum Progress {
     Waiting,
     Begun,
@@ -29,11 +27,10 @@ struct Key {
     memory: Option<Box<dyn Landing>>,
 }
 
-/// The outcomes of a call, and the memory of its gets.
 pub(super) struct Call(Mutex<Vec<Key>>);
 
 impl Call {
-    /// Creates a call with memory for each of its keys, or none.
+    /// Creates a call, with optional memory for each of its keys.
     pub(super) fn new(memory: impl Iterator<Item = Option<Box<dyn Landing>>>) -> Arc<Self> {
         let key = |memory| Key { progress: Progress::Waiting, memory };
         Arc::new(Self(Mutex::new(memory.map(key).collect())))
@@ -43,20 +40,18 @@ impl Call {
         self.0.lock()
     }
 
-    /// Notes that a call of the store begins with these keys.
     pub(super) fn begin(&self, places: &[usize]) {
         let mut keys = self.keys();
         places.iter().for_each(|&place| keys[place].progress = Progress::Begun);
     }
 
-    /// Takes the memory of a key; `None` if a value has landed there, or the call is over.
+    /// Takes the memory of a key; `None` if a value has arrived there, or the call is over.
     pub(super) fn take_memory(&self, place: usize) -> Option<Box<dyn Landing>> {
         self.keys()[place].memory.take()
     }
 
-    /// Notes the outcome of a key; the first one counts.
     pub(super) fn set(&self, place: usize, outcome: Outcome) {
-        // First: with the outcome, the caller may take the memory back.
+        // First, because the caller may reuse the memory once the outcome is visible.
         drop(self.take_memory(place));
         let progress = &mut self.keys()[place].progress;
         if !matches!(progress, Progress::Done(_)) {
@@ -64,12 +59,11 @@ impl Call {
         }
     }
 
-    /// Notes the same failure for keys that have no outcome.
     pub(super) fn fail(&self, places: &[usize], failure: &TierFailure) {
         places.iter().for_each(|&place| self.set(place, Outcome::Failed(failure.clone())));
     }
 
-    /// Ends the call, and drops the memory that is left. Returns the outcomes.
+    /// Ends the call, and drops the remaining memory. Returns the outcomes.
     fn end(&self) -> Vec<Outcome> {
         let mut keys = self.keys();
         let memory: Vec<_> = keys.iter_mut().map(|key| key.memory.take()).collect();
@@ -85,11 +79,10 @@ impl Call {
     }
 }
 
-/// The caller's end of a call: it is over when this is dropped.
+/// The caller's handle of a call; dropping it ends the call.
 pub(super) struct Caller(pub(super) Arc<Call>);
 
 impl Caller {
-    /// Ends the call. Returns the outcomes.
     pub(super) fn end(self) -> Vec<Outcome> {
         self.0.end()
     }

@@ -1,5 +1,3 @@
-//! Tiers by their addresses, for settings.
-
 use std::sync::Arc;
 
 use super::error::TierError;
@@ -11,11 +9,10 @@ pub const ADDRESSES: &str = "redis://HOST:PORT/DATABASE, rediss://HOST:PORT/DATA
 
 /// Starts a tier over the store at an address: one of [`ADDRESSES`].
 ///
-/// A Redis server need not be there yet. A Mooncake master must be: the probe blocks for up to 15
+/// A Redis server may be started later. A Mooncake master must run: the probe blocks for up to 15
 /// seconds.
 ///
 /// # Errors
-///
 /// [`TierError::Address`]; [`TierError::NotBuilt`] for a store whose feature is off;
 /// [`TierError::Library`] and [`TierError::Probe`] of Mooncake.
 pub fn connect(address: &str, settings: TierSettings) -> Result<Arc<SharedTier>, TierError> {
@@ -27,7 +24,7 @@ pub fn connect(address: &str, settings: TierSettings) -> Result<Arc<SharedTier>,
         Some(("mooncake", master)) if !master.is_empty() => mooncake(master, settings),
         _ => Err(TierError::Address {
             store: "tier",
-            // Without what may be a password.
+            // Omits what may be a password.
             address: address.split_once("://").map_or("", |(scheme, _)| scheme).to_owned(),
             reason: format!("expected {ADDRESSES}"),
         }),

@@ -1,10 +1,8 @@
-//! What a tier did.
-
 use serde::{Deserialize, Serialize};
 
 use super::breaker::BreakerState;
 
-/// Counts since a tier began, and its state.
+/// Counters since a tier began, and its state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TierCounters {
@@ -12,28 +10,28 @@ pub struct TierCounters {
     pub stored: u64,
     /// Values that were read and verified.
     pub hits: u64,
-    /// Keys to be read that the store did not have.
+    /// Reads of keys that the store did not have.
     pub misses: u64,
-    /// Keys whose operation failed, for any reason.
+    /// Keys whose operation failed for any reason.
     pub failed: u64,
-    /// Among them, keys whose value was not what its key says.
+    /// Of these, keys whose value was wrong.
     pub bad_values: u64,
-    /// Among them, keys that were not asked for, because they had failed before.
+    /// Of these, keys that were skipped because they had failed before.
     pub remembered: u64,
-    /// Keys that had no answer by the deadline of their call.
+    /// Keys without an answer by the deadline of their call.
     pub overdue: u64,
-    /// Values that were dropped because the queue was full.
+    /// Values dropped because the queue was full.
     pub dropped_puts: u64,
-    /// Keys that were looked up without being read.
+    /// Keys looked up without a read.
     pub lookups: u64,
     /// Bytes of the values in `hits`.
     pub read_bytes: u64,
     /// Bytes of the values in `stored`.
     pub written_bytes: u64,
-    /// Times that the circuit breaker opened.
+    /// Number of times the circuit breaker opened.
     pub breaker_opened: u64,
-    /// Keys of calls that the store has not answered now.
+    /// Keys of calls in flight.
     pub in_flight: u64,
-    /// State of the circuit breaker now.
+    /// Current state of the circuit breaker.
     pub breaker: BreakerState,
 }

@@ -1,11 +1,11 @@
-//! Errors of a tier's construction. What fails later is an [outcome](super::Outcome).
+//! Errors of a tier's construction. Later failures are [outcomes](super::Outcome).
 
 use kvpool::{PrefixError, TransferError};
 use thiserror::Error;
 
 use super::store_error::StoreError;
 
-/// Reason why a tier cannot be used.
+/// Why a tier cannot be used.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[non_exhaustive]
 pub enum TierError {
@@ -47,15 +47,15 @@ pub enum TierError {
     Library {
         /// Kind of store.
         store: &'static str,
-        /// Why, and the places that were tried.
+        /// Why, and the paths tried.
         reason: String,
     },
-    /// The store does not do what it confirms.
+    /// The store did not do what it confirmed.
     #[error("{store} is not used: {reason}")]
     Probe {
         /// Kind of store.
         store: &'static str,
-        /// What it did with a value that was put and read back.
+        /// What it did with a test value.
         reason: String,
     },
     /// The store failed.
@@ -70,7 +70,7 @@ pub enum TierError {
     /// A thread could not be started.
     #[error("a thread of the tier cannot be started: {reason}")]
     Thread {
-        /// What the system reported.
+        /// The system's error.
         reason: String,
     },
 }

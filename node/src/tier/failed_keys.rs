@@ -1,18 +1,15 @@
-//! The keys that failed a short time ago.
-
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::key::TierKey;
 
-/// A bounded memory of keys that failed; the oldest is forgotten first.
+/// A bounded set of keys that failed recently; the oldest is removed first.
 #[derive(Debug)]
 pub(super) struct FailedKeys {
     keys_max: usize,
     keep: Duration,
-    /// With the time of the latest failure.
     failed: HashMap<TierKey, Instant>,
-    /// In order; entries of keys that failed again, or were forgotten, are stale.
+    /// In order; entries of keys that failed again, or were removed, are stale.
     order: VecDeque<(TierKey, Instant)>,
 }
 
@@ -39,7 +36,6 @@ impl FailedKeys {
         self.failed.remove(key);
     }
 
-    /// Returns whether a key failed a short time ago.
     pub(super) fn has(&self, key: &TierKey, now: Instant) -> bool {
         self.failed.get(key).is_some_and(|&at| now.saturating_duration_since(at) < self.keep)
     }

@@ -1,5 +1,3 @@
-//! A store in the memory of the process.
-
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -25,8 +23,8 @@ struct Shared {
     bytes_max: usize,
 }
 
-/// A [`Store`] in the memory of the process, which forgets its oldest values when it is full. A clone
-/// refers to the same values.
+/// A [`Store`] in the memory of the process, which removes its oldest values when it is full.
+/// Clones share the values.
 ///
 /// For tests, and for several pools of one process.
 #[derive(Clone)]

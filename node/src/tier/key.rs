@@ -1,5 +1,3 @@
-//! Names of values in a tier.
-
 use std::fmt;
 
 use kvpool::prefix::BlockHash;
@@ -8,7 +6,7 @@ use kvpool::{Pool, TransferError};
 
 use super::error::TierError;
 
-/// Number that pools have in common if and only if they may share bytes of blocks.
+/// Equal for two pools if and only if they may share bytes of blocks.
 ///
 /// It is derived from the packed form of a block (layers, heads, dtype, scales), the hashing of the
 /// prefix cache with its key, and the namespace.
@@ -18,11 +16,12 @@ pub struct Fingerprint([u8; 16]);
 impl Fingerprint {
     /// Returns the fingerprint of a pool in a namespace.
     ///
-    /// The namespace names what form and hashes do not know: the model, and the revision of its weights.
+    /// The namespace identifies what form and hashes do not: the model, and the revision of its
+    /// weights.
     ///
     /// # Errors
-    ///
-    /// [`TierError::Namespace`] if it is empty; [`TierError::Pool`] for a pool without a prefix cache.
+    /// [`TierError::Namespace`] if it is empty; [`TierError::Pool`] for a pool without a prefix
+    /// cache.
     pub fn of(pool: &Pool, namespace: &str) -> Result<Self, TierError> {
         if namespace.is_empty() {
             return Err(TierError::Namespace);
@@ -55,22 +54,20 @@ impl fmt::Display for Fingerprint {
     }
 }
 
-/// Name of a block in a tier.
+/// Key of a block in a tier.
 ///
-/// Its text is `kvp2/{fingerprint}/{hash}`, with the 128 bits of the hash by which pools look
-/// blocks up. The 64-bit check of the hash is in the value.
+/// Its text is `kvp2/{fingerprint}/{hash}`, with the 128 bits of the hash by which pools find
+/// blocks. The value has the 64-bit check of the hash.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TierKey {
-    /// Pools that may share the value.
+    /// Identifies pools that may share the value.
     pub fingerprint: Fingerprint,
     /// The block.
     pub hash: BlockHash,
 }
 
 impl TierKey {
-    /// Creates the key of a value with a name of the caller's, in place of a block's hash.
-    ///
-    /// 192 bits of a cryptographic hash of the name stand for it.
+    /// Creates a key from a cryptographic hash of a name instead of a block's hash.
     pub fn named(fingerprint: Fingerprint, name: &[u8]) -> Self {
         let hash = blake3::Hasher::new_derive_key("kvpool shared tier, name of a value, version 1")
             .update(name)

@@ -1,6 +1,6 @@
-//! A cluster-wide tier of cached blocks by hash, on an engine that the cluster runs anyway.
+//! A cluster-wide tier of cached blocks by hash, on a store that the cluster already runs.
 //!
-//! [`Tiered`] connects a pool with a [`SharedTier`]: it brings prefixes back before a request is
+//! [`Tiered`] connects a pool with a [`SharedTier`]: it fetches prefixes before a request is
 //! admitted, and stores blocks when they are computed or before they are evicted. A tier is over a
 //! [`Store`]: [`InProcess`], [`Peer`], `Redis` (feature `redis`) or `Mooncake` (feature
 //! `mooncake`).
@@ -16,10 +16,10 @@
 //! committed  the block can be found in the prefix cache                             Import::commit
 //! ```
 //!
-//! | at the deadline it is | the caller gets | its frame |
+//! | state at the deadline | the caller gets | its frame |
 //! |---|---|---|
-//! | waiting | failed (late) | is free again at once |
-//! | begun | in flight | is free again at once: an answer that comes later finds no memory. While a value is landing, it is quarantined |
+//! | waiting | failed (late) | is free immediately |
+//! | begun | in flight | is free immediately, since a later answer finds no memory; quarantined while a value is landing |
 //! | hit | a hit | is in the cache once committed |
 //!
 //! # Invariants

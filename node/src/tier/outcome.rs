@@ -1,42 +1,38 @@
-//! What became of a key in one call.
-
 use thiserror::Error;
 
 use super::store_error::StoreError;
 use super::value::ValueError;
 
-/// What became of a key in one call.
+/// Result of a key in one call.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum Outcome {
     /// The store confirmed the put.
     Stored,
-    /// The value was found, verified and written to its memory. Of `exists`: the store claims to have
-    /// it, and a get is worth a try.
+    /// The value was verified and written to its memory. For `exists`: the store claims to have it.
     Hit,
     /// The store does not have it.
     Miss,
-    /// It is not known whether the store has it, or what it has is not the value. As good as a miss.
+    /// The store may have it or not, or has a wrong value. Equivalent to a miss.
     Failed(TierFailure),
-    /// The store has not answered by the deadline. The memory of a get may still be written; the tier
-    /// keeps it until the store has answered.
+    /// No answer by the deadline. A value that is just landing may still write its memory.
     InFlight,
 }
 
-/// Reason of an [`Outcome::Failed`].
+/// Reason for an [`Outcome::Failed`].
 #[derive(Clone, PartialEq, Debug, Error)]
 #[non_exhaustive]
 pub enum TierFailure {
-    /// The store failed before, and is not asked for a while.
+    /// The circuit breaker is open.
     #[error("the circuit breaker of the tier is open")]
     Open,
     /// The queue is full; a put is dropped.
     #[error("the queue of the tier is full")]
     Busy,
-    /// The deadline passed before the store was asked.
+    /// The deadline passed before the store was called.
     #[error("the deadline passed before the store was asked")]
     Late,
-    /// The key failed a short time ago, and is not asked for.
+    /// The key failed recently, and is skipped.
     #[error("the key failed a short time ago")]
     Remembered,
     /// The tier has ended.
@@ -48,7 +44,7 @@ pub enum TierFailure {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// What the store has is not the value.
+    /// The store has a wrong value.
     #[error(transparent)]
     Value(#[from] ValueError),
 }

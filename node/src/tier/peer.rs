@@ -1,24 +1,24 @@
 //! A node of kvpool as the store of a tier.
 //!
-//! Nodes exchange blocks between pools, not values. So a tier over a node has a small pool of its own in
-//! this process, the window, through which blocks go both ways:
+//! Nodes exchange blocks between pools, not values. So a tier over a node has a small pool in this
+//! process, the window, through which blocks pass in both directions:
 //!
 //! ```text
 //! put   value --[verified]--> window --[as in an offload]--> cache of the peer
 //! get   value <--[packed]---- window <--[as in a bring-back]- cache of the peer
 //! ```
 //!
-//! The caches of window and peer find blocks by their hashes, which do not know the namespace. So a block
-//! is there under a hash of its key, in which the fingerprint is: see [`place_of`].
+//! The caches of window and peer find blocks by hashes that do not cover the namespace. So a block
+//! is cached under a hash of its key, which contains the fingerprint: see [`place_of`].
 //!
-//! Existence is a question to the peer, which moves no block.
+//! Existence is a query to the peer, which moves no block.
 //!
 //! # Damaged values
 //!
-//! A value that proves to be wrong is dropped from the window, and from there alone: a word of this
-//! process must not clear the cache of others. The peer itself compares what it sends with the
-//! checksum under which it arrived, and drops what its memory damaged, so that the next put replaces
-//! it. A value that was wrong when it was put stays there until it is evicted.
+//! A wrong value is dropped from the window only: a claim of this process must not clear the cache
+//! of others. The peer compares what it sends with the checksum under which it arrived, and drops
+//! what its memory damaged, so that the next put replaces it. A value that was wrong when it was
+//! put stays until it is evicted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,7 +37,7 @@ use crate::protocol::QUESTION_MAX;
 
 const NAME: &str = "peer";
 
-/// Number of times that blocks are fetched again because another call took their room.
+/// Number of repeated fetches when another call evicts the blocks.
 const ATTEMPTS: u32 = 3;
 
 /// A peer of a node as a [`Store`].
@@ -50,14 +50,13 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Creates the store. `node` is a node over the window, which is linked to the peer of this name.
+    /// Creates the store. `node` is a node over the window, linked to the peer of this name.
     ///
-    /// The window is a pool with the layout and the hashing of the pools that use the tier, and with a
-    /// prefix cache; it bounds the blocks of one call. The node needs no address of its own. `limit`
-    /// bounds each transfer.
+    /// The window is a pool with a prefix cache, and with the layout and hashing of the pools that
+    /// use the tier; it bounds the blocks of one call. The node needs no address. `limit` bounds
+    /// each transfer.
     ///
     /// # Errors
-    ///
     /// [`TierError::Namespace`], [`TierError::Pool`].
     pub fn new(node: Arc<Node>, peer: &str, namespace: &str, limit: Duration) -> Result<Self, TierError> {
         let fingerprint = Fingerprint::of(node.pool(), namespace)?;
@@ -73,10 +72,9 @@ fn refused(reason: impl ToString) -> StoreError {
     StoreError::Refused { store: NAME, reason: reason.to_string() }
 }
 
-/// Returns the hash under which the caches of window and peer have the block of a key.
-///
-/// The peer's own blocks, and those of other namespaces, are under other hashes: the bytes of two
-/// models can differ where their layouts and hashes are the same.
+/// Returns the hash under which the caches of window and peer have the block of a key. It differs
+/// from the hashes of the peer's own blocks and of other namespaces, since two models may differ in
+/// bytes but not in layout and hashes.
 fn place_of(key: &TierKey) -> BlockHash {
     let mut hasher = blake3::Hasher::new_derive_key("kvpool shared tier, place in a node, version 1");
     hasher.update(&key.fingerprint.to_bytes()).update(&key.hash.to_bytes());
@@ -88,8 +86,7 @@ impl Peer {
         self.node.pool()
     }
 
-    /// Returns the number of blocks that one call may hold: two may do so at the same time,
-    /// and each may fetch as many.
+    /// Returns the number of blocks that one call may hold; two may run, and fetch as many each.
     fn blocks_per_call(&self) -> usize {
         (self.pool().total_blocks() / 4).clamp(1, 32)
     }
@@ -101,14 +98,13 @@ impl Peer {
         })
     }
 
-    /// Keeps a block in the window, if it is there, as long as the result lives.
+    /// Holds a block in the window, if it is there.
     fn hold(&self, key: &TierKey) -> Option<Export> {
         let export =
             || self.pool().export_prefix(0, &[place_of(key)]).ok().filter(|export| !export.is_empty());
         (key.fingerprint == self.fingerprint).then(export).flatten()
     }
 
-    /// Returns whether the window has this value, with these packed bytes.
     fn has(&self, value: &TierValue, packed: &[u8]) -> bool {
         self.hold(value.key()).is_some_and(|export| {
             export.packed(0).is_ok_and(|bytes| *bytes == *packed)
@@ -116,10 +112,8 @@ impl Peer {
         })
     }
 
-    /// Holds the blocks of these keys, of which it fetches those that the window does not have.
-    ///
-    /// A fetch ends at the first block that the peer does not have. The next one begins behind it, which
-    /// takes a round trip each time.
+    /// Holds the blocks of these keys; fetches those that the window lacks. A fetch ends at the
+    /// first block that the peer lacks. The next one begins after it, at the cost of a round trip.
     async fn bring(&self, keys: &[TierKey]) -> Result<Vec<Option<Export>>, StoreError> {
         let remote = self.pool().remote(&self.peer).map_err(|error| failed(&error))?;
         let mut held: Vec<_> = keys.iter().map(|key| self.hold(key)).collect();
@@ -137,7 +131,7 @@ impl Peer {
             let lacking = self.lacking(keys, &held, &absent);
             let came = hashes.iter().take_while(|hash| !lacking.contains(hash)).count();
             if came < carried.blocks && attempts > 0 {
-                // Another call needed the room before the blocks were held.
+                // Another call evicted the blocks before they were held.
                 attempts -= 1;
                 continue;
             }
@@ -145,7 +139,6 @@ impl Peer {
         }
     }
 
-    /// Returns the hashes of the blocks that are not held, each once.
     fn lacking(&self, keys: &[TierKey], held: &[Option<Export>], absent: &[BlockHash]) -> Vec<BlockHash> {
         let mut hashes = Vec::new();
         let lacking = keys.iter().zip(held).filter(|(_, held)| held.is_none()).map(|(key, _)| key);
@@ -158,7 +151,6 @@ impl Peer {
         hashes
     }
 
-    /// Puts a value into the window.
     fn take_in(&self, value: &TierValue) -> Result<(), StoreError> {
         if value.key().fingerprint != self.fingerprint {
             return Err(refused("a value of another fingerprint"));
@@ -168,8 +160,7 @@ impl Peer {
         let place = [place_of(value.key())];
         let mut import = self.pool().import_prefix(0, &place).map_err(refused)?;
         if import.missing().is_empty() && !self.has(value, packed) {
-            // A get has fetched other bytes, which are not verified yet or proved to be wrong, or
-            // those of another era.
+            // A get has fetched bytes that are unverified, wrong, or of another era.
             drop(import);
             self.pool().uncache(&place);
             import = self.pool().import_prefix(0, &place).map_err(refused)?;
@@ -221,7 +212,7 @@ impl Store for Peer {
         Box::pin(async move {
             let keys: Vec<_> = values.iter().map(|value| *value.key()).collect();
             let peer = self.clone();
-            // In the order of the values: what is held is in the window until all are.
+            // In the order of the values: held blocks stay in the window until all are there.
             let take_in = move |value: &TierValue| (peer.take_in(value), peer.hold(value.key()));
             let taken = blocking(move || values.iter().map(take_in).collect::<Vec<_>>()).await;
             let (mut stored, held): (Vec<_>, Vec<_>) = taken.into_iter().unzip();
@@ -240,7 +231,7 @@ impl Store for Peer {
                 self.within(remote.send(export)).await?.map_err(|error| failed(&error.error))?;
             }
             for (key, stored) in keys.iter().zip(&mut stored) {
-                // Another call may have needed the room.
+                // Another call may have evicted it.
                 if stored.is_ok() && !hashes[..sent].contains(&place_of(key)) {
                     *stored = Err(refused("the window is full"));
                 }

@@ -1,15 +1,15 @@
 //! Redis or Valkey as the store of a tier.
 //!
-//! The client is the crate `redis`. The other candidate, `fred`, was the faster one with values of
-//! 1 MiB in most measurements, although their ranges overlap. But `redis` has releases every few
-//! weeks and half of the dependencies. The last release of `fred` is 21 months older.
+//! The client is the crate `redis`. The alternative, `fred`, was faster with values of 1 MiB in
+//! most measurements, with overlapping ranges, but its last release is 21 months older, and it has
+//! twice the dependencies.
 //!
-//! Each call has a connection of its own. The answers to a batch of gets are taken one by one. Only
-//! a few gets are written ahead of their answers: the server copies each value into the answer at
-//! once, and copies of a whole batch would leave its caches before they are sent.
+//! Each call has its own connection. The answers to a batch of gets are read one by one. Only a few
+//! gets are pipelined, because the server copies each value into its answer immediately, and copies
+//! of a whole batch would be evicted from the CPU cache before they are sent.
 //!
-//! A get asks for one byte more than a value has: the answer is in memory before it is looked at, and
-//! a key may have up to 512 MiB.
+//! A get asks for one byte more than a value has, because the whole answer is buffered before it is
+//! checked, and a key may have up to 512 MiB.
 //!
 //! # State of a connection
 //!
@@ -36,34 +36,32 @@ use crate::settings::without_password;
 
 const NAME: &str = "redis";
 
-/// Number of gets that are written ahead of their answers.
 const AHEAD: usize = 4;
 
-/// Idle time after which a connection is asked whether it lives: the server may have closed it.
+/// Idle time after which a connection is checked by a PING, because the server may have closed it.
 const FRESH: Duration = Duration::from_secs(1);
 
 /// A Redis or Valkey server as a [`Store`].
 ///
-/// The server must evict by itself: `maxmemory`, and `maxmemory-policy allkeys-lru`. It neither needs nor
-/// should have persistence. Without TLS (`rediss`) it belongs in a private network.
+/// The server must evict by itself: `maxmemory`, and `maxmemory-policy allkeys-lru`. It should have
+/// no persistence. Without TLS (`rediss`) it belongs in a private network.
 pub struct Redis {
     client: Client,
     config: AsyncConnectionConfig,
     limit: Duration,
-    /// Connections to which no answer is due, each with the time since when.
+    /// Connections without outstanding answers, each with the time since when.
     idle: Mutex<Vec<(MultiplexedConnection, Instant)>>,
 }
 
 impl Redis {
     /// Creates the store from its address, `redis://user:password@host:port/database`,
-    /// `rediss://...` for TLS, or `unix:///path`.
+    /// `rediss://...` for TLS, or `unix:///path`. Does not connect yet.
     ///
-    /// `authorities` (PEM) are those of a server's certificate; without any, those of the system.
-    /// `limit` bounds connecting, and the wait for each answer.
+    /// `authorities` (PEM) sign the server's certificate; by default those of the system. `limit`
+    /// bounds connecting, and the wait for each answer.
     ///
     /// # Errors
-    ///
-    /// [`TierError::Address`]. Whether the server is there is found out later.
+    /// [`TierError::Address`].
     pub fn new(address: &str, authorities: Option<&[u8]>, limit: Duration) -> Result<Self, TierError> {
         let root_cert = authorities.map(<[u8]>::to_vec);
         let client = match address.split_once("://") {
@@ -82,7 +80,6 @@ impl Redis {
         Ok(Self { client, config, limit, idle: Mutex::default() })
     }
 
-    /// Takes an idle connection, or opens one.
     async fn take(&self) -> Result<MultiplexedConnection, StoreError> {
         let idle = self.idle.lock().pop();
         if let Some((mut connection, since)) = idle {
@@ -90,21 +87,21 @@ impl Redis {
             if is_fresh || self.is_alive(&mut connection).await {
                 return Ok(connection);
             }
-            // So are the others of that time.
+            // Connections of that age are dead too.
             self.idle.lock().retain(|(_, at)| *at > since);
         }
         let opened = self.client.get_multiplexed_async_connection_with_config(&self.config);
         opened.await.map_err(|error| unreachable(&error))
     }
 
-    /// Whether the server answers on a connection, in time for another one.
+    /// Whether the server answers on a connection, in time to open another one.
     async fn is_alive(&self, connection: &mut MultiplexedConnection) -> bool {
         let ping = redis::cmd("PING");
         let answer = tokio::time::timeout(self.limit / 4, connection.req_packed_command(&ping));
         matches!(answer.await, Ok(Ok(_)))
     }
 
-    /// Returns a connection to which no answer is due.
+    /// Returns a connection without outstanding answers to the idle ones.
     fn give_back(&self, connection: MultiplexedConnection) {
         self.idle.lock().push((connection, Instant::now()));
     }
@@ -114,7 +111,6 @@ fn unreachable(error: &RedisError) -> StoreError {
     StoreError::Unreachable { store: NAME, reason: error.to_string() }
 }
 
-/// Whether the server answered with an error.
 fn is_refusal(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension)
 }
@@ -134,7 +130,7 @@ fn unexpected(value: &Value) -> StoreError {
     StoreError::Answer { store: NAME, reason: format!("{kind} to a question of another kind") }
 }
 
-/// Asks a question. The inner error is the server's, of this question alone.
+/// Sends a command. The inner error is the server's, for this command only.
 async fn ask(
     mut connection: MultiplexedConnection,
     question: Cmd,
@@ -210,7 +206,7 @@ impl Store for Redis {
             let mut answers = stream::iter(asked).buffered(AHEAD).enumerate();
             while let Some((place, answered)) = answers.next().await {
                 match answered? {
-                    // Of a key that is not there.
+                    // The key does not exist.
                     Ok(Value::BulkString(bytes)) if bytes.is_empty() => answer(place, Ok(None)),
                     Ok(Value::BulkString(bytes)) => answer(place, Ok(Some(Box::new(bytes)))),
                     Ok(other) => return Err(unexpected(&other)),

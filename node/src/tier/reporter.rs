@@ -1,5 +1,3 @@
-//! The counters of a tier, for the admin interface.
-
 use std::sync::Weak;
 
 use serde_json::{Value, json};
@@ -9,7 +7,7 @@ use super::tiered::{Tiered, TieredLink};
 use crate::admin::{Failures, Reporter};
 use crate::metrics::{self, Scrape};
 
-/// Reports the counters of a pool with a tier, as long as that lives.
+/// Reports the counters of a pool with a tier, while it lives.
 #[derive(Debug)]
 pub struct TierReporter {
     name: String,
@@ -17,7 +15,7 @@ pub struct TierReporter {
 }
 
 impl TierReporter {
-    /// Creates a reporter. Statistics and metrics have the tier under this name.
+    /// Creates a reporter; `name` identifies the tier in statistics and metrics.
     pub fn new(name: impl Into<String>, tiered: &Tiered) -> Self {
         Self { name: name.into(), link: tiered.downgrade() }
     }

@@ -1,9 +1,9 @@
-//! A tier over a store: calls in turn, deadlines, and what is remembered of failures.
+//! A tier over a store: bounded concurrency, deadlines, and the set of failed keys.
 //!
-//! A call of a store can take for ever. So it runs in a task of its own, and the caller waits for
-//! its [outcomes](super::call) until the deadline. A few calls of the store run at a time; the
-//! others wait for their turn in theirs, and end with the caller. When all that run are stuck, the
-//! circuit breaker opens.
+//! A call of a store may never return. So it runs in its own task, and the caller waits for its
+//! [outcomes](super::call) until the deadline. A few calls of the store run at a time; the others
+//! wait in their callers, and end with them. When all running calls are stuck, the circuit breaker
+//! opens.
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, resume_unwind};
@@ -33,15 +33,14 @@ use super::store_error::StoreError;
 use super::value::{TierValue, ValueError};
 use crate::admin::Failures;
 
-/// Values of a call that wait to land: the store is not polled above it, though one poll may read more.
+/// Values that may wait to land, above which the store is not polled. One poll may read more.
 const WAITING_MAX: usize = 2;
 
 /// A cluster-wide tier of cached blocks, by hash, over a [`Store`].
 ///
-/// The store is not trusted: a hit is a value that was verified, and everything else is a miss to
-/// the caller. Each call returns one outcome per key, in order, by its deadline. Dropping its
-/// future ends the call; what the store does not know of yet is taken back. Calls need a tokio
-/// runtime with a timer.
+/// The store is not trusted: a hit is a verified value, and everything else is a miss to the
+/// caller. Each call returns one outcome per key, in order, by its deadline. Dropping its future
+/// ends the call and removes what the store has not begun. Calls need a tokio runtime with a timer.
 ///
 /// Dropping the tier closes it.
 pub struct SharedTier(Arc<Shared>);
@@ -49,25 +48,22 @@ pub struct SharedTier(Arc<Shared>);
 struct Shared {
     store: Box<dyn Store>,
     settings: TierSettings,
-    /// One permit for each call of the store at a time.
+    /// One permit per concurrent call of the store.
     calls: Arc<Semaphore>,
     /// For the one put that waits in the queue with the reads.
     next_put: Semaphore,
-    /// Keys that wait for their turn.
     reads_waiting: AtomicU64,
     puts_waiting: AtomicU64,
-    /// Keys of calls that the store has not answered.
     in_flight: AtomicU64,
-    /// Calls of the store that have taken longer than the patience.
+    /// Calls of the store that exceed the patience.
     stuck: AtomicU64,
     breaker: Mutex<Breaker>,
     failed: Mutex<FailedKeys>,
-    /// All but the state, which is elsewhere.
+    /// All but the state, which is separate.
     counters: Mutex<TierCounters>,
     failures: Failures,
 }
 
-/// What is asked of a store in one call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Operation {
     Exists,
@@ -75,21 +71,17 @@ enum Operation {
     Get,
 }
 
-/// A call of the store.
 struct Work {
     operation: Operation,
     keys: Vec<TierKey>,
-    /// Of a put.
     values: Vec<TierValue>,
-    /// Size of each value.
     bytes: usize,
 }
 
 impl SharedTier {
-    /// Creates a tier. The store is connected to when it is first asked, and need not be there.
+    /// Creates a tier. It connects to the store at the first call.
     ///
     /// # Errors
-    ///
     /// [`TierError::OutOfRange`].
     pub fn new(store: impl Store, settings: TierSettings) -> Result<Self, TierError> {
         settings.check()?;
@@ -114,20 +106,20 @@ impl SharedTier {
         self.0.store.name()
     }
 
-    /// Asks for each key whether a get is worth a try: [`Outcome::Hit`] or [`Outcome::Miss`].
+    /// Returns [`Outcome::Hit`] or [`Outcome::Miss`] for each key: whether a get is worth a try.
     pub async fn exists(&self, keys: Vec<TierKey>, deadline: Instant) -> Vec<Outcome> {
         self.0.counters.lock().lookups += keys.len() as u64;
         let call = Call::new(keys.iter().map(|_| None));
         let (failed, asked) = self.0.remembered(keys);
-        // A get of these would fail, and a put replaces what is wrong there.
+        // A get of these would fail, and a put replaces the wrong value.
         failed.into_iter().for_each(|place| call.set(place, Outcome::Miss));
-        // Where answers are small: in one call, as far as the queue permits.
+        // Answers are small: one call where possible, within the queue's limit.
         let chunk = self.0.store.lookups_per_call().clamp(1, self.0.settings.reads_max);
         let work = |keys| Work { operation: Operation::Exists, keys, values: Vec::new(), bytes: 0 };
         self.0.serve(call, asked, chunk, work, deadline).await
     }
 
-    /// Stores values: [`Outcome::Stored`]. A value is dropped if too many wait.
+    /// Stores values ([`Outcome::Stored`]). A value is dropped if too many wait.
     pub async fn put(&self, values: Vec<TierValue>, deadline: Instant) -> Vec<Outcome> {
         let call = Call::new(values.iter().map(|_| None));
         let chunk = self.0.chunk(values.len(), self.0.settings.puts_max);
@@ -141,8 +133,8 @@ impl SharedTier {
 
     /// Reads values: [`Outcome::Hit`] or [`Outcome::Miss`].
     ///
-    /// The memory of every key was dropped before the future is ready, unless it is
-    /// [in flight](Outcome::InFlight) and its value is landing.
+    /// When the future is ready, the memory of every key was dropped, except for keys [in
+    /// flight](Outcome::InFlight) whose value is just landing.
     pub async fn get(&self, reads: Vec<TierRead>, deadline: Instant) -> Vec<Outcome> {
         let bytes = reads.iter().map(|read| read.bytes).max().unwrap_or_default();
         let (keys, memory): (Vec<_>, Vec<_>) =
@@ -156,20 +148,19 @@ impl SharedTier {
         self.0.serve(call, asked, chunk, work, deadline).await
     }
 
-    /// Returns counts since the tier began, and its state.
+    /// Returns counters since the tier began, and its state.
     pub fn counters(&self) -> TierCounters {
         let (counters, in_flight) = (*self.0.counters.lock(), self.0.in_flight.load(Relaxed));
         let breaker = self.0.breaker.lock();
         TierCounters { in_flight, breaker: breaker.state(), breaker_opened: breaker.opened(), ..counters }
     }
 
-    /// Returns what failed.
+    /// Returns the failures.
     pub fn failures(&self) -> &Failures {
         &self.0.failures
     }
 
-    /// Takes no further calls, and ends those that wait. Returns at once; calls of the store end
-    /// when it has answered.
+    /// Refuses further calls, and ends those that wait. Does not wait for running ones.
     pub fn close(&self) {
         self.0.calls.close();
         self.0.next_put.close();
@@ -183,7 +174,7 @@ impl Drop for SharedTier {
 }
 
 impl Shared {
-    /// Returns the places of keys that failed a short time ago, and the other keys with theirs.
+    /// Returns the places of keys that failed recently, and the other keys with their places.
     fn remembered(&self, keys: Vec<TierKey>) -> (Vec<usize>, Vec<(usize, TierKey)>) {
         let (now, failed) = (Instant::now(), self.failed.lock());
         let has = |(_, key): &(usize, TierKey)| failed.has(key, now);
@@ -191,13 +182,13 @@ impl Shared {
         (failed.into_iter().map(|(place, _)| place).collect(), others)
     }
 
-    /// Returns the number of keys of a call of the store, so that all that run have a share of the
-    /// caller's keys, and that `waiting_max` keys have room for it.
+    /// Returns the number of keys per call of the store, so that the concurrent calls share the
+    /// caller's keys evenly, within `waiting_max`.
     fn chunk(&self, keys: usize, waiting_max: usize) -> usize {
         keys.div_ceil(self.settings.calls).clamp(1, self.store.keys_per_call().clamp(1, waiting_max))
     }
 
-    /// Asks the store for keys by their places, in chunks, and waits for the outcomes of the call.
+    /// Calls the store for keys by their places, in chunks, and waits for the outcomes.
     async fn serve<T>(
         self: &Arc<Self>,
         call: Arc<Call>,
@@ -213,7 +204,7 @@ impl Shared {
                 let (places, of): (Vec<_>, Vec<_>) = asked.by_ref().take(chunk).unzip();
                 chunks.push(self.take_turn(&call, places, work(of)));
             }
-            // What is left at the deadline has its outcome at the end of the call.
+            // The end of the call sets the outcomes that are missing at the deadline.
             let _ = tokio::time::timeout_at(deadline.into(), join_all(chunks)).await;
         } else {
             let places: Vec<usize> = asked.iter().map(|(place, _)| *place).collect();
@@ -229,7 +220,6 @@ impl Shared {
         outcomes
     }
 
-    /// Returns whether a call may go to the store.
     fn admits(&self) -> bool {
         let (now, mut breaker) = (Instant::now(), self.breaker.lock());
         if self.is_stuck() {
@@ -238,15 +228,14 @@ impl Shared {
         breaker.admits(now)
     }
 
-    /// Returns whether all calls of the store take longer than the patience.
+    /// Returns whether all running calls of the store exceed the patience.
     fn is_stuck(&self) -> bool {
         self.stuck.load(Relaxed) >= self.settings.calls as u64
     }
 
-    /// Waits until the store may be asked, and asks it. The caller may stop waiting at any time,
-    /// which gives up a turn that has not come; the answer of a store that was asked is awaited by
-    /// the task alone. The turn is waited for there too: a caller that is not polled holds up no
-    /// other.
+    /// Waits in the queue for the store, and calls it. The caller may stop waiting at any time,
+    /// which leaves the queue; the answer to a call that has begun is awaited by the task. The task
+    /// also waits in the queue, so that a caller that is not polled delays no other.
     async fn take_turn(self: &Arc<Self>, call: &Arc<Call>, places: Vec<usize>, work: Work) {
         let (shared, call, (_waiting, gone)) = (self.clone(), call.clone(), oneshot::channel::<()>());
         let asking = async move {
@@ -267,11 +256,11 @@ impl Shared {
                 Err(failure) => call.fail(&places, &failure),
             }
         };
-        // A panic was noted in it.
+        // A panic was noted in the task.
         let _ = tokio::spawn(asking).await;
     }
 
-    /// Waits for the turn of a call. Of the puts, one at a time is in line with the reads.
+    /// Waits in the queue; of the puts, one at a time is queued with the reads.
     async fn turn(&self, is_put: bool, keys: usize) -> Result<OwnedSemaphorePermit, TierFailure> {
         let (waiting, max) = if is_put {
             (&self.puts_waiting, self.settings.puts_max)
@@ -290,7 +279,6 @@ impl Shared {
         self.calls.clone().acquire_owned().await.map_err(closed)
     }
 
-    /// Asks the store, and notes its failures.
     async fn run(
         self: Arc<Self>,
         call: Arc<Call>,
@@ -325,7 +313,7 @@ impl Shared {
         }
     }
 
-    /// Notes that a call takes longer than the patience.
+    /// Notes that a call exceeds the patience.
     fn is_late(&self) {
         self.failures.note(format!("no answer within {} ms", self.settings.patience.as_millis()));
         let mut breaker = self.breaker.lock();
@@ -336,7 +324,7 @@ impl Shared {
         }
     }
 
-    /// Asks the store. Returns for how many keys it did what it was asked for.
+    /// Calls the store. Returns the number of keys for which it succeeded.
     async fn ask(&self, call: &Call, places: &[usize], work: Work) -> Result<usize, StoreError> {
         let span = tracing::info_span!(
             parent: None,
@@ -405,7 +393,7 @@ impl Shared {
         let (answers, mut given) = mpsc::unbounded_channel();
         let waiting = AtomicUsize::new(0);
         let asked = async {
-            // At its end, the other future ends too.
+            // Dropping it ends the other future.
             let answers = answers;
             let mut answer = |at: usize, answer: Answer| {
                 // A second answer for one key is ignored.
@@ -433,17 +421,15 @@ impl Shared {
                             }
                         }
                     }
-                    // The call is over.
                     (Ok(Some(_)), None) => Outcome::InFlight,
                     (Err(error), _) => Outcome::Failed(error.into()),
                 };
                 tell(at, outcome);
             }
         };
-        // If the store panics, what it has answered still lands.
+        // If the store panics, the answers before it still land.
         let mut asked = pin!(AssertUnwindSafe(asked).catch_unwind());
-        // `told` is polled first: where it leaves so many values, it waits for one to land, and so wakes
-        // this task.
+        // `told` is polled first: if it leaves too many values, a landing one wakes this task.
         let asked = poll_fn(|cx| {
             if waiting.load(Relaxed) >= WAITING_MAX { Poll::Pending } else { asked.as_mut().poll(cx) }
         });
@@ -462,7 +448,7 @@ impl Shared {
         Err(StoreError::Answer { store: self.store.name(), reason })
     }
 
-    /// Counts an outcome, and remembers a key that failed.
+    /// Counts an outcome, and remembers a failed key.
     fn note(&self, key: &TierKey, outcome: &Outcome, bytes: usize, is_get: bool) {
         let mut counters = self.counters.lock();
         match outcome {
@@ -501,14 +487,14 @@ impl Operation {
     }
 }
 
-/// A part of a counter, until it is dropped.
+/// A share of a counter, subtracted on drop.
 struct Counted<'a>(&'a AtomicU64, u64);
 
 impl<'a> Counted<'a> {
-    /// Adds to a counter, unless it were more than `max` then.
+    /// Adds to a counter, unless the sum would exceed `max`.
     fn add(counter: &'a AtomicU64, count: usize, max: usize) -> Option<Self> {
         let (count, max) = (count as u64, max as u64);
-        // Relaxed: the numbers order nothing.
+        // Relaxed: the counters order nothing.
         let sum = |now: u64| now.checked_add(count).filter(|sum| *sum <= max);
         counter.fetch_update(Relaxed, Relaxed, sum).ok().map(|_| Self(counter, count))
     }

@@ -1,8 +1,6 @@
-//! Errors of stores.
-
 use thiserror::Error;
 
-/// Reason why a store did not do what it was asked for.
+/// Why a call of a store failed.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 #[non_exhaustive]
 pub enum StoreError {
@@ -11,7 +9,7 @@ pub enum StoreError {
     Unreachable {
         /// Kind of store.
         store: &'static str,
-        /// What the system or the client reported.
+        /// Error of the system or the client.
         reason: String,
     },
     /// The store answered with an error.
@@ -22,7 +20,7 @@ pub enum StoreError {
         /// What it answered.
         reason: String,
     },
-    /// The store answered something else than was asked.
+    /// The answer does not fit the command.
     #[error("{store} answered {reason}")]
     Answer {
         /// Kind of store.

@@ -11,8 +11,8 @@
 //! 256 packed bytes  then zeros, up to a multiple of 64
 //! ```
 //!
-//! Numbers are little-endian. All values of one layout have the same size, so that the allocator of a
-//! store cannot fragment.
+//! Numbers are little-endian. All values of one layout have the same size, which prevents
+//! fragmentation in the store.
 
 use kvpool::StorageError;
 use kvpool::prefix::{BlockHash, ORIGINS_MAX, Origin};
@@ -24,7 +24,6 @@ use super::key::{Fingerprint, TierKey};
 /// Bytes before the block.
 pub const HEADER_BYTES: usize = 256;
 
-/// The sizes of values are multiples of this.
 const ALIGN: usize = 64;
 
 const MAGIC: [u8; 7] = *b"kvblock";
@@ -46,16 +45,16 @@ pub struct TierValue {
     bytes: Vec<u8>,
 }
 
-/// Reason why bytes are not the value of a key.
+/// Why bytes are not the value of a key.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[non_exhaustive]
 pub enum ValueError {
-    /// The value has another size than those of the layout.
+    /// The size is not that of the layout.
     #[error("the value has {got} bytes, and those of this layout have {want}")]
     Size {
         /// Bytes of the value.
         got: usize,
-        /// Bytes of every value of the layout.
+        /// Bytes of all values of the layout.
         want: usize,
     },
     /// It does not begin with the header of this format.
@@ -69,10 +68,10 @@ pub enum ValueError {
         /// Version of this library.
         want: u8,
     },
-    /// The block was computed by this pool before its cache was cleared.
+    /// This pool computed the block before its cache was cleared.
     #[error("the block was computed here, before the cache was cleared")]
     Stale,
-    /// It belongs to pools of another layout, hashing or namespace.
+    /// It belongs to another layout, hashing or namespace.
     #[error("the value is of fingerprint {got}")]
     Fingerprint {
         /// Fingerprint in the header.
@@ -98,16 +97,13 @@ pub const fn value_bytes(packed_bytes: usize) -> usize {
 }
 
 impl TierValue {
-    /// Creates a value; `fill` writes the packed bytes of the block. `origins` say where it was
-    /// computed, as its [export](kvpool::transfer::Export::origins) did; none for a value that is not of a
-    /// cache.
+    /// Creates a value; `fill` writes the packed bytes of the block. `origins` are those of its
+    /// [export](kvpool::transfer::Export::origins), empty for a value that is not from a cache.
     ///
     /// # Errors
-    ///
     /// That of `fill`.
     ///
     /// # Panics
-    ///
     /// If there are more than [`ORIGINS_MAX`] origins.
     pub fn new<E>(
         key: TierKey,
@@ -120,15 +116,12 @@ impl TierValue {
         Ok(Self { key, bytes })
     }
 
-    /// Writes header and block into memory of [`value_bytes`], as [`new`](Self::new); the caller
-    /// has zeroed the padding.
+    /// As [`new`](Self::new), into memory of [`value_bytes`] with zeroed padding.
     ///
     /// # Errors
-    ///
     /// That of `fill`; the memory then has no header.
     ///
     /// # Panics
-    ///
     /// If the memory is smaller, or there are more than [`ORIGINS_MAX`] origins.
     pub fn write<E>(
         key: &TierKey,
@@ -190,7 +183,6 @@ fn part<const N: usize>(value: &[u8], at: usize) -> [u8; N] {
 /// Returns the packed bytes of a value that was found under a key.
 ///
 /// # Errors
-///
 /// [`ValueError`], unless it is the value of this key and has all its bytes.
 pub fn verify<'a>(key: &TierKey, packed_bytes: usize, value: &'a [u8]) -> Result<&'a [u8], ValueError> {
     if value.len() > MAGIC.len() && value.starts_with(&MAGIC) && value[MAGIC.len()] != VERSION {
@@ -227,13 +219,12 @@ pub fn verify<'a>(key: &TierKey, packed_bytes: usize, value: &'a [u8]) -> Result
 /// Returns where the block of a [verified](verify) value was computed.
 ///
 /// # Panics
-///
 /// If the value has no header.
 pub fn origins_of(value: &[u8]) -> Vec<Origin> {
     let origins = value[ORIGINS..HEADER_BYTES].chunks_exact(ORIGIN_BYTES);
     let origin =
         |at: &[u8]| Origin { cache: u64::from_le_bytes(part(at, 0)), era: u64::from_le_bytes(part(at, 8)) };
-    // Caches have no number 0.
+    // No cache has the number 0.
     origins.map(origin).take_while(|origin| origin.cache != 0).collect()
 }
 
@@ -308,7 +299,7 @@ mod tests {
         }
         let other = TierKey { fingerprint: Fingerprint::from_bytes([8; 16]), ..key(5, 6) };
         assert!(matches!(verify(&other, 100, value.bytes()), Err(ValueError::Fingerprint { .. })));
-        // Of the same size, and another length.
+        // Same size, different length.
         assert!(matches!(verify(&key(5, 6), 101, value.bytes()), Err(ValueError::Size { .. })));
     }
 }

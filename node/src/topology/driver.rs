@@ -1,7 +1,7 @@
 //! Devices and the links between them, from the CUDA driver.
 //!
-//! The library has checked the driver before any function is called here. The functions that it
-//! does not use itself are looked up; a driver without them leaves addresses or links unknown.
+//! The library has already checked the driver. Functions that it does not use are looked up here;
+//! without them, addresses or links are unknown.
 
 use std::ffi::{c_char, c_int};
 use std::path::Path;
@@ -21,13 +21,13 @@ type PciBusId = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
 type CanAccessPeer = unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int;
 type P2pAttribute = unsafe extern "C" fn(*mut c_int, c_int, c_int, c_int) -> c_int;
 
-/// Adds the devices and the links between them to the record, or a note why there are none.
+/// Adds the devices and links to the record, or a note why there are none.
 pub(super) fn read_devices(sysfs: &Path, machine: &mut Machine) {
     let infos = match kvpool_cuda::devices() {
         Ok(infos) => infos,
         Err(error) => return machine.notes.push(format!("devices: {error}")),
     };
-    // SAFETY: the driver is loaded already, so that no code runs by loading it once more.
+    // SAFETY: the driver is already loaded, so loading it again runs no code.
     let library = unsafe { Library::new("libcuda.so.1").or_else(|_| Library::new("libcuda.so")) };
     let library = library.map_err(|error| machine.notes.push(format!("links between devices: {error}"))).ok();
     let driver = library.as_ref().map(Driver);
@@ -63,10 +63,9 @@ pub(super) fn read_devices(sysfs: &Path, machine: &mut Machine) {
 struct Driver<'a>(&'a Library);
 
 impl Driver<'_> {
-    /// Looks up a function; `None` if the driver has none of this name.
+    /// Looks up a function; `None` if the driver lacks it.
     ///
     /// # Safety
-    ///
     /// The function has this type.
     unsafe fn function<F>(&self, name: &str) -> Option<Symbol<'_, F>> {
         // SAFETY: by the contract of this function.
@@ -81,7 +80,6 @@ impl Driver<'_> {
         }
     }
 
-    /// Returns the PCI address, such as `0000:01:00.0`.
     fn address(&self, device: c_int) -> Option<String> {
         let mut text = [0u8; 32];
         // SAFETY: the type is that of the driver's interface, and the length is the buffer's.
@@ -113,7 +111,7 @@ impl Driver<'_> {
     }
 }
 
-/// Returns the number that a function of the driver writes, unless it fails.
+/// Returns the number that a driver function writes, unless it fails.
 fn number(read: impl FnOnce(*mut c_int) -> c_int) -> Option<c_int> {
     let mut number = 0;
     (read(&mut number) == 0).then_some(number)

@@ -1,13 +1,11 @@
-//! The record of a machine.
-
 use serde::{Deserialize, Serialize};
 
 use crate::settings::Address;
 
 /// A machine, as far as transfers of blocks are concerned.
 ///
-/// The record is plain data, as JSON too. Its parts refer to each other by number and name; a
-/// reference to a missing part is not an error, but counts as unknown.
+/// Plain data, also as JSON. Its parts refer to each other by number and name; a reference to a
+/// missing part counts as unknown.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
@@ -63,10 +61,10 @@ pub struct Device {
     pub memory_bytes: u64,
     /// NUMA node, if known.
     pub memory_node: Option<u32>,
-    /// Addresses of the PCI bridges from the root to it, separated by slashes, if known:
+    /// Addresses of the PCI bridges from the root to it, if known:
     /// `pci0000:00/0000:00:01.0/0000:01:00.0`.
     pub pci: Option<String>,
-    /// Why a pool cannot use it, if it cannot.
+    /// Why a pool cannot use it, if so.
     pub unusable: Option<String>,
 }
 
@@ -122,8 +120,7 @@ pub struct RdmaPort {
     pub megabits: Option<u64>,
     /// NUMA node, if known.
     pub memory_node: Option<u32>,
-    /// Addresses of the PCI bridges from the root to it, separated by slashes, if known:
-    /// `pci0000:00/0000:00:01.0/0000:01:00.0`.
+    /// Addresses of the PCI bridges from the root to it, if known, as for a [`Device`].
     pub pci: Option<String>,
 }
 
@@ -140,13 +137,13 @@ pub struct Peer {
     /// Whether it listens on a Unix socket.
     #[serde(default)]
     pub is_unix: bool,
-    /// Whether both nodes have NIXL, which is known once they are linked.
+    /// Whether both nodes have NIXL; known once they are linked.
     #[serde(default)]
     pub rdma: bool,
 }
 
 impl Peer {
-    /// Creates the record of a peer at this address, which is not linked.
+    /// Creates the record of an unlinked peer at this address.
     pub fn new(name: &str, address: &Address) -> Self {
         Self {
             name: name.to_owned(),
@@ -162,10 +159,10 @@ impl Peer {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Software {
-    /// Whether NIXL can be loaded, which drives RDMA.
+    /// Whether NIXL, which drives RDMA, can be loaded.
     #[serde(default)]
     pub nixl: bool,
-    /// Whether adapters can access device memory: a peer memory module is loaded.
+    /// Whether a peer memory module is loaded, by which adapters access device memory.
     #[serde(default)]
     pub gpu_direct: bool,
 }

@@ -5,8 +5,8 @@
 //! driver, /sys, settings -- probe --> Machine (a record, as JSON) -- path() --> Path
 //! ```
 //!
-//! A [`Machine`] is data. [`path`] is a pure function of it, so that paths are tested on records of
-//! machines that are not at hand (`node/tests/machines`).
+//! [`path`] is a pure function of a [`Machine`], so that recorded machines can test it
+//! (`node/tests/machines`).
 
 #[cfg(feature = "cuda")]
 mod driver;

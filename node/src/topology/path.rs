@@ -9,8 +9,8 @@
 //! | another peer, from a device | RDMA from device memory · RDMA from host memory · TCP |
 //! | another peer, from the host | RDMA · TCP |
 //!
-//! RDMA needs NIXL at both ends and an active port; of several, the record names the nearest. RDMA
-//! reads device memory only through a peer memory module.
+//! RDMA needs NIXL at both ends and an active port; the nearest one is used. RDMA of device memory
+//! needs a peer memory module.
 
 use std::cmp::Reverse;
 use std::fmt;
@@ -28,7 +28,7 @@ pub struct UnknownEnd {
     pub machine: String,
     /// The missing part.
     pub end: String,
-    /// The parts that there are.
+    /// The existing parts.
     pub known: String,
 }
 
@@ -45,7 +45,7 @@ pub enum PathTransport {
     NvLink,
     /// Peer access between two devices over PCIe.
     PeerAccess,
-    /// From one device through host memory to another.
+    /// From one device to another through host memory.
     ThroughHost,
     /// A Unix socket on this host.
     UnixSocket,
@@ -53,9 +53,9 @@ pub enum PathTransport {
     Tcp,
     /// RDMA from and into the pool's memory.
     Rdma,
-    /// RDMA from and into host memory, beside which device memory is copied.
+    /// RDMA from and into host memory, with copies between host and device memory.
     RdmaThroughHost,
-    /// Through this node, which is between two peers: no transfer takes this path by itself.
+    /// Through this node, between two peers: no transfer takes this path by itself.
     Relay,
 }
 
@@ -85,13 +85,12 @@ pub struct Path {
     pub to: String,
     /// Means.
     pub transport: PathTransport,
-    /// What the bytes pass, with both ends.
+    /// What the bytes pass, including both ends.
     pub hops: Vec<String>,
-    /// Why this path was chosen, and not a preferred one.
+    /// Why this path was chosen over a preferred one.
     pub reason: String,
 }
 
-/// An end of a transfer, as the record has it.
 #[derive(Clone, Copy, PartialEq)]
 enum End<'a> {
     Host,
@@ -109,7 +108,7 @@ impl End<'_> {
     }
 }
 
-/// The part of a path between its ends: means, what the bytes pass there, and the reason.
+/// The part of a path between its ends: means, hops, and the reason.
 type Way = (PathTransport, Vec<String>, String);
 
 fn way(transport: PathTransport, via: &[&str], reason: impl Into<String>) -> Way {
@@ -124,7 +123,6 @@ fn ends(machine: &Machine) -> Vec<End<'_>> {
 /// Returns the path of a transfer between two ends: `host`, `cuda:N`, or the name of a peer.
 ///
 /// # Errors
-///
 /// [`UnknownEnd`] if the record has no such device or peer.
 pub fn path(machine: &Machine, from: &str, to: &str) -> Result<Path, UnknownEnd> {
     let all = ends(machine);
@@ -138,7 +136,7 @@ pub fn path(machine: &Machine, from: &str, to: &str) -> Result<Path, UnknownEnd>
     Ok(between(machine, end(from)?, end(to)?))
 }
 
-/// Returns the path between any two ends of a machine, each pair once.
+/// Returns the paths between all ends of a machine, each pair once.
 pub fn paths(machine: &Machine) -> Vec<Path> {
     let ends = ends(machine);
     let pairs =
@@ -197,7 +195,6 @@ fn between_devices(machine: &Machine, a: &Device, b: &Device) -> Way {
     }
 }
 
-/// Returns the path from device or host memory to a peer.
 fn to_peer(machine: &Machine, device: Option<&Device>, peer: &Peer) -> Way {
     // Only RDMA reads the memory of a device.
     let staged = |transport, via: &str, reason: &str| match device {
@@ -227,8 +224,8 @@ fn to_peer(machine: &Machine, device: Option<&Device>, peer: &Peer) -> Way {
     way(PathTransport::Rdma, &[&port], why)
 }
 
-/// Returns the active port that is nearest to a device, and the reason: by PCI bridges, then by NUMA
-/// node; then the fastest, then the first by name.
+/// Returns the active port nearest to a device, and the reason: by PCI bridges, then by NUMA node,
+/// then the fastest, then the first by name.
 fn nearest_port(machine: &Machine, device: Option<&Device>) -> Option<(String, String)> {
     let bridges =
         |port: &RdmaPort| common_bridges(device?.pci.as_ref(), port.pci.as_ref()).filter(|&n| n > 1);
@@ -248,7 +245,7 @@ fn nearest_port(machine: &Machine, device: Option<&Device>) -> Option<(String, S
     Some((format!("{} port {}", port.device, port.port), format!("{}{speed}: {near}", port.link_layer)))
 }
 
-/// Returns the number of PCI bridges above both of two devices, the host bridge included, if known.
+/// Returns the number of PCI bridges that two devices share, including the host bridge, if known.
 fn common_bridges(a: Option<&String>, b: Option<&String>) -> Option<usize> {
     let (a, b) = a.zip(b)?;
     Some(a.split('/').zip(b.split('/')).take_while(|(a, b)| a == b).count())

@@ -1,5 +1,3 @@
-//! This machine.
-
 use std::path::Path;
 
 use crate::settings::PeerAddress;
@@ -7,7 +5,7 @@ use crate::settings::PeerAddress;
 use super::machine::{Machine, Peer};
 use super::sysfs::read_sysfs;
 
-/// Records this machine. Parts that cannot be read are left out, and named in
+/// Records this machine. Parts that cannot be read are omitted, and listed in
 /// [`notes`](Machine::notes).
 ///
 /// `sysfs` is `/sys`, or a recorded tree. Peers are recorded as the settings name them.

@@ -1,5 +1,3 @@
-//! A machine with the paths between its parts, as JSON.
-
 use serde::{Deserialize, Serialize};
 
 use super::machine::Machine;
@@ -13,7 +11,7 @@ pub struct TopologyReport {
     pub machine: Machine,
     /// The paths.
     pub paths: Vec<Path>,
-    /// Links to peers, of a node that runs.
+    /// Links to peers of a running node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<PeerLink>,
 }
@@ -24,11 +22,11 @@ pub struct TopologyReport {
 pub struct PeerLink {
     /// Name of the peer.
     pub name: String,
-    /// Address to which this node connects; `None` for a peer that connects by itself.
+    /// Address to which this node connects; `None` for a peer that connects itself.
     pub address: Option<String>,
     /// Whether a link is up.
     pub is_up: bool,
-    /// Why there is none, or what hinders transfers over it, if this node knows.
+    /// Why there is no link, or what impairs transfers over it, if known.
     pub reason: Option<String>,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Read: `class/net/*/{operstate,speed,type,device}`, `class/infiniband/*/ports/*/{state,rate,
 //! link_layer}`, `devices/system/node/node*/{cpulist,meminfo}`, `module/*` for the peer memory
-//! modules. A missing folder means that there are none. A file or folder that cannot be read leaves
-//! its part unknown and adds a note.
+//! modules. A missing folder means that there are none. An unreadable file or folder leaves its
+//! part unknown and adds a note.
 
 use std::fs;
 use std::io;
@@ -17,14 +17,14 @@ const PEER_MEMORY_MODULES: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
 /// The type of a loopback interface, `ARPHRD_LOOPBACK`.
 const LOOPBACK: &str = "772";
 
-/// Adds the parts that a tree shows to the record of a machine.
+/// Adds the parts found in a tree to the record of a machine.
 pub fn read_sysfs(root: &Path, machine: &mut Machine) {
     let notes = &mut machine.notes;
     for (id, folder) in numbered(&root.join("devices/system/node"), "node", notes) {
         machine.memory_nodes.push(read_memory_node(id, &folder, notes));
     }
     for folder in list(&root.join("class/net"), notes) {
-        // Beside the interfaces there may be files, such as bonding_masters.
+        // There may also be files, such as bonding_masters.
         if folder.is_dir() {
             machine.nics.push(read_nic(&folder, notes));
         }
@@ -38,8 +38,7 @@ pub fn read_sysfs(root: &Path, machine: &mut Machine) {
         PEER_MEMORY_MODULES.iter().any(|module| root.join("module").join(module).is_dir());
 }
 
-/// Returns the PCI bridges above the device of this address, such as `0000:01:00.0`, and its NUMA
-/// node.
+/// Returns the PCI bridges above the device of an address (`0000:01:00.0`), and its NUMA node.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only devices are found by address"))]
 pub(super) fn pci_device(root: &Path, address: &str) -> (Option<String>, Option<u32>) {
     let folder = root.join("bus/pci/devices").join(address.to_ascii_lowercase());
@@ -58,13 +57,13 @@ fn read_memory_node(id: u32, folder: &Path, notes: &mut Vec<String>) -> MemoryNo
 
 fn read_nic(folder: &Path, notes: &mut Vec<String>) -> Nic {
     let state = text(&folder.join("operstate"), notes).unwrap_or_default();
-    // The speed of an interface that is down, or has none, is an error or -1.
+    // For an interface that is down or has no speed, this is an error or -1.
     let speed = fs::read_to_string(folder.join("speed")).unwrap_or_default();
     let device = folder.join("device");
     Nic {
         name: name(folder),
         is_loopback: text(&folder.join("type"), notes).as_deref() == Some(LOOPBACK),
-        // The state of an interface without a carrier to watch is unknown, and it is usable.
+        // Interfaces without a carrier to watch have the state "unknown", and are usable.
         is_up: state == "up" || state == "unknown",
         is_physical: device.exists(),
         megabits: speed.trim().parse::<u64>().ok().filter(|&megabits| megabits != u64::from(u32::MAX)),
@@ -91,7 +90,6 @@ fn read_port(adapter: &Path, port: u32, folder: &Path, notes: &mut Vec<String>) 
     }
 }
 
-/// Reads a file of one value.
 fn text(path: &Path, notes: &mut Vec<String>) -> Option<String> {
     let text = fs::read_to_string(path);
     text.map(|text| text.trim().to_owned()).map_err(|error| note(path, &error, notes)).ok()
@@ -114,7 +112,7 @@ fn memory_node(device: &Path) -> Option<u32> {
     fs::read_to_string(device.join("numa_node")).ok()?.trim().parse().ok()
 }
 
-/// Returns the PCI bridges above a device, from the path that its link leads to.
+/// Returns the PCI bridges above a device, from the target of its link.
 fn pci_path(device: &Path) -> Option<String> {
     let real = fs::canonicalize(device).ok()?;
     let parts = real.iter().map(|part| part.to_str()).collect::<Option<Vec<_>>>()?;
@@ -128,7 +126,7 @@ fn name(folder: &Path) -> String {
     folder.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// Lists a folder in the order of names.
+/// Lists a folder, sorted by name.
 fn list(folder: &Path, notes: &mut Vec<String>) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
     let mut paths: Vec<PathBuf> = entries.unwrap_or_else(|error| {
@@ -141,7 +139,7 @@ fn list(folder: &Path, notes: &mut Vec<String>) -> Vec<PathBuf> {
     paths
 }
 
-/// Lists the folders whose names are a prefix and a number, in the order of numbers.
+/// Lists the folders named by a prefix and a number, sorted by number.
 fn numbered(folder: &Path, prefix: &str, notes: &mut Vec<String>) -> Vec<(u32, PathBuf)> {
     let number = |path: &Path| name(path).strip_prefix(prefix)?.parse().ok();
     let mut found: Vec<_> =

@@ -36,7 +36,7 @@ impl FrameHead {
     /// Encodes the head.
     ///
     /// # Panics
-    /// If the length is 4 GiB or more, which no limit admits.
+    /// If the length is 4 GiB or more, which no limit permits.
     pub fn encode(&self) -> [u8; FRAME_HEAD] {
         let length = u32::try_from(self.length).expect("a frame is below 4 GiB").to_le_bytes();
         [length[0], length[1], length[2], length[3], self.kind as u8, 0, 0, 0]
@@ -78,9 +78,9 @@ pub fn encode<M: Serialize>(message: &M, max: usize) -> Result<Vec<u8>, WireErro
     Ok(bytes)
 }
 
-/// Decodes a message that takes up all of `bytes`.
+/// Decodes a message that uses all of `bytes`.
 ///
-/// A collection is not allocated by the length that it claims, but as its elements arrive.
+/// Memory of a collection grows as its elements arrive, not by its claimed length.
 ///
 /// # Errors
 /// [`WireError::Malformed`], also if bytes are left.
@@ -88,8 +88,7 @@ pub fn decode<M: DeserializeOwned>(bytes: &[u8]) -> Result<M, WireError> {
     decode_of(bytes, false)
 }
 
-/// Decodes a message as [`decode`] does, of a peer that may append fields which this release does
-/// not know: they are skipped.
+/// As [`decode`]; with `may_append`, skips fields that a later release has appended.
 ///
 /// # Errors
 /// [`WireError::Malformed`].

@@ -1,6 +1,4 @@
-//! The error of all decoders.
-
-/// Reason for which received bytes are refused.
+/// Why received bytes are refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WireError {
@@ -10,7 +8,7 @@ pub enum WireError {
         /// The first bytes received.
         got: [u8; 8],
     },
-    /// The header of the peer has another form.
+    /// The peer's header has another form.
     #[error("the peer speaks version {theirs} of the wire protocol, and this node version {ours}")]
     Version {
         /// This node's version.
@@ -41,7 +39,7 @@ pub enum WireError {
     Malformed {
         /// The message.
         what: &'static str,
-        /// Reason given by the decoder.
+        /// Error of the decoder.
         reason: String,
     },
 }

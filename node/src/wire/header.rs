@@ -5,21 +5,21 @@
 //! field    magic    version   role   auth   zero     incarnation   nonce    zero
 //! ```
 //!
-//! Numbers are little-endian. Magic and version are at the same place in every version. The version
-//! is that of the header's form; which messages a node speaks, it states in the nonce:
+//! Numbers are little-endian. Magic and version have the same position in every version. The
+//! version is that of the header's form; the nonce states the versions of the messages:
 //!
 //! ```text
 //! bytes    0..24    24..28      28..30   30..32
 //! nonce    random   b"\x8bkv\xf1"   first    last version of the messages
 //! ```
 //!
-//! Releases before this one have 32 random bytes there: [`Versions::UNSTATED`]. They take the
-//! versions for a part of the nonce, as TLS 1.3 does in `ServerHello.random`. One of 2^32 of their
+//! Earlier releases have 32 random bytes there ([`Versions::UNSTATED`]), and treat the versions as
+//! a part of the nonce, a technique of TLS 1.3's `ServerHello.random`. One of 2^32 of their
 //! connections is misread, and fails. The spare fields of a node that states versions are ignored.
 //!
 //! The proof is a MAC, keyed by the token, over both headers and a value that only the two ends of
-//! this TLS connection know, as in RFC 9266. The nonces make each proof single-use; the exported value
-//! makes a proof worthless on any other connection, so that it can be neither replayed nor relayed.
+//! this TLS connection know, as in RFC 9266. The nonces make each proof single-use; the exported
+//! value makes a proof invalid on any other connection, which prevents replay and relay.
 
 use super::WireError;
 
@@ -34,20 +34,17 @@ pub const PROOF: usize = 32;
 
 const MAGIC: [u8; 8] = *b"kvpool\r\n";
 
-/// Precedes the versions in a nonce.
 const STATED: [u8; 4] = *b"\x8bkv\xf1";
 
-/// Place of the versions in a nonce.
 const STATED_AT: usize = 24;
 
-/// Key derivation context of a token.
 const CONTEXT: &str = "kvpool node 2026 token of a connection";
 
 /// Purpose of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Role {
-    /// The side that was connected to; it answers for any purpose.
+    /// The side that accepted the connection, for any purpose.
     Acceptor = 0,
     /// Messages and heartbeats of a link.
     Control = 1,
@@ -66,11 +63,11 @@ pub struct Header {
     pub has_token: bool,
     /// Random number of this process.
     pub incarnation: u64,
-    /// Random number of this connection, whose last bytes may [state](Self::stating) versions.
+    /// Random number of this connection; its last bytes may [state](Self::stating) versions.
     pub nonce: [u8; 32],
 }
 
-/// Versions of the messages that a node speaks: from the first to the last.
+/// Range of versions of the messages that a node speaks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Versions {
     /// The first.
@@ -106,7 +103,7 @@ impl std::fmt::Display for Versions {
 }
 
 impl Header {
-    /// States the versions of the messages, in place of a part of the nonce.
+    /// States the versions of the messages in the nonce.
     #[must_use]
     pub fn stating(mut self, versions: Versions) -> Self {
         let parts = [&STATED[..], &versions.min.to_le_bytes(), &versions.max.to_le_bytes()];
@@ -114,7 +111,7 @@ impl Header {
         self
     }
 
-    /// Returns the versions of the messages that the node states.
+    /// Returns the versions of the messages that the nonce states.
     pub fn stated(&self) -> Option<Versions> {
         let [min, max] = [28, 30].map(|at| u16::from_le_bytes([self.nonce[at], self.nonce[at + 1]]));
         (self.nonce[STATED_AT..28] == STATED && min <= max).then_some(Versions { min, max })
@@ -166,9 +163,7 @@ impl Header {
     }
 }
 
-/// The key that is derived from a token.
-///
-/// Formatted without its contents.
+/// The key derived from a token. `Debug` omits its contents.
 #[derive(Clone)]
 pub struct Secret([u8; 32]);
 
@@ -178,8 +173,7 @@ impl Secret {
         Self(blake3::derive_key(CONTEXT, token))
     }
 
-    /// Returns the proof of one side for a connection, given the connector's header and the
-    /// acceptor's.
+    /// Returns one side's proof for a connection, given the connector's and the acceptor's header.
     ///
     /// `exported` is the keying material of the TLS connection, or zero without TLS.
     pub fn prove(&self, of_connector: bool, headers: [&[u8; HEADER]; 2], exported: &[u8; 32]) -> Proof {
@@ -199,7 +193,7 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// Proof that a side knows the token. Compared in constant time.
+/// Proof that a side knows the token, compared in constant time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Proof(blake3::Hash);
 
@@ -218,7 +212,7 @@ impl Proof {
     }
 }
 
-/// Answer of the acceptor to a proof.
+/// The acceptor's answer to a proof.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Verdict {

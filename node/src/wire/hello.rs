@@ -1,40 +1,38 @@
-//! The first message of each side, after authentication.
-
 use serde::de::{EnumAccess, VariantAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::WireError;
 
-/// Bytes of the longest name of a node.
+/// Maximum length of a node's name in bytes.
 pub const NAME_MAX: usize = 64;
 
-/// Place of a connection in a link.
+/// Role of a connection in a link.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum StreamPlace {
     /// A new link with this many data streams.
     Control {
-        /// Data streams that the connector wants.
+        /// Data streams that the connector requests.
         streams: u16,
     },
     /// A data stream of a link.
     Data {
-        /// The number that the acceptor gave to the link.
+        /// The acceptor's number of the link.
         link: u128,
         /// Number of the stream.
         index: u16,
     },
 }
 
-/// What a node states of itself besides its name.
+/// A node's statement about itself, besides its name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Statement {
     /// When the node began, in milliseconds since 1970 by the clock of its host.
     pub began_ms: u64,
-    /// Number of a lock that at most one living process has; `None` if the node has none.
+    /// Number of a lock that at most one living process holds; `None` if the node has none.
     ///
     /// Another process that states the same number proves that this one has ended.
     pub lock: Option<[u8; 16]>,
-    /// Bytes of the longest message that the node receives on a control stream.
+    /// Maximum length of a message that the node receives on a control stream.
     pub message_bytes: u32,
 }
 
@@ -43,13 +41,13 @@ pub struct Statement {
 pub struct Hello {
     /// Name of the node.
     pub name: String,
-    /// Version of the messages on the control stream: that of the link.
+    /// Version of the messages on the control stream.
     pub messages: u16,
     /// Fingerprint of the layout of the node's blocks.
     pub fingerprint: [u8; 16],
     /// What the node states of itself.
     pub statement: Statement,
-    /// What the connection is for.
+    /// Role of the connection.
     pub place: StreamPlace,
 }
 
@@ -66,7 +64,7 @@ pub enum Welcome {
         fingerprint: [u8; 16],
         /// What the node states of itself.
         statement: Statement,
-        /// Number of the link; random, because a data stream refers to it.
+        /// Number of the link; random, because it authorizes data streams.
         link: u128,
         /// Data streams of the link.
         streams: u16,
@@ -75,7 +73,7 @@ pub enum Welcome {
     Denied(Denial),
 }
 
-/// Reason for which an acceptor refuses an authenticated peer.
+/// Why an acceptor refuses an authenticated peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum Denial {
@@ -93,16 +91,16 @@ pub enum Denial {
         /// Version of the acceptor.
         theirs: u16,
     },
-    /// A data stream names no link that waits for it.
+    /// No link waits for this data stream.
     #[error("no link waits for this data stream")]
     Stream,
-    /// The connector has the acceptor's own name, or is the same node.
+    /// The connector has the acceptor's name, or is the same node.
     #[error("it has the same name, or is the same node")]
     OwnName,
-    /// Another process of this name is linked, and lives.
+    /// Another process of this name has a live link.
     #[error("another process of this name is linked and alive")]
     SecondProcess,
-    /// A process of this name that began later was linked before.
+    /// A later process of this name was linked before.
     #[error("a process of this name that began later was linked before")]
     OlderProcess,
     /// Too many peers have to be remembered.
@@ -120,7 +118,7 @@ impl<'de> Deserialize<'de> for Denial {
     }
 }
 
-/// Takes reasons by number, also those that have no name here.
+/// Decodes reasons by number, including unknown ones.
 struct Numbered;
 
 impl<'de> Visitor<'de> for Numbered {
@@ -146,7 +144,7 @@ impl<'de> Visitor<'de> for Numbered {
 }
 
 impl Hello {
-    /// Checks the fields that a peer may lie about.
+    /// Validates the fields of an untrusted peer.
     ///
     /// # Errors
     /// [`WireError::Malformed`] for the name, [`WireError::Invalid`] for zero streams.

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The bytes of the item's frames follow an item's head. Both directions of a data stream carry
-//! both kinds; the acknowledgements of one direction arrive in the order of its items.
+//! both kinds; acknowledgements arrive in the order of the items.
 
 use kvpool::transport::Tag;
 use kvpool::{FrameId, Run};
@@ -48,7 +48,7 @@ pub struct ItemHead {
 pub enum ItemStatus {
     /// All bytes are in the receiver's frames.
     Written = 0,
-    /// The tag names no grant for this peer, or the grant was revoked.
+    /// The peer has no such grant, or it was revoked.
     UnknownGrant = 1,
     /// The run is outside of the grant.
     OutsideGrant = 2,
@@ -69,7 +69,7 @@ pub struct Ack {
     pub status: ItemStatus,
 }
 
-/// What a data stream carries.
+/// Head of an element of a data stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StreamHead {
     /// An item; its bytes follow.

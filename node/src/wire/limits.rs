@@ -1,10 +1,9 @@
-//! Bounds on lengths, counts and times.
-
 use std::time::Duration;
 
-/// Bounds that a node sets for its peers.
+/// Limits that a node sets for its peers.
 ///
-/// Both sides apply their own. Times bound the waits of this side; a peer that exceeds one is cut.
+/// Each side applies its own. Times bound the waits of this side, which disconnects a peer that
+/// exceeds one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Limits {
@@ -12,29 +11,27 @@ pub struct Limits {
     pub handshake: Duration,
     /// Time between heartbeats on an idle control stream.
     pub heartbeat: Duration,
-    /// Time without any byte on the control stream after which a peer is cut.
+    /// Time without any byte on the control stream after which a peer is disconnected.
     pub silence: Duration,
-    /// Time in which a data item, its acknowledgement, or a control frame must be complete once it
-    /// has begun.
+    /// Time from the begin to the end of a data item, its acknowledgement, or a control frame.
     pub item: Duration,
     /// Bytes of a message on the control stream.
     pub message_bytes: usize,
-    /// Bytes of a data item; an item has at least one frame even if the frame is larger.
+    /// Bytes of a data item, which always has at least one frame.
     pub item_bytes: usize,
-    /// Data items per stream that may be unacknowledged.
+    /// Unacknowledged data items per stream.
     pub window: usize,
-    /// Data streams that this side asks for when it connects.
+    /// Data streams that this side requests when it connects.
     pub streams: u16,
     /// Data streams that a peer may have per link.
     pub streams_max: u16,
-    /// Messages that wait to be sent, and messages that wait to be received, per link.
+    /// Messages queued to be sent, and those queued to be received, per link.
     pub queued_messages: usize,
-    /// Bytes of messages that wait to be sent, and of those that wait to be handled, per link; one
-    /// message of any permitted length always fits.
+    /// Bytes of queued messages per link and direction; one permitted message always fits.
     pub queued_bytes: usize,
-    /// Connections that have not said who they are, and links whose data streams have not arrived.
+    /// Unauthenticated connections, and links that wait for data streams.
     ///
-    /// Above it, the oldest one gives way; of connections, the oldest of the host that has most.
+    /// A further one displaces the oldest; of connections, the oldest of the host that has most.
     pub handshakes: usize,
     /// Established links.
     pub links: usize,
@@ -44,7 +41,7 @@ pub struct Limits {
     pub grants_per_peer: usize,
     /// Bytes of granted frames per peer.
     pub granted_bytes_per_peer: u64,
-    /// Transfers to a peer that are not over.
+    /// Transfers to a peer in progress.
     pub transfers_per_peer: usize,
 }
 

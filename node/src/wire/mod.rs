@@ -1,8 +1,8 @@
 //! The bytes that nodes exchange: fixed headers, and messages in bounded frames.
 //!
-//! Nothing here does I/O. Every decoder takes untrusted bytes; it checks a length against
-//! [`Limits`] before memory of that length is allocated, and returns a [`WireError`] for anything
-//! that an encoder of this version does not produce.
+//! Nothing here does I/O. Every decoder takes untrusted bytes, checks a length against [`Limits`]
+//! before it allocates, and returns a [`WireError`] for anything that no encoder of this version
+//! produces.
 //!
 //! # One connection
 //!
@@ -17,11 +17,11 @@
 //! control stream: frames      |      data stream: item heads, bytes of frames, acknowledgements
 //! ```
 //!
-//! Up to the verdict all parts have fixed sizes; an acceptor parses no length of a peer that has
-//! not proven who it is. Both sides send their header even if they do not support the other's
-//! version, so that both can name both versions. Under TLS the acceptor begins: a connector learns
-//! from it that its certificate was accepted. In plain text both begin: a side that expects TLS
-//! answers a plain header with an alert, by which it is recognized.
+//! Up to the verdict all parts have fixed sizes: an acceptor parses no length of an unauthenticated
+//! peer. Both sides send their header even if they do not support the other's version, so that both
+//! can report both versions. Under TLS the acceptor begins, which tells a connector that its
+//! certificate was accepted. In plain text both begin; a side that expects TLS answers a plain
+//! header with an alert, by which it is recognized.
 //!
 //! # Releases
 //!
@@ -33,10 +33,9 @@
 //! | states none | 4, as that of all releases before | an error |
 //!
 //! Without a common version, the connector's `Hello` states its last one, the acceptor denies it,
-//! and both name the versions of both. `messages` of `Hello` and `Welcome` is the version of the
-//! link. A release that removes or changes a field, adds a message or a variant, or appends a field
-//! that it cannot do without, increments the last version, and speaks to peers of a former one as
-//! that did.
+//! and both report both versions. `messages` of `Hello` and `Welcome` is the version of the link. A
+//! release that removes or changes a field, adds a message or a variant, or appends a required
+//! field, increments the last version, and uses the former messages with peers of a former version.
 
 mod codec;
 mod error;

@@ -18,7 +18,7 @@ fn a_header_of_another_version_names_both() {
     assert_eq!(Header::decode(&theirs.encode()), Err(WireError::Version { ours: WIRE_VERSION, theirs: 9 }));
 }
 
-/// Every byte of a header means something: no other header decodes to the same.
+/// No byte of a header is ignored: no other header decodes to the same value.
 #[test]
 fn no_byte_of_a_header_is_ignored() {
     for at in 0..HEADER {
@@ -28,7 +28,7 @@ fn no_byte_of_a_header_is_ignored() {
     }
 }
 
-/// But for the spare fields of a node that states versions: a later release may use them.
+/// Except the spare fields of a node that states versions: a later release may use them.
 #[test]
 fn versions_are_a_part_of_the_nonce() {
     let (stated, versions) = (header().stating(Versions { min: 4, max: 300 }), Versions { min: 4, max: 300 });
@@ -40,7 +40,7 @@ fn versions_are_a_part_of_the_nonce() {
         bytes[at] = 1;
         assert_eq!(Header::decode(&bytes), Ok(stated), "byte {at}");
     }
-    // No range: the nonce of a release that states none.
+    // Not a range: the nonce of a release that states none.
     assert_eq!(header().stating(Versions { min: 5, max: 4 }).stated(), None);
 }
 

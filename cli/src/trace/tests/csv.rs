@@ -1,5 +1,3 @@
-//! Azure's traces, and others like them.
-
 use super::*;
 
 #[test]

@@ -1,5 +1,3 @@
-//! A follower's answer.
-
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -13,11 +11,7 @@ use super::super::problem::AdminError;
 use super::hub::{Entry, Hub, Next, Place};
 
 impl Hub {
-    /// Returns an answer without end, from behind the event of this id if it is known.
-    ///
-    /// # Errors
-    ///
-    /// [`AdminError::TooMany`], [`AdminError::Unavailable`].
+    /// Returns an endless answer that starts after the event of this id, if it is known.
     pub(in super::super) fn follow(
         self: &Arc<Self>,
         last: Option<&str>,
@@ -32,7 +26,6 @@ impl Hub {
     }
 }
 
-/// Waits for the next events; `None` at the end.
 async fn events(place: &mut Place) -> Option<Vec<Result<Event, Infallible>>> {
     loop {
         match place.take() {
@@ -41,7 +34,7 @@ async fn events(place: &mut Place) -> Option<Vec<Result<Event, Infallible>>> {
                 let event = |(at, entry): (usize, Entry)| {
                     let event = Event::default().event(entry.name).data(&*entry.data);
                     let id = format!("{}-{}", place.epoch(), entry.number);
-                    // Events of one number belong together: a follower has all of them, or none.
+                    // Events of one number are delivered together or not at all.
                     Ok(if at == last { event.id(id) } else { event })
                 };
                 return Some(entries.into_iter().enumerate().map(event).collect());

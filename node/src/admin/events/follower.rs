@@ -1,5 +1,3 @@
-//! The client: follows the events of a node.
-
 use std::time::Duration;
 
 use http_body_util::BodyExt;
@@ -11,42 +9,37 @@ use super::super::client::{Client, ClientError, Opened};
 use super::super::problem::Problem;
 use super::notice::Notice;
 
-/// Longest event in bytes.
 const EVENT_BYTES_MAX: usize = 4 << 20;
 
-/// Time without an event after which the node is taken for gone: many periods.
+/// Time without an event after which the node counts as gone: many periods.
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// Follows the events of a node.
 ///
-/// After an error, the next call connects again, and continues behind the last event if the node
-/// still has what followed it. Otherwise a whole [`Map`](Notice::Map) and all migrations come first.
+/// After an error, the next call reconnects, and continues after the last event if the node still
+/// has the following ones. Otherwise it starts with a complete [`Map`](Notice::Map) and all
+/// migrations.
 pub struct Follower {
     client: Client,
     answer: Option<Opened>,
     lines: Lines,
-    /// Id of the last event.
     last: Option<String>,
 }
 
 impl Client {
-    /// Follows the events of the node; nothing is sent yet.
+    /// Creates a follower; nothing is sent yet.
     pub fn follow(&self) -> Follower {
         Follower { client: self.clone(), answer: None, lines: Lines::default(), last: None }
     }
 }
 
 impl Follower {
-    /// Waits for the next event. Events that this version does not know are left out.
-    ///
-    /// May be dropped and called again: no event is lost.
+    /// Waits for the next event. Skips events that this version does not know. Cancel safe.
     ///
     /// # Errors
-    ///
     /// [`ClientError`]; [`ClientError::Broken`] if the connection ended.
     ///
     /// # Panics
-    ///
     /// Outside of a tokio runtime with I/O and a timer.
     pub async fn next(&mut self) -> Result<Notice, ClientError> {
         let result = self.receive().await;
@@ -109,7 +102,6 @@ impl Follower {
     }
 }
 
-/// An event as it came.
 #[derive(Debug, PartialEq)]
 struct Raw {
     name: String,
@@ -117,11 +109,10 @@ struct Raw {
     id: Option<String>,
 }
 
-/// The lines of an answer, as they come.
 #[derive(Default)]
 struct Lines {
     bytes: Vec<u8>,
-    /// Of these, the first ones in which no event ends.
+    /// Number of leading bytes without the end of an event.
     searched: usize,
 }
 
@@ -134,9 +125,8 @@ impl Lines {
         self.bytes.len()
     }
 
-    /// Takes the next event, if all of it is there.
     fn event(&mut self) -> Option<Raw> {
-        // The last byte of those may begin the end.
+        // Its last byte may begin the end.
         let from = self.searched.saturating_sub(1);
         let Some(end) = self.bytes[from..].windows(2).position(|pair| pair == b"\n\n") else {
             self.searched = self.bytes.len();

@@ -1,5 +1,3 @@
-//! The ring of events, and the task that fills it.
-
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,17 +13,15 @@ use super::super::problem::AdminError;
 use super::notice::{Notice, StatsSummary};
 use super::view::View;
 
-/// Most events of the ring.
 pub(super) const EVENTS_MAX: usize = 256;
 
-/// Bytes of the ring from which the oldest event is dropped for a new one.
+/// Bytes of the ring above which a new event drops the oldest.
 pub(super) const BYTES_MAX: usize = 1 << 20;
 
 /// Statistics that are kept, and the periods from one to the next: 15 minutes.
 const HISTORY: usize = 180;
 const HISTORY_PERIODS: u32 = 5;
 
-/// An event with its number.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) number: u64,
@@ -33,19 +29,17 @@ pub(super) struct Entry {
     pub(super) data: Arc<str>,
 }
 
-/// What all followers share.
 pub(in super::super) struct Hub {
-    /// Tells this process's numbers from those of an earlier one.
+    /// Distinguishes this process's numbers from those of an earlier one.
     pub(super) epoch: u64,
     limits: Limits,
     ring: Mutex<Ring>,
     /// The number of the next event; its receivers end with the hub's [`close`](Self::close).
     news: Mutex<Option<watch::Sender<u64>>>,
-    /// Told of a follower while there was none.
+    /// Notified of the first follower.
     wanted: Notify,
 }
 
-/// The ring, and the places of the followers in it.
 struct Ring {
     entries: VecDeque<Entry>,
     bytes: usize,
@@ -56,25 +50,22 @@ struct Ring {
     followers_ever: u64,
 }
 
-/// A follower's place in the ring, until it is dropped.
+/// A follower's position in the ring.
 pub(super) struct Place {
     hub: Arc<Hub>,
     id: u64,
-    /// The number of the event that it gets next; [`WHOLE`]: it begins with a whole view.
+    /// The number of its next event; with [`WHOLE`], it begins with a complete view.
     next: Arc<AtomicU64>,
     pub(super) news: watch::Receiver<u64>,
 }
 
-/// No number of an event.
+/// Not a number of an event.
 pub(super) const WHOLE: u64 = u64::MAX;
 
-/// What a follower gets next.
 pub(super) enum Next {
-    /// Events, the last of which has this number.
     Events(Vec<Entry>),
-    /// Nothing yet.
     Nothing,
-    /// The ring has left it behind.
+    /// The ring has overtaken it.
     Lost,
 }
 
@@ -98,16 +89,16 @@ impl Hub {
         })
     }
 
-    /// Fills the ring, for as long as it is polled.
+    /// Fills the ring while it is polled.
     pub(in super::super) async fn run(self: Arc<Self>, admin: Arc<dyn Admin>) {
         loop {
             if self.ring().followers.is_empty() {
-                // The history goes on.
+                // The history continues.
                 let _ = timeout(self.limits.event_period * HISTORY_PERIODS, self.wanted.notified()).await;
             }
             let before = self.ring().view.as_ref().map(|(view, _)| view.clone());
             let view = timeout(self.limits.answer, View::of(&*admin, before.as_deref())).await;
-            // A node that gives no answer has no events; it may later.
+            // A node without an answer has no events, but may have some later.
             if let Ok(Ok(view)) = view {
                 self.publish(view, before.as_deref());
             }
@@ -162,12 +153,10 @@ impl Hub {
         Ok(Place { hub: self.clone(), id, next, news })
     }
 
-    /// Ends all answers, and accepts no more followers.
     pub(in super::super) fn close(&self) {
         *self.news.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// Returns statistics of the last minutes, the oldest first.
     pub(in super::super) fn history(&self) -> VecDeque<StatsSummary> {
         self.ring().history.clone()
     }
@@ -176,14 +165,13 @@ impl Hub {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns whether a view of this age is as good as a new one.
+    /// Returns whether a view of this age counts as current.
     fn is_fresh(&self, taken: Instant) -> bool {
         taken.elapsed() < self.limits.event_period + Duration::from_millis(500)
     }
 }
 
 impl Ring {
-    /// Returns the number of the oldest event.
     fn first(&self) -> u64 {
         self.entries.front().map_or(self.next, |entry| entry.number)
     }
@@ -199,11 +187,11 @@ impl Ring {
         }
     }
 
-    /// Ends the connections of followers whose next event is gone.
+    /// Closes the connections of followers whose next event is gone.
     fn cut_lost(&mut self) {
         let first = self.first();
         for (next, permit) in self.followers.values() {
-            // Relaxed: a place that is a little old is cut a period later.
+            // Relaxed: a stale position only delays the cut by a period.
             if let Some(permit) = permit.as_ref().filter(|_| next.load(Relaxed) < first) {
                 permit.cut();
             }
@@ -211,7 +199,6 @@ impl Ring {
     }
 }
 
-/// Returns the data of an event, in one line.
 fn data(notice: &Notice) -> Arc<str> {
     let text = match notice {
         Notice::Stats(summary) => serde_json::to_string(summary),
@@ -219,12 +206,12 @@ fn data(notice: &Notice) -> Arc<str> {
         Notice::MapChanges(changes) => serde_json::to_string(changes),
         Notice::Migrations(list) => serde_json::to_string(list),
     };
-    // These types have a form as JSON.
+    // These types can be serialized.
     text.unwrap_or_default().into()
 }
 
 impl Place {
-    /// Returns the next events, and goes on behind them.
+    /// Returns the next events, and advances.
     pub(super) fn take(&mut self) -> Next {
         self.news.borrow_and_update();
         let ring = self.hub.ring();
@@ -241,7 +228,7 @@ impl Place {
         if next < ring.first() {
             return Next::Lost;
         }
-        // One at a time: an event that is taken is in the buffers of the connection.
+        // One at a time: a taken event is in the buffers of the connection.
         match ring.entries.get((next - ring.first()) as usize) {
             Some(entry) => {
                 self.next.store(next + 1, Relaxed);

@@ -1,4 +1,4 @@
-//! What followers of a node are told: server-sent events.
+//! Events for followers of a node: server-sent events.
 //!
 //! ```text
 //! Admin -- once a period, or in five without followers --> Hub: the view, and a ring of events
@@ -10,37 +10,29 @@
 //! | event | data | when |
 //! |---|---|---|
 //! | `stats` | [`StatsSummary`] | every period, by default a second |
-//! | `map` | [`Cells`](kvpool_map::Cells): all of them | to begin with, for another size of the pool, and for many changes |
+//! | `map` | [`Cells`](kvpool_map::Cells): all of them | at first, for another size of the pool, and for many changes |
 //! | `map_changes` | [`CellChanges`](kvpool_map::CellChanges) | when cells changed |
-//! | `migrations` | [`MigrationList`](super::MigrationList) | all to begin with; then those that began, changed or ended |
+//! | `migrations` | [`MigrationList`](super::MigrationList) | all at first; then those that began, changed or ended |
 //!
 //! # Numbers
 //!
-//! An event has an id. A follower that was cut off sends the last one as `Last-Event-ID`, as
-//! browsers do by themselves, and gets the events since. If the ring has lost them, or the node was
-//! started anew, it begins with all of `stats`, `map` and `migrations`, of which the last has the
+//! An event has an id. A follower that reconnects sends the last one as `Last-Event-ID`, as
+//! browsers do automatically, and gets the events since. If the ring has lost them, or the node was
+//! restarted, it begins with complete `stats`, `map` and `migrations`, the last of which has the
 //! id.
 //!
 //! # History
 //!
-//! The statistics of the last 15 minutes, one in five periods, are kept for [`hub::Hub::history`],
-//! also while there are no followers.
+//! [`hub::Hub::history`] keeps the statistics of the last 15 minutes, one in five periods, also
+//! without followers.
 //!
 //! # Bounds
 //!
 //! - [`Limits::followers`](super::Limits::followers) at a time; others are refused.
 //! - The ring has at most [`hub::EVENTS_MAX`] events and about [`hub::BYTES_MAX`] bytes, for all
-//!   followers together. A follower has its place in it, and what the system and the HTTP library
-//!   buffer of one connection.
-//! - A follower that the ring has left behind is cut off: it read nothing for many periods.
-//!
-//! | file | content |
-//! |---|---|
-//! | `notice` | the events |
-//! | `view` | the state of a node, and what changed since another one |
-//! | `hub` | the ring |
-//! | `follow` | a follower's place, and its answer |
-//! | `follower` | the client |
+//!   followers together. A follower costs its position in it, and the buffers of one connection in
+//!   the system and the HTTP library.
+//! - A follower that the ring has overtaken is disconnected: it read nothing for many periods.
 
 mod follow;
 mod follower;

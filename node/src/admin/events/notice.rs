@@ -1,5 +1,3 @@
-//! The events.
-
 use kvpool::{CompactionState, Latency, SequenceRuns};
 use kvpool_map::{CellChanges, Cells};
 use serde::{Deserialize, Serialize};
@@ -17,7 +15,7 @@ pub enum Notice {
     Map(Cells),
     /// Cells that changed.
     MapChanges(CellChanges),
-    /// Migrations that are new or changed; to begin with, all.
+    /// Migrations that are new or changed; at first, all.
     Migrations(MigrationList),
 }
 
@@ -32,14 +30,13 @@ impl Notice {
         }
     }
 
-    /// Returns whether it is of a name that this version knows.
+    /// Returns whether this version knows events of this name.
     pub(super) fn is_known(name: &str) -> bool {
         ["stats", "map", "map_changes", "migrations"].contains(&name)
     }
 }
 
-/// Statistics of a node in short. Counters count since the node started: rates are the differences
-/// between two of them.
+/// Summary of a node's statistics. Counters count since the node started.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StatsSummary {
@@ -63,42 +60,42 @@ pub struct StatsSummary {
     pub retired: usize,
     /// Free blocks reserved for urgent requests.
     pub reserved: usize,
-    /// Free blocks kept by moves or by a shrink in progress.
+    /// Free blocks held by moves or by a shrink in progress.
     pub held: usize,
     /// Open sequences.
     pub sequences: usize,
-    /// Requests that wait in the queue.
+    /// Requests in the queue.
     pub waiting: usize,
     /// Batches in flight.
     pub batches_in_flight: u64,
-    /// Lower bound of the age of the oldest one in seconds, if there is one.
+    /// Lower bound of the age of the oldest one in seconds, if any.
     pub oldest_batch_s: Option<f64>,
     /// Fragmentation rate, 0 to 1.
     pub fragmentation: f64,
     /// The same over free and evictable frames.
     pub available_fragmentation: f64,
-    /// What the background task of compaction does, or why it rests; absent without one.
+    /// State of the background compaction, absent without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compaction: Option<CompactionState>,
     /// Length of the longest free run.
     pub longest_free_run: usize,
-    /// Mean length of the runs in which sequences lie: the `mean_run` of
+    /// Mean length of the runs of sequences: the `mean_run` of
     /// [`sequence_runs`](Self::sequence_runs).
     pub mean_sequence_run: f64,
     /// Runs of adjacent frames in the block tables of open sequences.
     #[serde(default)]
     pub sequence_runs: SequenceRuns,
-    /// Allocations of the last period, sampled.
+    /// Sampled latency of allocations in the last period.
     pub allocation: Latency,
     /// Waits that ended in the last period.
     pub wait: Latency,
     /// Counter of requests that got blocks.
     pub allocations: u64,
-    /// Counter of blocks that were handed out.
+    /// Counter of allocated blocks.
     pub allocated_blocks: u64,
     /// Counter of refused requests.
     pub refusals: u64,
-    /// Counter of looked-up tokens of prompts.
+    /// Counter of prompt tokens looked up.
     pub query_tokens: u64,
     /// Counter of those that were cached.
     pub hit_tokens: u64,
@@ -108,12 +105,12 @@ pub struct StatsSummary {
     pub moved_blocks: u64,
     /// Counter of blocks that transfers of this pool copied.
     pub transferred_blocks: u64,
-    /// Counter of bytes of these.
+    /// Counter of their bytes.
     pub transferred_bytes: u64,
-    /// Migrations under way.
+    /// Migrations in progress.
     pub migrations_running: usize,
     /// Peers with a link.
     pub peers_up: usize,
-    /// Peers that are known.
+    /// Known peers.
     pub peers: usize,
 }

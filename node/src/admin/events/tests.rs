@@ -26,7 +26,7 @@ async fn next(follower: &mut Follower) -> Notice {
     timeout(PATIENCE, follower.next()).await.expect("an event comes").unwrap()
 }
 
-/// A page that is opened later draws what was before.
+/// A page that is opened later shows the earlier statistics.
 #[tokio::test]
 async fn statistics_are_kept_without_a_follower() {
     let served = Served::start(None, fast());
@@ -101,7 +101,7 @@ async fn times_are_those_of_the_last_period() {
     served.stop().await;
 }
 
-/// A connection that reads events by itself.
+/// A client that reads events from a socket.
 struct Reader {
     stream: TcpStream,
     text: String,
@@ -143,7 +143,7 @@ async fn a_follower_that_was_cut_off_continues() {
     assert!(reader.text.contains("content-type: text/event-stream"), "{}", reader.text);
     assert!(reader.text.contains("event: map\n"), "{}", reader.text);
     drop(reader);
-    // Without a gap and without a repetition, also if events came meanwhile.
+    // Without a gap and without a repetition, although events came meanwhile.
     sleep(Duration::from_millis(100)).await;
     let last = before.last().unwrap();
     let mut reader = Reader::open(&served, &format!("Last-Event-ID: {last}\r\n")).await;
@@ -151,7 +151,7 @@ async fn a_follower_that_was_cut_off_continues() {
     assert_eq!(number(&after[0]), number(last) + 1);
     assert!(after.windows(2).all(|pair| number(&pair[0]) + 1 == number(&pair[1])), "{after:?}");
     assert!(!reader.text.contains("event: map\n"), "nothing is repeated: {}", reader.text);
-    // Of an earlier process, of the future, or of none: all from the beginning.
+    // Of an earlier process, of the future, or of none: everything from the beginning.
     let (epoch, _) = last.split_once('-').unwrap();
     for unknown in ["1-5", &format!("{epoch}-999999"), &format!("{epoch}-{}", u64::MAX), "x", "-", "\u{e9}"] {
         let mut reader = Reader::open(&served, &format!("Last-Event-ID: {unknown}\r\n")).await;
@@ -190,7 +190,7 @@ async fn a_token_is_needed_to_follow() {
     served.stop().await;
 }
 
-/// It costs a place until the ring has left it behind, and then nothing.
+/// It costs a place until the ring has overtaken it, and then nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_follower_that_never_reads_is_cut() {
     // Long events, so that the buffers of the system fill.

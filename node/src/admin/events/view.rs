@@ -1,5 +1,3 @@
-//! The state of a node, and what changed since another one.
-
 use std::collections::HashMap;
 use std::time::SystemTime;
 
@@ -15,7 +13,6 @@ use super::notice::{Notice, StatsSummary};
 /// Most cells of the map: about as many as a screen shows.
 pub(in super::super) const CELLS_MAX: usize = 4096;
 
-/// The state of a node at one moment.
 pub(super) struct View {
     pub(super) summary: StatsSummary,
     /// For the times of the next period.
@@ -25,7 +22,7 @@ pub(super) struct View {
 }
 
 impl View {
-    /// Asks for the state, and for the times since the view before.
+    /// Reads the state, and the times since the previous view.
     pub(super) async fn of(admin: &dyn Admin, before: Option<&Self>) -> Result<Self, AdminError> {
         let stats = admin.stats().await?;
         let snapshot = admin.snapshot().await?;
@@ -77,7 +74,6 @@ impl View {
         Ok(Self { summary, metrics, cells, migrations })
     }
 
-    /// Returns all of it.
     pub(super) fn whole(&self) -> Vec<Notice> {
         vec![
             Notice::Stats(Box::new(self.summary.clone())),
@@ -86,12 +82,11 @@ impl View {
         ]
     }
 
-    /// Returns what changed since an earlier view.
     pub(super) fn since(&self, before: &Self) -> Vec<Notice> {
         let mut notices = vec![Notice::Stats(Box::new(self.summary.clone()))];
         match before.cells.changes(&self.cells) {
             Some(runs) if runs.changes.is_empty() => {}
-            // Many small changes are longer than the whole.
+            // Many small changes are longer than the complete map.
             Some(runs)
                 if runs.changes.iter().map(|(_, cells)| cells.len() + 12).sum::<usize>()
                     < self.cells.cells.len() =>
@@ -111,7 +106,7 @@ impl View {
     }
 }
 
-/// Returns the times of some kinds of operations that were counted since an earlier reading.
+/// Returns the times of some kinds of operations since an earlier reading.
 fn since<'a>(
     kinds: impl IntoIterator<Item = (&'a LatencyHistogram, Option<&'a LatencyHistogram>)>,
 ) -> Latency {

@@ -1,4 +1,4 @@
-//! Callers that connect and do not do their part, with real sockets: none keeps others out, none stays.
+//! Misbehaving callers with real sockets: none locks others out, none stays.
 
 use std::time::Instant;
 
@@ -11,25 +11,24 @@ use super::*;
 use crate::metrics::Scrape;
 use crate::topology::{PeerLink, TopologyReport};
 
-/// Longer than any test takes.
 const NEVER: Duration = Duration::from_secs(120);
 
-/// A time that a caller can be seen to exceed.
+/// Observable time that a caller exceeds.
 const SHORT: Duration = Duration::from_millis(300);
 
-/// Limits of so many connections, of which each may take for ever.
+/// Limits of this many connections, without short timeouts.
 fn patient(connections: usize) -> Limits {
     Limits { connections, header: NEVER, body: NEVER, answer: NEVER, write: NEVER, ..Limits::default() }
 }
 
-/// Asks for the statistics, which must come soon.
+/// Requests the statistics, which must come soon.
 async fn is_served(served: &Served) {
     let client = served.client(None);
     let asked = timeout(Duration::from_secs(10), client.get("/stats")).await;
     asked.expect("others are kept out").unwrap();
 }
 
-/// Waits for the end of a connection, and returns the bytes that came before it.
+/// Waits for the end of a connection, and returns the bytes before it.
 async fn until_the_end(stream: &mut TcpStream) -> usize {
     let (mut count, mut bytes) = (0, vec![0; 64 << 10]);
     let end = async {
@@ -200,7 +199,6 @@ async fn ask_for_much(address: SocketAddr) -> TcpStream {
     stream
 }
 
-/// Returns the head and the body of an answer.
 async fn refused(served: &Served, request: &str) -> (String, Value) {
     let answer = timeout(Duration::from_secs(10), served.raw(request)).await.expect("an answer");
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
@@ -214,7 +212,7 @@ async fn callers_that_do_not_read_the_answer_have_a_deadline() {
     let mut deaf = ask_for_much(served.address).await;
     // The answer is made, and the buffers of both ends are full.
     timeout(Duration::from_secs(60), deaf.readable()).await.expect("an answer begins").unwrap();
-    // A further caller is told to come again; whether the node lives, everybody is told.
+    // A further caller is asked to retry, but gets the node's health.
     let (head, problem) = refused(&served, "GET /stats HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
     assert!(head.starts_with("HTTP/1.1 503") && head.contains("retry-after: 1"), "{head}");
     assert!(head.contains("application/problem+json"), "{head}");
@@ -235,7 +233,7 @@ async fn an_answer_that_is_read_slowly_is_not_cut_for_others() {
     let served = Served::start_as(None, patient(1), |pool| Arc::new(Verbose(pool)));
     let mut slow = ask_for_much(served.address).await;
     timeout(Duration::from_secs(60), slow.readable()).await.expect("an answer begins").unwrap();
-    // Silent connections take the places of refusals; they give way to one another.
+    // Silent connections take the places of refusals, and displace one another.
     let mut silent = Vec::new();
     for _ in 0..100 {
         silent.push(TcpStream::connect(served.address).await.unwrap());
@@ -268,7 +266,7 @@ async fn headers_and_bodies_are_bounded() {
     let answer =
         served.raw(&format!("GET /stats HTTP/1.1\r\nHost: localhost\r\nX-Long: {long}\r\n\r\n")).await;
     assert!(answer.starts_with("HTTP/1.1 431"), "{answer}");
-    // Announced by nothing, and sent without an end.
+    // Without a length, and sent endlessly.
     let head =
         format!("POST /resize HTTP/1.1\r\nHost: localhost\r\n{JSON}Transfer-Encoding: chunked\r\n\r\n");
     let answer = served.raw(&format!("{head}20000\r\n{}\r\n", "1".repeat(0x20000))).await;

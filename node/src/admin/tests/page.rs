@@ -1,12 +1,10 @@
-//! The live page.
-
 use std::collections::BTreeSet;
 
 use super::super::page::PAGE;
 use super::super::routes::ROUTES;
 use super::*;
 
-/// Returns the texts between a beginning and a quotation mark.
+/// Returns the texts between a prefix and a quotation mark.
 fn quoted<'a>(begin: &'a str, mark: char) -> impl Iterator<Item = &'static str> + 'a {
     PAGE.split(begin).skip(1).filter_map(move |rest| rest.split(mark).next())
 }

@@ -1,4 +1,4 @@
-//! The ways to an interface beside plain TCP: TLS, and a Unix socket.
+//! Access other than plain TCP: TLS, and a Unix socket.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -43,7 +43,7 @@ async fn https_presents_a_certificate_which_can_be_replaced() {
     assert!(matches!(error, ClientError::NoAuthority { .. }), "{error}");
     let error = served.client(Some(TOKEN)).get("/stats").await.unwrap_err();
     assert!(matches!(error, ClientError::NotHttp { .. } | ClientError::Broken { .. }), "{error}");
-    // Connections from now on get the new certificate.
+    // New connections get the new certificate.
     let mut follower = client(&ours.0).follow();
     timeout(Duration::from_secs(10), follower.next()).await.expect("an event").unwrap();
     served.access.replace(credentials(&others)).unwrap();
@@ -78,7 +78,7 @@ async fn a_unix_socket_is_of_its_user_and_needs_no_token() {
     let path = folder.path().join("admin.sock");
     let address: AdminUrl = format!("unix:{}", path.display()).parse().unwrap();
     let bind = || AdminServer::bind(&address, Token::new(TOKEN).ok(), Limits::default());
-    // The file of a process that is gone.
+    // The file of a dead process.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
     let server = bind().unwrap();
     assert_eq!(server.address(), &address);
@@ -98,7 +98,7 @@ async fn a_unix_socket_is_of_its_user_and_needs_no_token() {
     assert!(!path.exists(), "the file is left behind");
     let error = client.get("/stats").await.unwrap_err();
     assert!(matches!(error, ClientError::Connect { .. }), "{error}");
-    // A file that is no socket stays.
+    // A file that is not a socket stays.
     fs::write(&path, "kept").unwrap();
     assert!(matches!(bind(), Err(BindError::InUse { .. })));
     assert_eq!(fs::read_to_string(&path).unwrap(), "kept");

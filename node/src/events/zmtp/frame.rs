@@ -1,21 +1,18 @@
-//! Frames, messages and commands.
-
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::timeout;
 
-/// Bytes of the longest body that is read: subscriptions and requests are short.
+/// Maximum length of a received body: subscriptions and requests are short.
 pub(in crate::events) const BODY_MAX: usize = 1024;
 
-/// Most frames of a message that is read.
 pub(in crate::events) const FRAMES_MAX: usize = 4;
 
 const MORE: u8 = 1;
 const LONG: u8 = 2;
 const COMMAND: u8 = 4;
 
-/// Reason for which a connection ends.
+/// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::events) enum ZmtpError {
     #[error(transparent)]
@@ -38,14 +35,12 @@ pub(in crate::events) enum ZmtpError {
     Stuck(std::time::Duration),
 }
 
-/// What a peer sent.
 #[derive(PartialEq, Eq, Debug)]
 pub(in crate::events) enum Inbound {
     Message(Vec<Vec<u8>>),
     Command { name: Vec<u8>, body: Vec<u8> },
 }
 
-/// Reads a message or a command.
 pub(in crate::events) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Result<Inbound, ZmtpError> {
     let mut frames = Vec::new();
     loop {
@@ -78,7 +73,6 @@ pub(in crate::events) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Re
     }
 }
 
-/// Splits a command: the length of its name, its name, its body.
 fn command(bytes: Vec<u8>) -> Result<Inbound, ZmtpError> {
     let short = ZmtpError::Malformed("a command without a name");
     let Some((&length, rest)) = bytes.split_first() else { return Err(short) };
@@ -86,7 +80,6 @@ fn command(bytes: Vec<u8>) -> Result<Inbound, ZmtpError> {
     Ok(Inbound::Command { name: name.into(), body: body.into() })
 }
 
-/// Appends the flags and the length of a frame.
 fn head(to: &mut Vec<u8>, flags: u8, length: usize) {
     match u8::try_from(length) {
         Ok(length) => to.extend([flags, length]),
@@ -97,8 +90,7 @@ fn head(to: &mut Vec<u8>, flags: u8, length: usize) {
     }
 }
 
-/// Returns everything of a message before its last body: the frames `first`, and the head of the last
-/// one, so that a large body need not be copied.
+/// Returns the frames `first` and the head of the last one, whose body is not copied.
 pub(in crate::events) fn multipart(first: &[&[u8]], last: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for body in first {
@@ -118,7 +110,7 @@ pub(super) fn command_bytes(name: &[u8], body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Answers the heartbeat of a peer. Its body begins with a time of 2 bytes; the rest is returned.
+/// Answers a heartbeat. Its body has a time of 2 bytes, and data that is returned.
 pub(in crate::events) async fn write_pong(
     stream: &mut (impl AsyncWrite + Unpin),
     ping: &[u8],
@@ -128,8 +120,7 @@ pub(in crate::events) async fn write_pong(
     write_all(stream, &command_bytes(b"PONG", context), patience).await
 }
 
-/// Writes all bytes, at the pace of the peer. Gives up one that takes none for this time: otherwise
-/// it would keep its place for ever.
+/// Writes all bytes. Fails if the peer accepts none for this time.
 pub(in crate::events) async fn write_all(
     stream: &mut (impl AsyncWrite + Unpin),
     mut bytes: &[u8],

@@ -1,4 +1,4 @@
-//! The beginning of a connection: greeting and `READY`.
+//! The start of a connection: greeting and `READY`.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use tokio::time::timeout;
 
 use super::frame::{Inbound, ZmtpError, command_bytes, read};
 
-/// Longest time of a handshake.
+/// Timeout of a handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// Bytes of a greeting, and the places in it.
+/// Bytes of a greeting, and offsets in it.
 const GREETING: usize = 64;
 const SIGNATURE_END: usize = 9;
 const VERSION: usize = 10;
@@ -30,7 +30,6 @@ impl SocketType {
         }
     }
 
-    /// Returns the sockets that may connect.
     fn peers(self) -> &'static [&'static [u8]] {
         match self {
             Self::Pub => &[b"SUB", b"XSUB"],
@@ -39,7 +38,6 @@ impl SocketType {
     }
 }
 
-/// Greets a peer, and checks that its socket fits.
 pub(in crate::events) async fn handshake(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     own: SocketType,
@@ -86,7 +84,6 @@ fn property(name: &[u8], value: &[u8]) -> Vec<u8> {
     [&[name.len() as u8][..], name, &length, value].concat()
 }
 
-/// Checks the type of a peer's socket.
 fn check(own: SocketType, mut properties: &[u8]) -> Result<(), ZmtpError> {
     let short = || ZmtpError::Malformed("a short property");
     while let Some((&length, rest)) = properties.split_first() {

@@ -1,4 +1,5 @@
-//! The part of ZMTP 3.0 that listening PUB and ROUTER sockets need: [RFC 23](https://rfc.zeromq.org/spec/23/).
+//! The part of ZMTP 3.0 that listening PUB and ROUTER sockets need: [RFC
+//! 23](https://rfc.zeromq.org/spec/23/).
 //!
 //! ```text
 //! greeting (64 bytes)  -->  <--  greeting
@@ -6,8 +7,8 @@
 //! messages of frames   -->  <--  subscriptions (PUB), requests (ROUTER)
 //! ```
 //!
-//! A frame is a byte of flags, a length of 1 or 8 bytes, and the body. Everything that a peer sends is
-//! bounded before it is read: see [`frame::BODY_MAX`] and [`frame::FRAMES_MAX`].
+//! A frame is a byte of flags, a length of 1 or 8 bytes, and the body. Received data is bounded
+//! before it is read: see [`frame::BODY_MAX`] and [`frame::FRAMES_MAX`].
 
 mod frame;
 mod greeting;

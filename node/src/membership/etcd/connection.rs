@@ -1,5 +1,3 @@
-//! Connections to etcd, and calls with a deadline.
-
 use std::fmt;
 use std::time::Duration;
 
@@ -8,17 +6,14 @@ use tokio::time::timeout;
 
 use crate::settings::EtcdLocation;
 
-/// Longest time of a call.
 const CALL: Duration = Duration::from_secs(2);
 
-/// Pings on connections: time between two, and time for the answer. etcd closes connections with pings
-/// less than 5 s apart.
+/// Interval and timeout of pings. etcd closes connections with pings less than 5 s apart.
 const PING: (Duration, Duration) = (Duration::from_secs(6), Duration::from_secs(3));
 
-/// Shortest and longest pause between two attempts.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(3));
 
-/// Reason for which etcd does not serve.
+/// Why etcd does not serve.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Trouble {
     #[error("etcd: {0}")]
@@ -33,24 +28,24 @@ pub(super) enum Trouble {
     Raced { name: String },
 }
 
-/// The servers of a directory, and how TLS is used with them if the location says so.
+/// The servers of a directory, and the TLS settings for an `etcds://` location.
 #[derive(Clone)]
 pub(super) struct Servers {
     pub location: EtcdLocation,
-    /// Without any, those of the system.
+    /// By default, those of the system.
     pub authorities: Option<Certificate>,
     pub identity: Option<Identity>,
 }
 
 impl fmt::Debug for Servers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the key of the identity.
+        // Omits the key of the identity.
         f.debug_tuple("Servers").field(&self.location).finish()
     }
 }
 
 impl Servers {
-    /// Connects. Without a user it returns at once, and the first call waits.
+    /// Connects. Without a user it returns immediately, and the first call waits.
     pub async fn connect(&self) -> Result<Client, Trouble> {
         let mut options = ConnectOptions::new()
             .with_connect_timeout(CALL)
@@ -79,14 +74,13 @@ impl Servers {
     }
 }
 
-/// Waits for an answer, but not for long.
 pub(super) async fn call<T>(
     answer: impl Future<Output = Result<T, etcd_client::Error>>,
 ) -> Result<T, Trouble> {
     Ok(timeout(CALL, answer).await.map_err(|_| Trouble::Silent)??)
 }
 
-/// Pauses between attempts, which become longer.
+/// Growing pauses between attempts.
 pub(super) struct Pauses(Duration);
 
 impl Pauses {

@@ -1,5 +1,3 @@
-//! The directory, as a [`Membership`].
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,10 +16,10 @@ use crate::membership::members::{MemberList, Members};
 use crate::settings::EtcdLocation;
 use crate::transport::tcp::{LinkError, Tls};
 
-/// Limits of the time after which an entry expires.
+/// Limits of the lease time.
 const LEASE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3600));
 
-/// A directory in etcd. It is reached in the background; this value has no connection.
+/// A directory in etcd, which is reached in the background.
 #[derive(Clone, Debug)]
 pub struct EtcdMembership {
     servers: Servers,
@@ -36,29 +34,27 @@ impl EtcdMembership {
         Self { servers, grace: Duration::from_secs(10), failures: Failures::new("membership", "etcd") }
     }
 
-    /// Sets what is used with servers over TLS, all of it PEM: `authorities` that sign their
-    /// certificates, by default those of the system, and the chain and the key of the `certificate`
-    /// that this node presents, by default none. Without an `etcds://` location it has no effect.
+    /// Sets the TLS identity, all PEM: `authorities` sign the servers' certificates, by default
+    /// those of the system; `certificate` is the chain and key that this node presents, by default
+    /// none. No effect without an `etcds://` location.
     ///
     /// # Errors
-    ///
     /// [`LinkError::TlsFile`].
     pub fn tls(
         mut self,
         authorities: Option<&[u8]>,
         certificate: Option<(&[u8], &[u8])>,
     ) -> Result<Self, LinkError> {
-        // The client of etcd would say so at each connection, or take no authority for none that is
-        // needed.
+        // The etcd client would report this at each connection, or ignore a missing authority.
         Tls::with_token(certificate, authorities)?;
         self.servers.authorities = authorities.map(Certificate::from_pem);
         self.servers.identity = certificate.map(|(chain, key)| Identity::from_pem(chain, key));
         Ok(self)
     }
 
-    /// Sets the time for which a member stays that was lost while etcd was out of reach. Default: 10 s.
+    /// Sets the time for which lost members stay after etcd was unreachable. Default: 10 s.
     ///
-    /// Choose it not below the lease of the members, so that all of them can join again.
+    /// Choose at least the lease of the members, so that all of them can join again.
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;

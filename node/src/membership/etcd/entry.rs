@@ -1,5 +1,3 @@
-//! Keeping the entry of this node.
-
 use std::convert::Infallible;
 use std::time::Duration;
 
@@ -11,7 +9,7 @@ use crate::admin::Failures;
 use crate::membership::joined::{JoinSender, JoinState, JoinStatus};
 use crate::membership::member::Member;
 
-/// Keeps the entry of a node until it leaves, or until nothing holds the entry any more.
+/// Keeps the entry of a node until it leaves, or until nothing holds the entry.
 pub(super) async fn keep(
     servers: Servers,
     member: Member,
@@ -27,7 +25,7 @@ pub(super) async fn keep(
         left = &mut leaving => left,
         never = entry.forever(&mut pauses) => match never {},
     };
-    // Without leaving, the entry expires.
+    // After a drop without leaving, the entry expires.
     if left.is_ok() {
         entry.revoke().await;
     }
@@ -38,7 +36,6 @@ struct Entry {
     key: String,
     member: Member,
     seconds: i64,
-    /// The lease under which the key was put.
     held: Option<Held>,
     state: tokio::sync::watch::Sender<JoinState>,
     failures: Failures,
@@ -67,7 +64,6 @@ impl Entry {
         }
     }
 
-    /// Joins and renews over one connection.
     async fn session(&mut self, pauses: &mut Pauses) -> Result<Infallible, Trouble> {
         let mut client = self.servers.connect().await?;
         loop {
@@ -77,18 +73,17 @@ impl Entry {
             };
             let loss = self.renew(&mut client, held, pauses).await?;
             self.held = None;
-            // Of an entry that was replaced it may live for long.
+            // The lease of a replaced entry may last long.
             let _ = call(client.lease_revoke(held.lease)).await;
             tracing::warn!(name = self.member.name, loss, "this node was no member any more; it joins again");
         }
     }
 
-    /// Puts the key, under a new lease.
     async fn enter(&mut self, client: &mut Client) -> Result<Held, Trouble> {
         let found = call(client.get(self.key.as_str(), None)).await?;
         let found = found.kvs().first();
         let other = found.and_then(|kv| Member::from_entry(kv.value()).ok());
-        // The address tells those apart that started at the same time.
+        // The address breaks ties of the start time.
         let rank = |member: &Member| (member.started_ms, member.address.to_string());
         if let Some(other) = other.filter(|other| rank(other) > rank(&self.member)) {
             let address = other.address.to_string();
@@ -121,7 +116,7 @@ impl Entry {
     ) -> Result<&'static str, Trouble> {
         const EXPIRED: &str = "its lease expired";
         let (mut keeper, mut answers) = match call(client.lease_keep_alive(held.lease)).await {
-            // The client's word for a time to live of 0.
+            // The client's error for a time to live of 0.
             Err(Trouble::Client(Error::LeaseKeepAliveError(_))) => return Ok(EXPIRED),
             streams => streams?,
         };
@@ -147,7 +142,6 @@ impl Entry {
         }
     }
 
-    /// Removes the entry.
     async fn revoke(&self) {
         let Some(held) = self.held else { return };
         let revoked = async {

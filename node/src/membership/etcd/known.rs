@@ -1,4 +1,4 @@
-//! Members that are known, whether or not etcd has them.
+//! Known members, whether or not etcd has them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::membership::member::Member;
 
-/// The most members that are known: more than a node has peers.
+/// Most known members: more than a node has peers.
 pub(super) const MEMBERS_MAX: usize = 1024;
 
 pub(super) struct KnownMembers {
@@ -17,17 +17,16 @@ pub(super) struct KnownMembers {
 
 struct Known {
     member: Member,
-    /// Since when etcd lacks it; `None` while etcd has it.
     missing_since: Option<Instant>,
 }
 
 impl KnownMembers {
-    /// Creates an empty list. Members that a complete list lacks stay for the time `grace`.
+    /// Creates an empty list. Members missing in a complete list stay for the time `grace`.
     pub(super) fn new(grace: Duration) -> Self {
         Self { grace, entries: BTreeMap::new() }
     }
 
-    /// Takes over a complete list of etcd. Returns the names of those for which there is no room.
+    /// Applies a complete list. Returns the names for which there is no room.
     pub(super) fn relist(&mut self, members: Vec<Member>, now: Instant) -> Vec<String> {
         let listed: BTreeSet<_> = members.iter().map(|member| member.name.clone()).collect();
         for (name, known) in &mut self.entries {
@@ -38,12 +37,8 @@ impl KnownMembers {
         members.into_iter().filter_map(|member| self.put(member).err()).collect()
     }
 
-    /// Adds or replaces a member. If there are too many, one leaves that etcd lacks, the longest missing
-    /// first.
-    ///
-    /// # Errors
-    ///
-    /// Its name: there is no room.
+    /// Adds or replaces a member. Without room, it replaces the member that etcd has lacked
+    /// longest, or else returns its name as the error.
     pub(super) fn put(&mut self, member: Member) -> Result<(), String> {
         if self.entries.len() >= MEMBERS_MAX && !self.entries.contains_key(&member.name) {
             let missing = self.entries.iter().filter_map(|(name, known)| Some((known.missing_since?, name)));
@@ -54,7 +49,7 @@ impl KnownMembers {
         Ok(())
     }
 
-    /// Removes a member whose removal etcd has reported.
+    /// Removes a member that etcd has reported as removed.
     pub(super) fn remove(&mut self, name: &str) {
         self.entries.remove(name);
     }
@@ -94,7 +89,7 @@ mod tests {
         let mut known = KnownMembers::new(10 * second);
         assert!(known.relist(["a", "b", "c"].map(member).into(), begin).is_empty());
         assert_eq!((names(&known).as_str(), known.next_expiry()), ("abc", None));
-        // etcd comes back without data.
+        // etcd returns without data.
         assert!(known.relist(vec![], begin).is_empty());
         assert_eq!((names(&known).as_str(), known.next_expiry()), ("abc", Some(begin + 10 * second)));
         known.put(member("b")).unwrap();

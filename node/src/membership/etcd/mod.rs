@@ -1,6 +1,6 @@
 //! A directory in etcd.
 //!
-//! Each member is a key `/kvpool/CLUSTER/members/NAME` with a lease of etcd, which its process renews
+//! Each member is a key `/kvpool/CLUSTER/members/NAME` with an etcd lease, which its process renews
 //! every third of the time.
 //!
 //! ```text
@@ -12,11 +12,11 @@
 //!            +----------------------------+   meanwhile the known members stay
 //! ```
 //!
-//! A list after a reconnection may lack known members, for example because etcd lost its data. They
-//! stay for the grace period, in which live nodes join again: see [`known`].
+//! A list after a reconnection may lack known members, for example if etcd lost its data. They stay
+//! for the grace period, in which live nodes join again: see [`known`].
 //!
-//! etcd answers requests for an expired lease with a time to live of 0. A process that was paused
-//! notices by that, whatever its clocks say.
+//! etcd answers requests for an expired lease with a time to live of 0, by which a process notices
+//! that it was paused, regardless of its clocks.
 
 mod connection;
 mod directory;

@@ -1,5 +1,3 @@
-//! Following the keys of members.
-
 use std::time::Duration;
 
 use etcd_client::{Client, Error, EventType, GetOptions, KeyValue, WatchOptions, WatchResponse};
@@ -11,16 +9,15 @@ use crate::admin::Failures;
 use crate::membership::member::Member;
 use crate::membership::members::{ListSender, MemberList, publish};
 
-/// Keys that are read in one call, at first: fewer where the answer is larger than a message may be.
+/// Initial number of keys per call: fewer if the answer exceeds the message limit.
 const PAGE: usize = 256;
 
-/// Code of a status of gRPC: the answer is larger than a message may be.
+/// gRPC status code: the answer exceeds the message limit.
 const TOO_LARGE: i32 = 11;
 
-/// Names of a warning.
 const NAMED_MAX: usize = 8;
 
-/// Follows the members until nothing receives the lists any more.
+/// Follows the members until all receivers of the lists are gone.
 pub(super) async fn follow(servers: Servers, grace: Duration, lists: ListSender, failures: Failures) {
     let mut follower = Watch { servers, known: KnownMembers::new(grace), lists, failures };
     let mut pauses = Pauses::new();
@@ -51,7 +48,7 @@ pub(super) async fn follow(servers: Servers, grace: Duration, lists: ListSender,
     }
 }
 
-/// Warns of members for which there is no room; the first of them are named.
+/// Warns of members for which there is no room, and names the first of them.
 fn warn_of(left_out: &[String], count: usize) {
     if count > 0 {
         let names = &left_out[..left_out.len().min(NAMED_MAX)];
@@ -59,7 +56,7 @@ fn warn_of(left_out: &[String], count: usize) {
     }
 }
 
-/// Returns the first key behind those with a prefix, whose last byte is a slash.
+/// Returns the end of the range of keys with a prefix, whose last byte is a slash.
 fn end_of(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     end.iter_mut().last().into_iter().for_each(|last| *last += 1);
@@ -73,14 +70,12 @@ struct Watch {
     failures: Failures,
 }
 
-/// The connection, at a revision.
 struct Listed {
     client: etcd_client::Client,
     revision: i64,
 }
 
 impl Watch {
-    /// Lists all members. Returns the revision of etcd at which it did.
     async fn list(&mut self) -> Result<Listed, Trouble> {
         let mut client = self.servers.connect().await?;
         let (members, revision) = self.members(&mut client).await?;
@@ -90,8 +85,7 @@ impl Watch {
         Ok(Listed { client, revision })
     }
 
-    /// Reads the entries of one revision, page by page: the first [`MEMBERS_MAX`], since anything may
-    /// have been written to etcd.
+    /// Reads the entries of one revision in pages, at most [`MEMBERS_MAX`].
     async fn members(&self, client: &mut Client) -> Result<(Vec<Member>, i64), Trouble> {
         let prefix = self.servers.location.prefix().into_bytes();
         let (mut members, mut read, mut revision) = (Vec::new(), 0, 0);
@@ -117,7 +111,7 @@ impl Watch {
             read += answer.kvs().len();
             if read > MEMBERS_MAX {
                 let left: Vec<_> = answer.kvs().iter().skip(room).filter_map(|kv| self.name(kv)).collect();
-                // Those of this answer and behind it.
+                // Those of this answer and after it.
                 warn_of(&left, answer.count().max(0) as usize - room);
                 return Ok((members, revision));
             }
@@ -155,10 +149,10 @@ impl Watch {
         }
     }
 
-    /// Takes over changes. A stream that does not have them all any more is an error.
+    /// Applies changes. Fails if the stream no longer has all of them.
     fn apply(&mut self, answer: &WatchResponse) -> Result<(), Trouble> {
         if answer.canceled() || answer.compact_revision() > 0 {
-            // The next list has what is missing.
+            // The next list has the missing changes.
             return Err(Trouble::Ended(format!(
                 "{} (compacted at {})",
                 answer.cancel_reason(),
@@ -189,7 +183,7 @@ impl Watch {
         kv.key_str().ok()?.strip_prefix(&self.servers.location.prefix()).map(str::to_owned)
     }
 
-    /// Reads an entry; one that is malformed is reported and skipped.
+    /// Reads an entry; reports and skips a malformed one.
     fn member(&self, kv: &KeyValue) -> Option<Member> {
         let name = self.name(kv)?;
         let member = Member::from_entry(kv.value()).and_then(|member| match member.name == name {

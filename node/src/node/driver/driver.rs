@@ -1,5 +1,3 @@
-//! The state of the driver, and its loop.
-
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,10 +22,10 @@ use crate::protocol::{LinkId, MachineId, Migrations, Millis};
 use crate::settings::Restarts;
 use crate::transport::tcp::TcpTransport;
 
-/// Time between two questions about a quarantined grant.
+/// Interval of queries about a quarantined grant.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
-/// A grant of a migration that has ended, into which a peer may still write.
+/// A grant of an ended migration that a peer may still write.
 pub(super) struct Quarantined {
     pub(super) link: LinkId,
     pub(super) way: Way,
@@ -36,7 +34,7 @@ pub(super) struct Quarantined {
 
 pub(super) type PeerGrant = (LinkId, Way, u64);
 
-/// What a driver works on.
+/// Fixed inputs of a driver.
 pub(in crate::node) struct Setup {
     pub(in crate::node) pool: Pool,
     pub(in crate::node) machines: Migrations,
@@ -46,23 +44,20 @@ pub(in crate::node) struct Setup {
     pub(in crate::node) sender: mpsc::WeakSender<Input>,
     pub(in crate::node) arrivals: mpsc::Sender<Arrival>,
     pub(in crate::node) parts: PartCopies,
-    /// Fingerprint of the layout of the pool's blocks.
     pub(in crate::node) fingerprint: [u8; 16],
     pub(in crate::node) restarts: Restarts,
-    /// Time without a link to the target after which a doubt ends by itself.
+    /// Time without a link to the target after which a doubt is resolved automatically.
     pub(in crate::node) doubt_limit: Option<Duration>,
     pub(in crate::node) lock: Option<NameLock>,
-    /// Blocks that may be under way to a peer that asked for them.
+    /// Maximum number of blocks in transfer to a peer that fetches.
     pub(in crate::node) fetch_blocks_max: usize,
-    /// Names of the peers to which the node connects.
     pub(in crate::node) configured: Arc<Mutex<BTreeSet<String>>>,
-    /// The number of migrations that are left at the end, once it has come.
+    /// Number of unfinished migrations, once the driver has ended.
     pub(in crate::node) ended: watch::Sender<Option<usize>>,
     /// Closed when the node is dropped.
     pub(in crate::node) alive: watch::Receiver<()>,
 }
 
-/// All migrations of a node, and everything that belongs to them.
 pub(in crate::node) struct Driver {
     pub(super) setup: Setup,
     pub(super) origin: Instant,
@@ -72,12 +67,10 @@ pub(in crate::node) struct Driver {
     pub(super) history: VecDeque<MigrationRecord>,
     pub(super) quarantined: Vec<Quarantined>,
     ask_at: Instant,
-    /// Grants of peers into which this node may be writing.
     pub(super) writing: HashSet<PeerGrant>,
-    /// Grants of peers that this node called over, the latest; it writes into them no more.
+    /// The latest grants of peers that this node reported as finished; it no longer writes them.
     pub(super) said_over: VecDeque<PeerGrant>,
     pub(super) next_tag: u64,
-    /// Takes no requests any more.
     pub(super) is_draining: bool,
 }
 
@@ -94,13 +87,13 @@ impl Driver {
             ask_at: Instant::now(),
             writing: HashSet::new(),
             said_over: VecDeque::new(),
-            // Late messages about grants of another process name none of this one.
+            // Random, so that late messages about another process's grants match none of this one.
             next_tag: fastrand::u64(1..1 << 62),
             is_draining: false,
         }
     }
 
-    /// Works until the node and all requests are gone, or it was drained.
+    /// Runs until the node and all requests are gone, or draining has finished.
     pub(in crate::node) async fn run(mut self, mut inputs: mpsc::Receiver<Input>) {
         let mut alive = self.setup.alive.clone();
         loop {
@@ -120,7 +113,7 @@ impl Driver {
                     Some(input) => self.input(input),
                     None => break,
                 },
-                // Only its end: nothing is ever sent.
+                // Only closes; nothing is sent.
                 _ = alive.changed() => break,
                 () = tick => self.tick(),
                 () = self.peers.reports.over() => self.peers.reports.sum_up(),
@@ -130,9 +123,9 @@ impl Driver {
             }
         }
         self.drain();
-        // Requests that are queued get an answer.
+        // Queued requests get an answer.
         inputs.close();
-        // Also those whose place in the queue is reserved.
+        // Including senders that hold a reserved slot.
         while let Some(input) = inputs.recv().await {
             self.input(input);
         }
@@ -185,7 +178,7 @@ impl Driver {
         }
     }
 
-    /// Takes nothing more, and cancels what can be cancelled.
+    /// Accepts no more requests, and cancels what can be cancelled.
     fn drain(&mut self) {
         self.is_draining = true;
         let machines: Vec<_> = self.jobs.keys().copied().collect();
@@ -202,7 +195,7 @@ impl Drop for Driver {
         if self.has_doubts()
             && let Some(lock) = self.setup.lock.take()
         {
-            // A peer must not take what it has in doubt for ended while this process lives.
+            // While this process lives, no peer may take its doubts as ended.
             std::mem::forget(lock);
         }
     }

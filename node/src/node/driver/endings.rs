@@ -1,4 +1,4 @@
-//! Outcomes, and where the blocks of a migration go at its end.
+//! Outcomes, and what happens to the blocks of a migration at its end.
 
 use kvpool::TransferError;
 use kvpool::transfer::Imported;
@@ -12,11 +12,10 @@ use crate::node::status::{self, HISTORY, NodeStatus};
 use crate::protocol::{MachineId, Outcome, Report};
 
 impl Driver {
-    /// Ends what a machine had, now or when its task returns.
     pub(super) fn end(&mut self, machine: MachineId, ending: Ending) {
         let Some(job) = self.jobs.get_mut(&machine) else { return };
         job.ending = Some(ending);
-        // A task that waits for a transport stops.
+        // Stops a task that waits for a transport.
         job.stop = None;
     }
 
@@ -36,7 +35,7 @@ impl Driver {
         self.settle(machine);
     }
 
-    /// Gives the result of a migration away that has ended, and whose task has returned.
+    /// Delivers the result of a migration that has ended and whose task has returned.
     pub(super) fn settle(&mut self, machine: MachineId) {
         let is_over = |job: &Job| !job.is_lent() && job.outcome.is_some();
         if !self.jobs.get(&machine).is_some_and(is_over) {

@@ -1,5 +1,3 @@
-//! What happens to a driver.
-
 use std::sync::Arc;
 
 use kvpool::prefix::BlockHash;
@@ -21,41 +19,31 @@ use crate::protocol::{
 };
 use crate::transport::tcp::{Held, Link};
 
-/// Inputs that wait for the driver. Readers of links wait for a place; the peers then wait too.
+/// Capacity of the driver's queue. Readers of links wait for a slot: backpressure to peers.
 pub(in crate::node) const INPUTS: usize = 1024;
 
-/// What happens to a driver.
 pub(in crate::node) enum Input {
-    /// A handshake was completed.
     LinkUp(Arc<Link>),
-    /// A link was closed.
     LinkLost(LinkId, Arc<Link>),
-    /// A peer sent a message. It keeps its room at the link until it was handled.
+    /// A peer sent a message. It counts towards the link's receive budget until it is handled.
     Message(LinkId, Arc<Link>, Box<NodeMessage>, Held),
-    /// A task ended.
     Done(MachineId, Box<Done>),
-    /// A peer was added to NIXL, or could not be.
+    /// Adding a peer to NIXL has succeeded or failed.
     Reached(LinkId, Incarnation, Result<PeerId, TransportError>),
-    /// A quarantined transfer of this node is over.
     Over(LinkId, Way, u64),
-    /// The pool, or the engine by parts, sends an export.
+    /// Sends an export, or a part of one.
     Send(Box<Parcel>, Option<(MigrationId, Part)>),
-    /// The pool fetches cached blocks.
     Fetch(String, (u32, Vec<BlockHash>), oneshot::Sender<Result<Carried, TransferError>>),
-    /// The pool asks which blocks a peer has cached.
     AskCached(String, Vec<BlockHash>, Cached),
-    /// The operator declares that a peer's process has ended; the answer has the sequences that
-    /// were in doubt.
+    /// Declares that a peer's process has ended; the answer has the sequences that were in doubt.
     PeerEnded(String, oneshot::Sender<Result<Vec<u64>, NodeError>>),
-    /// Closes the links to a peer.
     Cut(String),
-    /// Asks for the state.
     Status(oneshot::Sender<NodeStatus>),
-    /// Cancels what can be cancelled, and ends the driver when nothing is under way.
+    /// Cancels what can be cancelled, and ends the driver when nothing is left.
     Drain,
 }
 
-/// The result of a task, and what it took along.
+/// The result of a task, and what the task borrowed.
 pub(in crate::node) enum Done {
     Exported(Option<Parcel>, Result<(ManifestBytes, usize), AbortReason>),
     Transferred(Parcel, Attempt, Grant, Result<Carried, Lost>),

@@ -1,4 +1,4 @@
-//! Peers that come and go, and their messages.
+//! Peers that connect and disconnect, and their messages.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::node::peers::{self, Joined, Peer};
 use crate::protocol::{Bytes, Incarnation, LinkId};
 use crate::transport::tcp::{Link, LinkError};
 
-/// Grants of peers that were called over and are remembered.
+/// Most finished grants of peers that are remembered.
 const SAID_OVER_MAX: usize = 1024;
 
 impl Driver {
@@ -53,7 +53,7 @@ impl Driver {
         self.ask(Some(id));
     }
 
-    /// Tells a peer how else this node can be reached.
+    /// Tells a peer how to reach this node by other transports.
     fn introduce(&self, id: LinkId) {
         let (Some(carrier), Some(peer)) = (self.setup.carriers.get(&Way::Nixl), self.peers.get(id)) else {
             return;
@@ -65,7 +65,6 @@ impl Driver {
         }
     }
 
-    /// Starts the task that reads a link.
     fn read(&self, id: LinkId, link: Arc<Link>) {
         let inputs = self.setup.sender.clone();
         tokio::spawn(async move {
@@ -99,7 +98,7 @@ impl Driver {
         self.forget();
     }
 
-    /// The operator says that the process of a peer has ended.
+    /// Handles the operator's declaration that the process of a peer has ended.
     pub(super) fn declared_ended(&mut self, name: &str) -> Result<Vec<u64>, NodeError> {
         let ended = self.peers.take(name)?;
         let of = |job: &Job| ended.iter().any(|(id, _)| *id == job.link);
@@ -118,7 +117,7 @@ impl Driver {
         Ok(sequences)
     }
 
-    /// The process of a peer has ended: it writes no more, and nothing is written to it.
+    /// Handles the end of a peer's process: it writes no more, and nothing is written to it.
     fn process_has_ended(&mut self, id: LinkId, before: &Peer) {
         let (gone, rest): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.quarantined).into_iter().partition(|grant| grant.link == id);
@@ -129,13 +128,12 @@ impl Driver {
         self.leave_transports(before);
     }
 
-    /// Forgets peers for which there is no reason to be remembered.
     fn forget(&mut self) {
         let mut peers = std::mem::take(&mut self.peers);
         let gone = peers.forget(|id, peer| self.has_reason(id, peer));
         self.peers = peers;
         for (id, peer) in gone {
-            // Of its machines none is left.
+            // It has no machines left.
             let actions = self.setup.machines.peer_ended(self.now(), id);
             self.act(actions);
             self.leave_transports(&peer);
@@ -150,12 +148,12 @@ impl Driver {
         }
     }
 
-    /// Ends a grant. Returns its state, unless the way is not there.
+    /// Ends a grant. Returns its state, or `None` without that transport.
     pub(super) fn end_grant(&self, way: Way, tag: Tag, source: SourceState) -> Option<TransferState> {
         Some(self.setup.carriers.get(&way)?.transport.revoke(tag, source))
     }
 
-    /// Asks peers whether they still write into quarantined grants: all, or one that was linked.
+    /// Asks all peers, or one that has just linked, whether they still write quarantined grants.
     pub(super) fn ask(&mut self, of: Option<LinkId>) {
         let all = std::mem::take(&mut self.quarantined);
         let is_quarantined = |grant: &Quarantined| {
@@ -166,16 +164,16 @@ impl Driver {
         self.quarantined = all.into_iter().filter(is_quarantined).collect();
         for grant in self.quarantined.iter().filter(|grant| of.is_none_or(|of| of == grant.link)) {
             if let Some(peer) = self.peers.get(grant.link) {
-                // Asked again if it is lost.
+                // Repeated if it is lost.
                 let _ = peer.send(&NodeMessage::IsOver { way: grant.way, tag: grant.tag.0 });
             }
         }
     }
 
-    /// Tells a peer that this node writes no more into a grant.
+    /// Tells a peer that this node no longer writes a grant.
     pub(super) fn say_over(&mut self, id: LinkId, way: Way, tag: u64) {
         let Some(peer) = self.peers.get(id) else { return };
-        // The peer asks again if it is lost.
+        // If it is lost, the peer asks again.
         let _ = peer.send(&NodeMessage::Over { way, tag });
         let grant = (id, way, tag);
         if !self.said_over.contains(&grant) {
@@ -216,7 +214,7 @@ impl Driver {
         }
     }
 
-    /// Adds a peer to NIXL on a blocking thread; once for each process of it.
+    /// Adds a peer to NIXL on a blocking thread, once per process.
     fn reach(&mut self, id: LinkId, metadata: Vec<u8>) {
         let carrier = self.setup.carriers.get(&Way::Nixl).cloned();
         let (Some(carrier), Some(inputs)) = (carrier, self.setup.sender.upgrade()) else { return };

@@ -1,6 +1,6 @@
-//! Questions about what is cached at a peer, and those of peers.
+//! Queries about what is cached at a peer, and answers to those of peers.
 //!
-//! A question that is lost, or whose answer is, stays open as long as the link lives: the caller
+//! A query that is lost, or whose answer is, stays open as long as the link lives. The caller
 //! bounds the time, and drops its future.
 
 use std::sync::Arc;
@@ -16,7 +16,6 @@ use crate::protocol::{CacheAnswer, CacheQuestion, LinkId, List};
 use crate::transport::tcp::Link;
 
 impl Driver {
-    /// Asks a peer which blocks it has cached.
     pub(super) fn ask_cached(&mut self, name: &str, hashes: Vec<BlockHash>, cached: Cached) {
         let asked = self.linked(name, false).and_then(|(id, link)| {
             Ok((id, link.clone(), List::new(hashes).map_err(|error| of_node(name, &error))?))
@@ -34,9 +33,9 @@ impl Driver {
         }
     }
 
-    /// Answers a peer over the link by which it asked. A full queue drops the answer.
+    /// Answers a peer over the link that it used. If the queue is full, the answer is dropped.
     pub(super) fn tell_cached(&self, link: &Link, question: &CacheQuestion) {
-        // A look at the index for each hash; the message bounds their number.
+        // One index lookup per hash; the message bounds their number.
         let cached = self.setup.pool.has_cached(&question.hashes);
         let answer = NodeMessage::TellCached(CacheAnswer::new(question.number, &cached));
         if let Err(error) = link.try_send(&answer) {
@@ -44,7 +43,7 @@ impl Driver {
         }
     }
 
-    /// Takes the answer of a peer. One to a question that this peer was not asked is ignored.
+    /// Takes the answer of a peer; ignores one to a query that this peer was not sent.
     pub(super) fn told_cached(&mut self, id: LinkId, answer: &CacheAnswer) {
         let Some(hashes) = self.questions.hashes(answer.number, id) else { return };
         let cached = answer.cached(hashes).ok_or_else(|| TransferError::Node {
@@ -54,7 +53,7 @@ impl Driver {
         self.questions.end(answer.number, cached);
     }
 
-    /// A link to a peer was lost, perhaps with questions or answers. Those over its other links go on.
+    /// Fails the queries over a lost link. Those over other links of the peer continue.
     pub(super) fn lose_questions(&mut self, id: LinkId, link: &Arc<Link>) {
         let node = self.peers.name(id).to_owned();
         for number in self.questions.over(link) {

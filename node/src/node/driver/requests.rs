@@ -1,5 +1,3 @@
-//! What the pool asks for.
-
 use std::sync::Arc;
 
 use kvpool::prefix::BlockHash;
@@ -54,9 +52,8 @@ impl Driver {
         }
     }
 
-    /// Returns a peer, and its newest link that lives, for a request.
-    ///
-    /// All but parts of copies need the layout of this node's blocks there.
+    /// Returns a peer, and its newest live link, for a request. All requests but parts of copies
+    /// require that the peer's blocks have this node's layout.
     pub(super) fn linked(&self, name: &str, is_part: bool) -> Result<(LinkId, &Arc<Link>), TransferError> {
         let failed = |reason: &str| of_node(name, &reason);
         if self.is_draining {
@@ -90,7 +87,6 @@ impl Driver {
     }
 }
 
-/// Returns the error about a request that concerns a node.
 pub(super) fn of_node(name: &str, reason: &dyn std::fmt::Display) -> TransferError {
     TransferError::Node { node: name.to_owned(), reason: reason.to_string() }
 }

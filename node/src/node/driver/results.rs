@@ -1,5 +1,3 @@
-//! Results of tasks, as the machines take them.
-
 use kvpool::transfer::Imported;
 use kvpool::transport::{Grant as Permission, Tag};
 
@@ -34,7 +32,7 @@ impl Driver {
             (Done::Transferred(parcel, attempt, grant, result), SideJob::Source { export: slot }) => {
                 *slot = Slot::Here(parcel);
                 if let Ok(carried) = &result {
-                    // A block that is sent again is one block.
+                    // A block that is sent again counts once.
                     job.carried.blocks = job.carried.blocks.max(carried.blocks);
                     job.carried.bytes += carried.bytes;
                     job.carried.runs += carried.runs;
@@ -82,14 +80,14 @@ impl Driver {
             }
             _ => unreachable!("a result of the other side"),
         };
-        // First what the machine may have decided meanwhile.
+        // Decisions that the machine made meanwhile come first.
         self.settle(machine);
         if let Some(actions) = self.setup.machines.done(self.now(), machine, work) {
             self.act(actions);
         }
     }
 
-    /// Tells the peer when nothing is in flight into its grant any more.
+    /// Tells the peer when no transfer into its grant is in flight any more.
     pub(super) fn transfer_ended(&mut self, link: LinkId, grant: &Grant, lost: Option<Lost>) {
         let (Some(way), tag) = (Way::of_number(grant.way), grant.tag) else { return };
         let quarantined = lost.as_ref().and_then(|lost| lost.quarantined);
@@ -141,8 +139,9 @@ impl Driver {
         work::fits(bytes, self.peers.get(link).map_or(usize::MAX, |peer| peer.message_max()))
     }
 
-    /// Permits the peer of a migration to write frames, unless the migration has ended meanwhile: the peer
-    /// would not hear of it, and a transport that cannot take it back would keep the frames.
+    /// Permits the peer of a migration to write frames, unless the migration has ended meanwhile:
+    /// the peer would never learn of the grant, and a transport that cannot revoke it would keep
+    /// the frames.
     pub(super) fn permit(&mut self, machine: MachineId, piece: Option<Piece>) -> Result<Grant, Text> {
         let Some(Piece { runs, hold, staged }) = piece else { return Ok(Grant::default()) };
         let gone = || Text::new("the link was lost");
@@ -153,7 +152,7 @@ impl Driver {
         let link = job.link;
         let peer = self.peers.get(link).ok_or_else(gone)?;
         let way = match staged {
-            // Other transports do not reach a staging.
+            // Other transports cannot reach a staging.
             Some(_) => peer.on(Way::Tcp).map(|peer| (Way::Tcp, peer)),
             None => peer.way(),
         };
@@ -166,7 +165,7 @@ impl Driver {
         let frames: u64 = runs.iter().map(|run| u64::from(run.len)).sum();
         let bytes = frames * self.setup.pool.layout().packed_bytes() as u64;
         self.setup.counters.count(|counters| counters.granted_bytes += bytes);
-        // SAFETY: the hold keeps the frames for the import alone: see `Import::piece`.
+        // SAFETY: the hold keeps the frames exclusive to the import: see `Import::piece`.
         let granted = unsafe { transport.grant(Permission { tag, region, runs, peer, hold }) };
         granted.map_err(work::text)?;
         let name = self.peers.get(link).map(|peer| peer.transport(way));

@@ -1,4 +1,4 @@
-//! What depends on whether a process of a peer has ended.
+//! State that depends on whether a process of a peer has ended.
 
 use super::driver::Driver;
 use crate::node::job::{Job, SideJob, Slot};
@@ -6,7 +6,7 @@ use crate::node::message::Way;
 use crate::node::peers::Peer;
 use crate::protocol::{LinkId, MachineId, MigrationStatus, Millis, SideState, SourceState, TargetState};
 
-/// Returns whether only one side may go on with a copy, and it may be either.
+/// Returns whether only one side may continue with a copy, and it may be either.
 fn is_undecidable(status: &MigrationStatus) -> bool {
     status.kind.is_exclusive()
         && matches!(
@@ -17,7 +17,7 @@ fn is_undecidable(status: &MigrationStatus) -> bool {
 }
 
 impl Driver {
-    /// Returns the sequences in doubt, with since when their targets have been told to commit.
+    /// Returns the sequences in doubt, each with the time of its first `Commit`.
     pub(super) fn doubts(&self) -> impl Iterator<Item = (MachineId, &Job, Millis)> {
         let is_open = |job: &&Job| job.outcome.is_none();
         self.jobs
@@ -25,8 +25,8 @@ impl Driver {
             .filter_map(move |(&machine, job)| Some((machine, Some(job).filter(is_open)?, job.in_doubt?)))
     }
 
-    /// Returns the sequences in doubt without a link to the target, with when the operator's limit
-    /// says that this node goes on with them: the whole time without a link.
+    /// Returns the sequences in doubt without a link to the target, each with the time at which the
+    /// operator's limit ends the doubt. Only continuous time without a link counts.
     pub(super) fn limited_doubts(&self) -> impl Iterator<Item = (MachineId, Millis)> {
         self.setup.doubt_limit.into_iter().flat_map(move |limit| {
             let due = move |job: &Job| Some(job.alone_since?.plus(limit.as_millis() as u64));
@@ -34,7 +34,6 @@ impl Driver {
         })
     }
 
-    /// Notes that a peer has a link again, or lost its last one.
     pub(super) fn note_link(&mut self, id: LinkId, is_linked: bool) {
         let now = self.now();
         for job in self.jobs.values_mut().filter(|job| job.link == id && job.in_doubt.is_some()) {
@@ -42,7 +41,7 @@ impl Driver {
         }
     }
 
-    /// Goes on with sequences that were in doubt for as long as the operator permits.
+    /// Resolves doubts that have reached the operator's limit.
     pub(super) fn end_doubts(&mut self) {
         let now = self.now();
         let due = self.limited_doubts().filter(|(_, due)| *due <= now);
@@ -57,8 +56,8 @@ impl Driver {
         }
     }
 
-    /// Returns whether something depends on whether a process of a peer has ended: a copy that only
-    /// one side may go on with, or frames that the peer may write without being asked.
+    /// Returns whether anything depends on whether a process of a peer has ended: a copy that only
+    /// one side may continue with, or frames that the peer may write directly.
     pub(super) fn is_at_stake(&self, id: LinkId) -> bool {
         let writes = |job: &Job| {
             let grant = if let SideJob::Target { grant, .. } = &job.side { *grant } else { None };
@@ -69,7 +68,6 @@ impl Driver {
             || self.jobs.values().any(writes)
     }
 
-    /// Returns whether anything of a peer is remembered, or it is configured.
     pub(super) fn has_reason(&self, id: LinkId, peer: &Peer) -> bool {
         let configured = self.setup.configured.lock();
         configured.contains(&peer.name)
@@ -79,14 +77,14 @@ impl Driver {
             || self.writing.iter().any(|(link, ..)| *link == id)
     }
 
-    /// Returns whether a peer that is linked has not heard yet that a sequence is here.
+    /// Returns whether a linked peer has not received yet that a sequence is here.
     pub(super) fn is_awaited(&self) -> bool {
         let is_up = |id| self.peers.get(id).is_some_and(Peer::is_up);
         self.setup.machines.status().any(|status| is_undecidable(&status) && is_up(status.link))
     }
 
-    /// Returns whether this process and a peer may both have a sequence that only one may go on with, or
-    /// this process may still write into frames of a peer.
+    /// Returns whether this process and a peer may both hold an exclusive sequence, or this process
+    /// may still write frames of a peer.
     pub(super) fn has_doubts(&self) -> bool {
         let is_in_doubt = |job: &Job| match &job.side {
             SideJob::Source { export: Slot::Here(parcel) } => parcel.is_in_doubt(),

@@ -1,5 +1,3 @@
-//! What the machines want done.
-
 use kvpool::transport::{SourceState, TransferState, TransportError};
 use tokio::sync::mpsc::error::TrySendError;
 
@@ -27,7 +25,7 @@ impl Driver {
         }
     }
 
-    /// Sends a message of a machine. One that is dropped is repeated by its machine.
+    /// Sends a machine's message. The machine repeats one that is dropped.
     fn message_to(&mut self, link: LinkId, envelope: Envelope) {
         if matches!(envelope.message, Message::ToTarget(ToTarget::Commit { .. })) {
             let of = |job: &&mut Job| {
@@ -42,13 +40,12 @@ impl Driver {
         let Some(peer) = self.peers.get(link) else { return };
         match peer.send(&NodeMessage::Migration(envelope)) {
             Ok(()) => {}
-            // The lengths of messages are checked where they are made.
+            // Lengths are checked where messages are built.
             Err(error @ LinkError::Wire(_)) => tracing::warn!(peer = peer.name, %error, "not sent"),
             Err(_) => self.setup.counters.count(|counters| counters.dropped_messages += 1),
         }
     }
 
-    /// Ends a migration whose peer said what cannot be.
     fn violated(&mut self, machine: MachineId, what: &str) {
         if let Some(job) = self.jobs.get_mut(&machine) {
             job.trouble = Some(format!("the peer violated the protocol: {what}"));
@@ -58,14 +55,13 @@ impl Driver {
         }
     }
 
-    /// Returns whether all places are those of the manifest. A few ranges can name more places than
-    /// fit into memory.
+    /// Returns whether the manifest has all of these places, of which ranges can name very many.
     fn are_of_manifest(&self, machine: MachineId, places: &Places) -> bool {
         let end = places.ranges().last().map_or(0, |last| u64::from(last.start) + u64::from(last.len));
         self.jobs.get(&machine).is_some_and(|job| end <= job.blocks as u64)
     }
 
-    /// Returns the job of a machine, which exists if a peer began it only from its first task on.
+    /// Returns the job of a machine. One that a peer began has a job only from its first task on.
     pub(super) fn job(&mut self, machine: MachineId) -> Option<&mut Job> {
         if !self.jobs.contains_key(&machine) {
             let status = self.setup.machines.status().find(|status| status.machine == machine)?;
@@ -91,7 +87,7 @@ impl Driver {
         }
     }
 
-    /// Tells the sources whose export was made before the cache was cleared. Each event comes later.
+    /// Informs the sources that exported before the cache was cleared, before any later event.
     pub(super) fn note_clears(&mut self) {
         let is_old = |job: &Job| {
             let SideJob::Source { export: Slot::Here(parcel) } = &job.side else { return false };
@@ -158,8 +154,7 @@ impl Driver {
         });
     }
 
-    /// Returns how many of the blocks that a peer asks for it may get now, and notes them. One request
-    /// alone is cut to the quota.
+    /// Returns how many blocks a peer may fetch now, and notes them. Truncates a single request.
     fn permitted_blocks(&mut self, machine: MachineId, asked: usize) -> Result<usize, AbortReason> {
         let max = self.setup.fetch_blocks_max;
         let link = self.jobs.get(&machine).map(|job| job.link);
@@ -183,7 +178,7 @@ impl Driver {
         let places: Vec<u32> = places.iter().collect();
         job.accepted_blocks = Some(places.len());
         let SideJob::Source { export: Slot::Here(parcel) } = &mut job.side else { return };
-        // A peer that lies about what it has loses blocks of its own cache, or keeps what is here.
+        // A peer that lies about what it has loses blocks of its own cache, or leaves these here.
         if let Err(error) = parcel.export_mut().retain(&places) {
             tracing::warn!(%error, "a peer accepted blocks that were not offered");
         }
@@ -237,7 +232,7 @@ impl Driver {
         let max = arrivals.max_capacity() as u32;
         let reserved = match &gathering {
             _ if !brings_sequence => Ok(()),
-            // The parts of a copy bring one sequence.
+            // The parts of a copy deliver one sequence.
             Some(gathering) => gathering.reserve_place(arrivals),
             None => match arrivals.try_reserve_owned() {
                 Ok(permit) => {
@@ -282,7 +277,7 @@ impl Driver {
             && let Some(carrier) = self.setup.carriers.get(&way)
             && let TransferState::Quarantined(_) = carrier.transport.revoke(tag, SourceState::Over)
         {
-            // The verification is refused while the transport has its hold.
+            // Verification is refused while the transport has its hold.
             self.quarantined.push(Quarantined { link, way, tag });
         }
         self.block(machine, move || {
@@ -302,7 +297,7 @@ impl Driver {
         }
         let is_taken = place.is_none() || !self.setup.arrivals.is_closed();
         self.block(machine, move || {
-            // What nothing takes is not committed: it would be closed.
+            // Nothing would receive it: a commit would close it.
             let taken = is_taken.then_some(import).ok_or_else(|| Text::new("its engine takes no sequences"));
             let commit = |import: Incoming| caught(|| import.commit(is_current)).and_then(|done| done);
             Done::Committed(taken.and_then(commit))

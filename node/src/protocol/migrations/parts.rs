@@ -1,4 +1,4 @@
-//! What one part of a copy means for the others.
+//! How the parts of a copy affect each other.
 
 use crate::protocol::bounded::Text;
 use crate::protocol::copies::CopyEvent;
@@ -21,10 +21,10 @@ impl Migrations {
         }
     }
 
-    /// The source of a part has said its commit: the last one commits the copy.
+    /// Handles the commit of a part's source: the last one commits the copy.
     pub(super) fn agreed(&mut self, now: Millis, id: MigrationId, machine: MachineId) -> Actions {
         let Some(parts) = self.copies.agree(id, machine) else { return Actions::new() };
-        // A reservation that ended unseen ends all parts.
+        // A reservation that expired unnoticed ends all parts.
         if let Some(&late) = parts.iter().find(|&&part| self.target(part).is_late(now)) {
             return self.target_event(now, late, Event::Tick);
         }
@@ -37,7 +37,7 @@ impl Migrations {
         actions
     }
 
-    /// A part has its outcome: the others get the same.
+    /// Gives the outcome of a part to the others.
     pub(super) fn part_ended(
         &mut self,
         now: Millis,
@@ -50,17 +50,17 @@ impl Migrations {
             outcome if was_undecided => CopyEvent::Ended(reason(outcome)),
             outcome => CopyEvent::Failed(reason(outcome)),
         };
-        // Forgotten first: the others end too, and find it gone.
+        // Forgotten first, because the others end too, and find it gone.
         let others = self.copies.forget(id, machine);
         self.tell(now, others, &event)
     }
 
-    /// Ends the copies of which a part is absent for too long.
+    /// Ends copies that lack a part past its deadline.
     pub(super) fn end_incomplete(&mut self, now: Millis) -> Actions {
         let mut actions = Actions::new();
         for part in self.copies.late(now, self.timing.transfer_deadline_ms) {
             let event = CopyEvent::Ended(Text::new("a part did not come"));
-            // Its end is that of the others.
+            // All parts get the same outcome.
             actions.extend(self.target_event(now, part, Event::Copy(event)));
         }
         actions
@@ -72,10 +72,10 @@ impl Migrations {
     }
 }
 
-/// Returns why a part ended, for the sources of the others.
+/// Returns why a part ended, for the sources of the other parts.
 fn reason(outcome: &Outcome) -> Text {
     match outcome {
-        // Not nested.
+        // Avoids nested reasons.
         Outcome::Failed(Cause::Own(AbortReason::OtherPart(reason) | AbortReason::Local(reason))) => {
             reason.clone()
         }

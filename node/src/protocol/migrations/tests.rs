@@ -1,5 +1,3 @@
-//! Routing, refusals, and answers for migrations that are not here.
-
 use super::*;
 use crate::protocol::message::{FetchBytes, ManifestBytes, Phase};
 use crate::protocol::outcome::{Cause, Outcome};
@@ -106,7 +104,7 @@ fn a_peer_has_a_bounded_number_of_migrations() {
     let abort: Message = ToTarget::Abort { reservation: None, reason: AbortReason::Busy { max: 2 } }.into();
     let fetch = ToSource::Fetch { what: FetchBytes::default() };
     assert_eq!(*sent(&receive(&mut node, ID, fetch)[0]), abort);
-    // The same one again is no further one; another peer has its own.
+    // A repeated one does not count again; another peer has its own limit.
     assert_eq!(receive(&mut node, MigrationId(0), prepare()).len(), 1);
     node.link_up(NOW, LinkId(4), Incarnation(8));
     let envelope = Envelope { id: ID, from: Incarnation(8), to: OWN, message: prepare().into() };
@@ -130,7 +128,7 @@ fn committed_copies_that_are_not_forgotten_are_bounded_too() {
     node.done(NOW, one.machine, Work::Verified { attempt, bad, grant });
     receive(&mut node, ID, ToTarget::Commit { reservation, is_current: true });
     node.done(NOW, one.machine, Work::Committed { sequence: Some(7) });
-    // It does not move on before its source has heard that it has arrived.
+    // It cannot move on before its source has received the commit.
     assert_eq!(node.request(NOW, request(9, 7)), Err(RequestError::Unconfirmed(ID)));
     assert!(
         node.request(NOW, Request { command: Command::Replicate { sequence: 7 }, ..request(8, 7) }).is_ok()
@@ -156,9 +154,9 @@ fn another_process_of_the_peer_ends_its_migrations_and_no_others() {
         matches!(&actions[1], Action::Report { report, .. } if report.outcome == Outcome::Failed(Cause::PeerEnded))
     );
     assert_eq!(node.status().map(|one| one.machine).collect::<Vec<_>>(), [other]);
-    // Its results are given up.
+    // Its results are dropped.
     assert_eq!(node.done(NOW, machine, Work::Exported(ManifestBytes::default())), None);
-    // The operator's word does the same, and no request begins before the next handshake.
+    // The operator's declaration does the same, and no request begins before the next handshake.
     assert_eq!(node.peer_ended(NOW, LinkId(4)).len(), 2);
     assert_eq!(
         node.request(NOW, Request { link: LinkId(4), ..request(3, 8) }),
@@ -171,7 +169,7 @@ fn a_cancellation_has_an_outcome_or_an_error() {
     let mut node = node(Limits::default());
     let (machine, _) = node.request(NOW, request(1, 7)).unwrap();
     let actions = node.cancel(NOW, machine).unwrap();
-    // The abort, for a peer that may have heard of it; the copy; the outcome.
+    // The abort, for a peer that may know of it; the copy; the outcome.
     assert_eq!(actions.len(), 3);
     assert_eq!(node.cancel(NOW, machine), Err(CancelError::Unknown));
     assert_eq!(node.deadline(), None);
@@ -197,7 +195,7 @@ mod parts {
         ToTarget::Prepare { kind: Kind::Migrate, part, manifest: ManifestBytes::default() }
     }
 
-    /// Brings a part to its commit. Returns its machine.
+    /// Advances a part to its commit. Returns its machine.
     fn ready(node: &mut Migrations, link: u32, index: u16, of: u16) -> MachineId {
         let Action::Do { machine, .. } = tell(node, NOW, link, part(index, of))[0].clone() else { panic!() };
         let (accepted, missing) = (Places::default(), Places::default());
@@ -237,7 +235,7 @@ mod parts {
             });
             assert!(told, "source {index}");
         }
-        // Until all of them have answered, it moves nowhere.
+        // Until all of them have answered, it cannot move on.
         for (index, &machine) in machines.iter().enumerate() {
             let onwards = Request { link: LinkId(0), ..request(9 + index as u128, 7) };
             assert_eq!(node.request(NOW, onwards), Err(RequestError::Unconfirmed(ID)));

@@ -1,5 +1,3 @@
-//! One test for each row of the source's table.
-
 use super::*;
 use crate::protocol::message::Refusal;
 use crate::protocol::places::Range;
@@ -43,7 +41,6 @@ fn manifest() -> ManifestBytes {
     ManifestBytes::new(vec![1, 2, 3]).unwrap()
 }
 
-/// Brings a source of this kind into a state.
 fn source(kind: Kind, state: SourceState) -> Source {
     let (mut source, actions) = Source::begin(NOW, (kind, None), None, timing());
     assert_eq!(actions.to_vec(), [Action::Do(Task::Export { what: None })]);
@@ -72,7 +69,6 @@ fn migrate(state: SourceState) -> Source {
 
 const ONE: Attempt = Attempt(1);
 
-/// All states that the machine can be in while it is undecided.
 const UNDECIDED: [SourceState; 4] = [
     SourceState::Exporting,
     SourceState::Preparing,
@@ -88,7 +84,7 @@ fn report(outcome: Outcome, bad_blocks: u64) -> Action<ToTarget> {
     Action::Report { outcome, bad_blocks }
 }
 
-/// Whether the actions give the copy back, and end the machine with this outcome.
+/// Whether the actions restore the copy, and end the machine with this outcome.
 fn restores(source: &Source, actions: &Sent, outcome: &Outcome) -> bool {
     let reports =
         |action: &Action<ToTarget>| matches!(action, Action::Report { outcome: own, .. } if own == outcome);
@@ -159,7 +155,7 @@ fn sending() {
     assert_eq!(actions[0], Action::Send(abort));
     assert!(restores(&source, &actions, &Outcome::Failed(Cause::Own(AbortReason::Transfer(reason)))));
 
-    // A second reservation is of no use; a second Prepared of this one changes nothing.
+    // A second reservation is not needed; a second Prepared of this one changes nothing.
     let mut source = migrate(SourceState::Sending(Attempt(0)));
     let abort = ToTarget::Abort { reservation: Some(ReservationId(8)), reason: AbortReason::Unknown };
     assert_eq!(source.on(NOW, prepared(ReservationId(8), &[])).to_vec(), [Action::Send(abort)]);
@@ -239,7 +235,7 @@ fn silence_behind_the_commit_is_a_doubt_for_a_migration_alone() {
     let query = Action::Send(ToTarget::Query { reservation: T });
     assert_eq!(source.on(late, Event::Tick).to_vec(), [report(outcome.clone(), 2), query.clone()]);
     assert!(!outcome.is_final());
-    // Held for as long as it takes, with a query at each renewal.
+    // Held without a time limit, with a query at each renewal.
     for _ in 0..1_000 {
         let deadline = source.deadline().unwrap();
         assert_eq!(source.on(deadline, Event::Tick).as_slice(), std::slice::from_ref(&query));
@@ -324,7 +320,7 @@ fn silence_of_a_reservation_ends_an_undecided_source_but_not_its_export() {
             assert!(restores(&source, &actions, &Outcome::Failed(Cause::Silent { waited_ms })), "{state:?}");
         }
     }
-    // Each message of the reservation counts as a sign of life.
+    // Each message of the reservation proves that the target lives.
     let mut source = migrate(SourceState::Sending(Attempt(0)));
     source.on(NOW.plus(waited_ms - 1), status(Phase::Receiving));
     source.on(NOW.plus(waited_ms), Event::Tick);
@@ -357,7 +353,6 @@ fn messages_are_repeated_at_growing_intervals() {
     assert_eq!(source.on(NOW.plus(5_000), Event::Tick).to_vec(), [heartbeat]);
 }
 
-/// As long as a target says that it waits for other parts, there is no doubt.
 #[test]
 fn a_target_that_waits_for_other_parts_is_not_silent() {
     let mut source = self::source(Kind::Migrate, SourceState::Committing);

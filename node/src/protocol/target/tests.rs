@@ -1,5 +1,3 @@
-//! One test for each row of the target's table.
-
 use super::*;
 use crate::protocol::copies::CopyNumber;
 use crate::protocol::message::Grant;
@@ -43,12 +41,11 @@ fn abort(reservation: Option<ReservationId>) -> Event<ToTarget> {
     Event::Message(ToTarget::Abort { reservation, reason: AbortReason::Cancelled })
 }
 
-/// Brings a target into a state: of a fetch if it asks, otherwise of a sequence.
+/// Puts a target into a state: of a fetch if it asks, otherwise of a sequence.
 fn target(state: TargetState) -> Target {
     target_of(if state == TargetState::Asking { Kind::Fetch } else { Kind::Migrate }, state)
 }
 
-/// Brings a target of this kind into a state.
 fn target_of(kind: Kind, state: TargetState) -> Target {
     let mut target = if kind == Kind::Fetch {
         Target::fetch(NOW, T, FetchBytes::default(), timing()).0
@@ -131,7 +128,7 @@ fn asking() {
     assert_eq!(target.on(NOW.plus(999), Event::Tick).to_vec(), []);
     assert_eq!(target.on(NOW.plus(1_000), Event::Tick)[0], fetch);
     assert_eq!(target.on(NOW, Event::LinkUp).to_vec(), [fetch]);
-    // Another kind than was asked for, and a message about a reservation that has not begun.
+    // A kind that was not asked for, and a message about a reservation that has not begun.
     assert!(target.on(NOW, prepare(Kind::Cached)).is_empty());
     assert_eq!(target.on(NOW, COMMIT).to_vec(), [aborted(T, AbortReason::Unknown)]);
     assert_eq!(target.state(), TargetState::Asking);
@@ -172,7 +169,7 @@ fn receiving() {
     assert_eq!(target.on(NOW, sent(0)).to_vec(), [Action::Do(Task::Verify(Attempt(0)))]);
     assert_eq!(target.state(), TargetState::Verifying(Attempt(0)));
 
-    // The verdict was lost: the source says again that it has sent.
+    // The verdict was lost: the source repeats `Sent`.
     let mut target = self::target(TargetState::Receiving(Attempt(1)));
     assert_eq!(target.on(NOW, sent(0)).to_vec(), [bad(0, &[(1, 2)])]);
     assert_eq!(target.on(NOW, QUERY).to_vec(), [bad(0, &[(1, 2)])]);
@@ -277,7 +274,6 @@ fn committed() {
     for event in [Event::Cancel, Event::LinkLost, Event::Done(Work::Committed { sequence: None })] {
         assert!(target.on(NOW, event).is_empty());
     }
-    // For as long as it takes.
     for _ in 0..1_000 {
         let deadline = target.deadline().unwrap();
         assert_eq!(target.on(deadline, Event::Tick).to_vec(), [COMMITTED]);
@@ -396,7 +392,7 @@ fn a_commit_of_a_copy_that_was_not_verified_is_a_violation() {
 
 const OF_COPY: CopyPart = CopyPart { copy: CopyNumber(1), part: Part { index: 1, of: 2 } };
 
-/// Brings the target of a part into the state in which its source has said the commit.
+/// Puts the target of a part into the state after its source's commit.
 fn agreed() -> Target {
     let mut target =
         Target::prepare(NOW, T, Kind::Migrate, Some(OF_COPY), ManifestBytes::default(), timing()).0;
@@ -467,7 +463,7 @@ fn copies_of_a_cleared_cache() {
             Action::Report { outcome: Outcome::Failed(Cause::Own(AbortReason::Cleared)), bad_blocks: 0 };
         assert_eq!(actions.to_vec(), [Action::Do(Task::Release), report, aborted(T, AbortReason::Cleared)]);
     }
-    // A part: a repeated message may say so first, or later; it stays said.
+    // A part: a repeated message may report it first or later; it stays reported.
     let mut part = agreed();
     assert!(part.is_current());
     part.on(NOW, commit(false));

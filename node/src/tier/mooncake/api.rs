@@ -1,8 +1,8 @@
-//! The C interface of Mooncake Store, found at run time.
+//! The C interface of Mooncake Store, loaded at run time.
 //!
-//! The declarations follow its header `store_c.h` of 2026-04-12 and later. Eleven days older libraries
-//! have a shorter [`ReplicateConfig`]; they have no symbol by which they can be told apart, and the
-//! probe at the start finds them.
+//! The declarations follow its header `store_c.h` of 2026-04-12 and later. Libraries of 2026-04-01
+//! have a shorter [`ReplicateConfig`]; no symbol distinguishes them, but the probe at the start
+//! detects them.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -13,7 +13,6 @@ use libloading::os::unix::{Library as UnixLibrary, RTLD_LOCAL, RTLD_NOW};
 
 use super::super::error::TierError;
 
-/// Name of the store in reports.
 pub(super) const NAME: &str = "mooncake";
 
 /// Name of the environment variable with the path of the library.
@@ -21,10 +20,8 @@ pub const LOCATION: &str = "KVPOOL_MOONCAKE";
 
 const LIBRARY: &str = "libmooncake_store.so";
 
-/// A client of a store.
 pub(super) type Raw = *mut c_void;
 
-/// How a value is stored.
 #[repr(C)]
 pub(super) struct ReplicateConfig {
     pub(super) replicas: usize,
@@ -36,11 +33,10 @@ pub(super) struct ReplicateConfig {
 
 macro_rules! table {
     ($($name:ident($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions, and the library that they are in.
         #[allow(dead_code, reason = "a library that lacks a function of the interface is refused at the start")]
         pub(super) struct Api {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
-            // Stays loaded for ever: it starts threads that outlive their clients.
+            // Never unloaded: it starts threads that outlive their clients.
             _library: ManuallyDrop<Library>,
         }
 
@@ -85,12 +81,7 @@ table! {
 }
 
 impl Api {
-    /// Loads the library: from `location`, else from [`LOCATION`], else from where the dynamic linker
-    /// looks.
-    ///
-    /// # Errors
-    ///
-    /// [`TierError::Library`].
+    /// Loads the library: from `location`, else from [`LOCATION`], else by the dynamic linker.
     pub(super) fn load(location: Option<&Path>) -> Result<Self, TierError> {
         let given = location.map(Path::to_owned).or_else(|| std::env::var_os(LOCATION).map(PathBuf::from));
         let hint = if given.is_none() { format!("; set {LOCATION} to its path") } else { String::new() };
@@ -102,14 +93,14 @@ impl Api {
                 None => format!("{}: {reason}{hint}", path.display()),
             },
         };
-        // SAFETY: the initialisers of Mooncake's library have no requirements. All symbols are bound at
-        // once, so that a missing one is an error here.
+        // SAFETY: the initialisers of Mooncake's library have no requirements. All symbols are
+        // bound at once, so a missing one is an error here.
         let library = unsafe { UnixLibrary::open(Some(&path), RTLD_NOW | RTLD_LOCAL) };
         Self::of(library.map_err(failed)?.into()).map_err(failed)
     }
 }
 
-/// Codes that say for certain that no byte is under way.
+/// Codes after which certainly no byte is in flight.
 pub(super) const NO_SPACE: i64 = -200;
 pub(super) const PARAMETERS: i64 = -600;
 pub(super) const NOT_READY: i64 = -703;
@@ -117,7 +108,6 @@ pub(super) const NOT_FOUND: i64 = -704;
 pub(super) const EXISTS: i64 = -705;
 pub(super) const LEASED: i64 = -706;
 
-/// The master cannot be reached.
 const RPC: i64 = -900;
 const RPC_TIMEOUT: i64 = -901;
 
@@ -126,7 +116,7 @@ pub(super) fn is_unreachable(code: i64) -> bool {
     matches!(code, RPC | RPC_TIMEOUT)
 }
 
-/// Returns whether memory of the call may still be read or written although it failed.
+/// Returns whether memory of a failed call may still be read or written.
 pub(super) fn is_uncertain(code: i64) -> bool {
     code < 0 && !matches!(code, NO_SPACE | PARAMETERS | NOT_READY | NOT_FOUND | EXISTS | LEASED)
 }

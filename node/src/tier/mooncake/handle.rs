@@ -1,5 +1,3 @@
-//! One client of a Mooncake store, and the probe at its start.
-
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::path::PathBuf;
@@ -13,16 +11,15 @@ use super::super::store_error::StoreError;
 use super::api::{Api, NAME, Raw, ReplicateConfig, meaning};
 use super::staging::{Memory, Spare};
 
-/// Bytes of the value that is put and read back.
 const PROBE_BYTES: usize = 4096;
 
 /// Settings of a [`Mooncake`](super::Mooncake) store.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct MooncakeSettings {
-    /// Path of the library; without it, [`LOCATION`](super::LOCATION) or the dynamic linker decides.
+    /// Path of the library; by default [`LOCATION`](super::LOCATION) or the dynamic linker decides.
     pub library: Option<PathBuf>,
-    /// Name and port of this host, by which other clients reach it.
+    /// Name and port at which other clients reach this host.
     pub hostname: String,
     /// Address of the metadata server; `P2PHANDSHAKE` for none.
     pub metadata_server: String,
@@ -32,7 +29,7 @@ pub struct MooncakeSettings {
     pub protocol: String,
     /// RDMA devices, if any.
     pub device: String,
-    /// Bytes of memory that this process lends to the store. 0: none.
+    /// Bytes of memory that this process lends to the store; 0 for none.
     pub global_segment: u64,
     /// Bytes of the client's own buffer.
     pub local_buffer: u64,
@@ -43,7 +40,7 @@ pub struct MooncakeSettings {
 }
 
 impl Default for MooncakeSettings {
-    /// A client over TCP without memory of its own, with a master on this host.
+    /// A client over TCP without lent memory, with a master on this host.
     fn default() -> Self {
         Self {
             library: None,
@@ -60,7 +57,6 @@ impl Default for MooncakeSettings {
     }
 }
 
-/// A client. Its calls may be made from several threads.
 pub(super) struct Handle {
     api: Api,
     raw: Raw,
@@ -73,7 +69,6 @@ unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
-/// Texts for C, and their addresses.
 pub(super) struct Texts {
     _texts: Vec<CString>,
     pub(super) pointers: Vec<*const c_char>,
@@ -97,11 +92,6 @@ fn probe_failed(reason: String) -> TierError {
 }
 
 impl Handle {
-    /// Loads the library, and connects to the master.
-    ///
-    /// # Errors
-    ///
-    /// [`TierError::Library`], [`TierError::Probe`], [`TierError::OutOfRange`].
     pub(super) fn connect(settings: &MooncakeSettings) -> Result<Arc<Self>, TierError> {
         if settings.replicas == 0 {
             let what = "the number of replicas";
@@ -139,11 +129,7 @@ impl Handle {
         Ok(handle)
     }
 
-    /// Puts a value and reads it back. A client and a master of different versions may work in part.
-    ///
-    /// # Errors
-    ///
-    /// [`TierError::Probe`].
+    /// Puts a value and reads it back: incompatible versions may work in part.
     pub(super) fn probe(&self) -> Result<(), TierError> {
         let mut secret = [0; 16];
         getrandom::fill(&mut secret).map_err(|error| probe_failed(error.to_string()))?;
@@ -222,7 +208,6 @@ impl Handle {
         self.spare.lock()
     }
 
-    /// Returns registered memory of at least this many bytes.
     pub(super) fn memory(&self, bytes: usize) -> Result<Memory, StoreError> {
         let mut spare = self.spare();
         if let Some(memory) = spare.take(bytes, Instant::now()) {
@@ -245,18 +230,18 @@ impl Handle {
         self.spare().give_back(memory);
     }
 
-    /// Keeps memory that a call which failed may still read or write.
+    /// Keeps memory that a failed call may still read or write.
     pub(super) fn set_aside(&self, memory: Memory) {
         self.spare().set_aside(memory, Instant::now());
     }
 }
 
-/// A client and its memory, on the way to the thread that ends it.
+/// A client and its memory, on the way to the thread that destroys it.
 struct Ending {
     raw: Raw,
     destroy: unsafe extern "C" fn(Raw),
     unregister: unsafe extern "C" fn(Raw, *mut c_void) -> c_int,
-    /// Not freed unless the client has ended before.
+    /// Freed only if the client has ended.
     spare: ManuallyDrop<Spare>,
 }
 
@@ -282,7 +267,7 @@ impl Drop for Handle {
         let spare = ManuallyDrop::new(std::mem::take(&mut *self.spare()));
         let (destroy, unregister) = (self.api.destroy, self.api.unregister_buffer);
         let ending = Ending { raw: self.raw, destroy, unregister, spare };
-        // It waits for a master that may be dead. Without a thread the client stays.
+        // Destroying waits for a master that may be dead. Without a thread the client is leaked.
         let thread = std::thread::Builder::new().name("kvpool-mooncake-end".into());
         drop(thread.spawn(move || ending.run()));
     }

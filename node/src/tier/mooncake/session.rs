@@ -1,5 +1,3 @@
-//! Calls of a Mooncake store. They block.
-
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
@@ -15,7 +13,7 @@ pub(super) struct Client {
     pub(super) handle: Arc<Handle>,
 }
 
-/// Memory of one call. At its end it is set aside, unless no transfer can have it.
+/// Memory of one call. At the end it is set aside if a transfer may still use it.
 pub(super) struct Lent {
     handle: Arc<Handle>,
     memory: Option<Memory>,
@@ -42,7 +40,6 @@ impl Drop for Lent {
     }
 }
 
-/// The answers to a get.
 pub(super) struct Got {
     lent: Lent,
     bytes: usize,
@@ -50,7 +47,6 @@ pub(super) struct Got {
     got: Vec<i64>,
 }
 
-/// The value of one key, in the memory of its get.
 struct GotValue {
     all: Arc<Got>,
     at: usize,
@@ -65,7 +61,6 @@ impl AsRef<[u8]> for GotValue {
     }
 }
 
-/// Parts of one memory, one for each key of a call.
 struct Slots {
     pointers: Vec<*mut c_void>,
     sizes: Vec<usize>,
@@ -79,7 +74,6 @@ impl Slots {
     }
 }
 
-/// Returns an error of a call as a whole.
 fn unreachable(call: &str, code: i64) -> StoreError {
     StoreError::Unreachable { store: NAME, reason: format!("{call} answered {}", meaning(code)) }
 }
@@ -103,7 +97,6 @@ impl Client {
         Ok(found.into_iter().map(|found| found == 1).collect())
     }
 
-    /// Puts values from memory. Returns the code of each.
     fn put_from(&self, memory: &mut Memory, keys: &Texts, values: &[TierValue]) -> (c_int, Vec<c_int>) {
         let bytes = memory.len() / values.len();
         for (slot, value) in values.iter().enumerate() {
@@ -116,8 +109,8 @@ impl Client {
         let (config, count) = (self.handle.config(), values.len());
         let (keys, bufs, sizes) = (keys.pointers.as_ptr(), pointers.as_ptr(), sizes.as_ptr());
         let (api, raw) = (self.handle.api(), self.handle.raw());
-        // SAFETY: a client, texts and parts of registered memory that outlive the call, and room for as
-        // many results.
+        // SAFETY: a client, texts and registered memory that outlive the call, and room for all
+        // results.
         let code =
             unsafe { (api.batch_put_from)(raw, keys, bufs, sizes, count, &config, codes.as_mut_ptr()) };
         (code, codes)
@@ -155,7 +148,7 @@ impl Client {
         if code < 0 {
             return Err(unreachable("batch_put_from", code.into()));
         }
-        // It confirms puts that it does not store.
+        // Mooncake confirms puts that it does not store.
         let exist = self.exist(&keys.pointers)?;
         let stored = codes.iter().zip(exist).map(|(&code, exists)| match (code, exists) {
             (_, true) => Ok(()),
@@ -178,7 +171,6 @@ impl Client {
 }
 
 impl Got {
-    /// Gives the answers out.
     pub(super) fn answer(self, answer: &mut dyn FnMut(usize, Answer)) -> Result<(), StoreError> {
         let all = Arc::new(self);
         for (place, &got) in all.got.iter().enumerate() {

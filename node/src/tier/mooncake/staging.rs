@@ -6,34 +6,35 @@
 //!                                   +--[a call failed]--> set aside --[a minute]--> free
 //! ```
 //!
-//! Invariant: no byte of memory that is in use is written by an earlier call. A call that failed may have
-//! left a transfer behind, which writes its memory later.
+//! Invariant: no earlier call writes memory in use. A failed call may leave a transfer behind that
+//! writes its memory later.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-/// Time after which a transfer that failed is over: twice the time limit of Mooncake's transfers.
+/// Time after which a failed transfer is over: twice Mooncake's time limit of transfers.
 const SET_ASIDE_FOR: Duration = Duration::from_secs(60);
 
-/// Number of memories that may be set aside.
+/// Most memories that may be set aside.
 pub(super) const SET_ASIDE_MAX: usize = 16;
 
 const ALIGN: usize = 4096;
 
-/// Zeroed memory of its own pages.
+/// Zeroed, page-aligned memory.
 pub(super) struct Memory {
     start: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: it owns its bytes, and gives them out by references to itself only.
+// SAFETY: it owns its bytes, and lends them only by references to itself.
 unsafe impl Send for Memory {}
-// SAFETY: its bytes are written by one transfer, which has the memory alone, and only read after it.
+// SAFETY: one transfer has the memory exclusively and writes its bytes, which are only read after
+// it.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Allocates memory of at least one byte; `None` if there is none.
+    /// Allocates memory of at least one byte; `None` on failure.
     pub(super) fn new(bytes: usize) -> Option<Self> {
         let layout = Layout::from_size_align(bytes.max(1), ALIGN).ok()?;
         // SAFETY: the size is not zero.
@@ -52,7 +53,6 @@ impl Memory {
     /// Returns the bytes of a part.
     ///
     /// # Safety
-    ///
     /// No transfer writes them while the reference lives.
     pub(super) unsafe fn bytes(&self, at: usize, len: usize) -> &[u8] {
         assert!(at + len <= self.len(), "{at} + {len} of {}", self.len());
@@ -63,7 +63,6 @@ impl Memory {
     /// Writes bytes into a part.
     ///
     /// # Safety
-    ///
     /// No transfer reads or writes them.
     pub(super) unsafe fn write(&mut self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.len(), "{at} + {} of {}", bytes.len(), self.len());
@@ -79,7 +78,7 @@ impl Drop for Memory {
     }
 }
 
-/// The memories of a client that no session uses. All are registered.
+/// The registered memories of a client that no session uses.
 #[derive(Default)]
 pub(super) struct Spare {
     free: Vec<Memory>,
@@ -99,7 +98,6 @@ impl Spare {
         Some(self.free.swap_remove(place))
     }
 
-    /// Returns whether further memory may be set aside.
     pub(super) fn has_room(&self) -> bool {
         self.set_aside.len() < SET_ASIDE_MAX
     }
@@ -108,7 +106,6 @@ impl Spare {
         self.free.push(memory);
     }
 
-    /// Returns the memories that no call uses, and those that were set aside.
     pub(super) fn into_parts(self) -> (Vec<Memory>, Vec<Memory>) {
         (self.free, self.set_aside.into_iter().map(|(_, memory)| memory).collect())
     }

@@ -1,5 +1,3 @@
-//! Mooncake as a store.
-
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -22,9 +20,8 @@ impl Mooncake {
     /// Loads the library, connects to the master, puts a probe and reads it back. Blocks.
     ///
     /// # Errors
-    ///
-    /// [`TierError::Library`], or [`TierError::Probe`] with what the store did: a client and a master of
-    /// different versions do not say that they are.
+    /// [`TierError::Library`], or [`TierError::Probe`] with what the store did, since a client and
+    /// a master of different versions do not report it.
     pub fn connect(settings: MooncakeSettings) -> Result<Self, TierError> {
         let (limit, (done, result)) = (settings.limit, mpsc::channel());
         let connect = move || {
@@ -35,7 +32,7 @@ impl Mooncake {
             // Without a receiver, the time is up.
             let _ = done.send(handle);
         };
-        // Calls to a master that stands still do not return.
+        // Calls to a master that hangs do not return.
         let thread = thread::Builder::new().name("kvpool-mooncake".into());
         thread.spawn(connect).map_err(|error| TierError::Thread { reason: error.to_string() })?;
         let probe_failed = |reason: String| TierError::Probe { store: NAME, reason };
@@ -50,12 +47,12 @@ impl Mooncake {
 }
 
 impl Mooncake {
-    /// Makes a call on a thread of its own: it may block for half a minute.
+    /// Makes a call on a separate thread: it may block for half a minute.
     async fn on_thread<T: Send + 'static>(
         &self,
         call: impl FnOnce(Client) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        // One client serves all threads, and connects to the master by itself.
+        // One client serves all threads, and reconnects to the master itself.
         let (client, (done, result)) = (Client { handle: self.0.clone() }, oneshot::channel());
         let thread = thread::Builder::new().name("kvpool-tier".into());
         thread

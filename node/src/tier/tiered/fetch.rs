@@ -8,8 +8,8 @@
 //! 5  the leading blocks that arrived are committed;  the others go back, or into quarantine
 //! ```
 //!
-//! The frames are reserved for all blocks before the first byte is read: otherwise the allocation of a
-//! later block could evict an earlier one.
+//! All frames are reserved before the first byte is read: otherwise the allocation of a later block
+//! could evict an earlier one.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -22,13 +22,13 @@ use super::super::read::TierRead;
 use super::super::value::value_bytes;
 use super::link::{FrameLanding, Link, TierReport};
 
-/// Place of a read among those of a prefix, and where its block was computed, once it has landed.
+/// Place of a read in the prefix and, once it has landed, where its block was computed.
 type Read = (usize, Arc<OnceLock<Vec<Origin>>>);
 
 impl Link {
     pub(super) async fn bring_back(&self, hashes: &[BlockHash], deadline: Instant) -> TierReport {
         let (began, mut report) = (Instant::now(), TierReport::default());
-        // Kept until the rest has come.
+        // Kept until the rest has arrived.
         let Ok(here) = self.pool.export_prefix(0, hashes) else { return report };
         let first = here.len();
         let rest = &hashes[first..];
@@ -73,7 +73,6 @@ impl Link {
         self.count(|counters| counters.fetched_blocks += moved as u64);
     }
 
-    /// Reserves a block for each hash, as far as there is room.
     fn reserve(&self, first: usize, hashes: &[BlockHash]) -> Vec<Import> {
         let depth = |place: usize| u32::try_from(first + place).unwrap_or(u32::MAX);
         let import = |(place, &hash)| self.pool.import_prefix(depth(place), &[hash]).ok();
@@ -81,10 +80,9 @@ impl Link {
     }
 }
 
-/// Commits the leading blocks that arrived. Returns the number of those that moved.
-///
-/// The others are dropped: blocks behind a gap would never be found. A frame in which a value is
-/// landing just then is quarantined.
+/// Commits the leading blocks that arrived. Returns the number of those that moved. The others are
+/// dropped, because blocks after a gap could not be found. A frame in which a value is just landing
+/// is quarantined.
 fn commit(imports: Vec<Import>, read_of: &[Option<Read>], outcomes: &[Outcome]) -> usize {
     let mut moved = 0;
     for (mut import, read) in imports.into_iter().zip(read_of) {

@@ -1,14 +1,14 @@
 //! Stores blocks in the tier when they are computed.
 //!
-//! A task follows the events of the prefix cache, and keeps the hashes of new blocks. It takes them in
-//! batches: one look-up, then the blocks that the tier lacks. A block that was evicted meanwhile is
-//! skipped. Blocks that came from the tier are in it already.
+//! A task follows the events of the prefix cache, and queues the hashes of new blocks. Each batch
+//! is one look-up, then the blocks that the tier lacks. Evicted blocks, and those that came from
+//! the tier, are skipped.
 //!
-//! Blocks of which the tier did not answer wait again, behind a pause that becomes longer: a store that
-//! was gone for a while gets them when it is back. A value that the store refuses is given up.
+//! Blocks without an answer of the tier are queued again, with a growing pause, so a store gets
+//! them after an outage. A value that the store refuses is dropped.
 //!
-//! A flush is answered when no event and no hash is left: what the cache had when it was asked for was
-//! then stored, or did not need to be, or was refused. The caller bounds the time.
+//! A flush completes when no event and no hash is left: what was cached when it was requested is
+//! then stored, skipped or refused. The caller bounds the time.
 
 use std::collections::{HashSet, VecDeque};
 use std::pin::Pin;
@@ -26,26 +26,24 @@ use super::super::store_error::StoreError;
 use super::super::value::TierValue;
 use super::link::{Link, PUTS_AT_ONCE};
 
-/// Time between a block's event and the look-up of its bytes: the event comes shortly before the block
-/// can be found.
+/// Time from a block's event to reading its bytes: the event precedes the block's visibility.
 const SETTLE: Duration = Duration::from_millis(1);
 
-/// Shortest and longest pause behind a batch of which the tier did not answer.
+/// Shortest and longest pause after a batch without an answer.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// Requests for the news that nothing waits to be stored.
+/// Requests to be notified when nothing waits to be stored.
 pub(super) type Flushes = mpsc::UnboundedSender<oneshot::Sender<()>>;
 
-/// The hashes of blocks that wait to be stored.
 struct Waiting {
     hashes: VecDeque<BlockHash>,
-    /// The same ones: a block may be listed, and have an event too.
+    /// The same hashes: a block may be listed, and have an event too.
     known: HashSet<BlockHash>,
     max: usize,
 }
 
 impl Waiting {
-    /// Adds a block. Returns false if there is no room.
+    /// Adds a block. Returns false if the queue is full.
     fn push(&mut self, hash: BlockHash) -> bool {
         let has_room = self.hashes.len() < self.max;
         if has_room && self.known.insert(hash) {
@@ -68,7 +66,7 @@ impl Waiting {
     }
 }
 
-/// Returns whether another attempt may have another outcome: the store was not asked, or did not answer.
+/// Returns whether a retry may change the outcome: the store was not called, or did not answer.
 fn is_unanswered(outcome: &Outcome) -> bool {
     match outcome {
         Outcome::InFlight => true,
@@ -80,7 +78,7 @@ fn is_unanswered(outcome: &Outcome) -> bool {
     }
 }
 
-/// Receives an event: waits for one, or returns `None` if there is none now. `Err` at the end.
+/// Receives an event; with `waits` unset, returns `None` if there is none now. `Err` at the end.
 async fn next(events: &mut KvEvents, waits: bool) -> Result<Option<KvEvent>, ()> {
     std::future::poll_fn(|context| match Pin::new(&mut *events).poll_next(context) {
         Poll::Ready(Some(numbered)) => Poll::Ready(Ok(Some(numbered.event))),
@@ -119,14 +117,14 @@ impl Link {
             match received {
                 Ok(Some(event)) => {
                     self.note(&event, &mut waiting);
-                    // All that there are, before the store is asked.
+                    // Drains all events before the store is called.
                     continue;
                 }
                 Ok(None) => {}
                 Err(()) => return,
             }
             if waiting.hashes.is_empty() {
-                // The caller may have gone.
+                // The caller may be gone.
                 for flush in asked.drain(..) {
                     let _ = flush.send(());
                 }
@@ -146,7 +144,6 @@ impl Link {
         }
     }
 
-    /// Adds a block, or counts it as dropped.
     fn push(&self, waiting: &mut Waiting, hash: BlockHash) {
         let is_noted = waiting.push(hash);
         self.count(|counters| counters.dropped_blocks += u64::from(!is_noted));
@@ -169,7 +166,7 @@ impl Link {
         self.pool.cached_blocks().into_iter().for_each(|(_, hash)| self.push(waiting, hash));
     }
 
-    /// Stores the blocks that the tier does not have. Returns those of which it did not answer.
+    /// Stores the blocks that the tier lacks. Returns those without an answer.
     async fn store(self: &Arc<Self>, hashes: Vec<BlockHash>) -> Vec<BlockHash> {
         let deadline = after(Instant::now(), self.settings.put_limit);
         let claimed = self.tier.exists(self.keys(&hashes), deadline).await;
@@ -196,7 +193,6 @@ impl Link {
         again
     }
 
-    /// Returns a cached block as a value; `None` if it is not cached any more.
     fn cached_value(&self, hash: BlockHash) -> Option<TierValue> {
         let export = self.pool.export_prefix(0, &[hash]).ok()?;
         if export.is_empty() {

@@ -1,5 +1,3 @@
-//! A pool, a tier, and blocks between them.
-
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -19,23 +17,23 @@ use super::super::shared_tier::SharedTier;
 use super::super::value::{TierValue, ValueError, origins_of, verify};
 use super::settings::TieredSettings;
 
-/// Blocks of one batch of puts.
+/// Blocks per batch of puts.
 pub(super) const PUTS_AT_ONCE: usize = 32;
 
 /// What one operation with a tier did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct TierReport {
-    /// Of a bring-back, leading blocks of the prefix that are cached here now. Of an offload, blocks that
-    /// left the cache.
+    /// After a bring-back, the leading blocks of the prefix that are now cached here; after an
+    /// offload, the blocks that left the cache.
     pub cached_blocks: usize,
     /// Blocks whose bytes moved.
     pub moved_blocks: usize,
     /// Their packed bytes.
     pub bytes: u64,
-    /// Blocks that the tier claimed to have already, and that were not put.
+    /// Blocks that were not put because the tier claimed to have them.
     pub present_blocks: usize,
-    /// Blocks that failed, for any reason.
+    /// Blocks that failed for any reason.
     pub failed_blocks: usize,
     /// Blocks without an answer by the deadline.
     pub overdue_blocks: usize,
@@ -44,7 +42,6 @@ pub struct TierReport {
 }
 
 impl TierReport {
-    /// Counts outcomes other than successes.
     pub(super) fn note(&mut self, outcomes: &[Outcome]) {
         let count = |is: fn(&Outcome) -> bool| outcomes.iter().filter(|outcome| is(outcome)).count();
         self.failed_blocks += count(|outcome| matches!(outcome, Outcome::Failed(_)));
@@ -52,11 +49,11 @@ impl TierReport {
     }
 }
 
-/// Counts of a pool's use of its tier.
+/// Counters of a pool's use of its tier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TieredCounters {
-    /// Prefixes for which the tier was asked.
+    /// Prefixes that were looked up.
     pub asked: u64,
     /// Blocks that were brought back.
     pub fetched_blocks: u64,
@@ -66,11 +63,11 @@ pub struct TieredCounters {
     pub stored_blocks: u64,
     /// Packed bytes of these.
     pub stored_bytes: u64,
-    /// Blocks that were not put, because the tier claimed to have them.
+    /// Blocks not put because the tier claimed to have them.
     pub present_blocks: u64,
-    /// Blocks that were not put, because too many waited.
+    /// Blocks not put because too many waited.
     pub dropped_blocks: u64,
-    /// Times that events of the cache were lost, and its blocks listed again.
+    /// Number of times that events of the cache were lost, and its blocks listed again.
     pub resyncs: u64,
 }
 
@@ -79,7 +76,6 @@ pub(in super::super) struct Link {
     pub(super) storage: Arc<dyn Storage>,
     pub(in super::super) tier: Arc<SharedTier>,
     pub(super) settings: TieredSettings,
-    /// All but the bytes.
     counters: Mutex<TieredCounters>,
     pub(super) packed_bytes: usize,
     fingerprint: Fingerprint,
@@ -112,7 +108,6 @@ impl Link {
         hashes.iter().map(|&hash| self.key(hash)).collect()
     }
 
-    /// Returns a block of an export as a value.
     pub(super) fn value(
         &self,
         export: &Export,
@@ -126,7 +121,7 @@ impl Link {
         })
     }
 
-    /// Puts values, and counts what was stored. Returns the outcomes.
+    /// Puts values, and counts those stored. Returns the outcomes.
     pub(super) async fn put(&self, values: Vec<TierValue>, deadline: Instant) -> Vec<Outcome> {
         let outcomes = self.tier.put(values, deadline).await;
         let stored = outcomes.iter().filter(|outcome| **outcome == Outcome::Stored).count();
@@ -134,7 +129,6 @@ impl Link {
         outcomes
     }
 
-    /// Changes the counters, or reads them.
     pub(super) fn count<T>(&self, change: impl FnOnce(&mut TieredCounters) -> T) -> T {
         change(&mut self.counters.lock())
     }
@@ -149,17 +143,14 @@ impl Link {
     }
 }
 
-/// The frame of a block that is read.
 pub(super) struct FrameLanding {
     pub(super) key: TierKey,
     pub(super) packed_bytes: usize,
     pub(super) storage: Arc<dyn Storage>,
     pub(super) runs: Vec<Run>,
-    /// Keeps the frame.
     pub(super) _hold: kvpool::transport::Hold,
-    /// Where the block goes.
     pub(super) pool: Pool,
-    /// Receives where it was computed.
+    /// Receives where the block was computed.
     pub(super) origins: Arc<OnceLock<Vec<Origin>>>,
 }
 
@@ -170,7 +161,6 @@ impl Landing for FrameLanding {
         if !self.pool.prefix_cache().is_some_and(|cache| cache.accepts(&origins)) {
             return Err(ValueError::Stale);
         }
-        // A value lands once.
         let _ = self.origins.set(origins);
         // SAFETY: of a piece of an import, whose hold lives: no other thread accesses the frame.
         unsafe { self.storage.unpack(&self.runs, packed) }.map_err(ValueError::Storage)

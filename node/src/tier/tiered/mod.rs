@@ -1,7 +1,4 @@
 //! A pool with a tier.
-//!
-//! `link` the pool, the tier, and blocks between them · `fetch` brings a prefix back · `offload` moves
-//! blocks out before they are evicted · `follow` stores blocks when they are computed · `tiered` the whole
 
 mod fetch;
 mod follow;

@@ -1,5 +1,3 @@
-//! Moves blocks to the tier before they are evicted.
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,16 +10,16 @@ use super::super::settings::after;
 use super::super::value::TierValue;
 use super::link::{Link, PUTS_AT_ONCE, TierReport};
 
-/// Time between two looks at the pool.
+/// Polling interval of the pool.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Time between two looks while blocks move.
+/// Interval while blocks move.
 const SOON: Duration = Duration::from_millis(1);
 
-/// Longest pause behind a failure.
+/// Longest pause after a failure.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Packs the blocks at these places, elsewhere than on the tasks of a runtime. Returns the export too.
+/// Packs the blocks at these places on blocking threads. Returns the export too.
 async fn pack(
     link: &Arc<Link>,
     export: Export,
@@ -37,11 +35,10 @@ async fn pack(
 }
 
 impl Link {
-    /// Moves up to `blocks_max` evictable blocks, in eviction order. Those that the tier has, or claims
-    /// to have, are evicted here; the others return to their places.
-    ///
-    /// Batch by batch: until a batch is stored, its blocks cannot be evicted for an allocation, and
-    /// their values take up memory. Ends at a batch of which nothing leaves.
+    /// Moves up to `blocks_max` evictable blocks, in eviction order. Those that the tier has, or
+    /// claims to have, are evicted here; the others return to the cache. It works in batches,
+    /// because blocks of a batch in progress cannot be evicted, and their values take up memory.
+    /// Ends at a batch of which no block leaves.
     pub(super) async fn offload(
         self: &Arc<Self>,
         blocks_max: usize,
@@ -58,7 +55,7 @@ impl Link {
             // Blocks that stay are in the next batch again.
             (report.failed_blocks, report.overdue_blocks) = (batch.failed_blocks, batch.overdue_blocks);
             left -= batch.cached_blocks;
-            // Blocks that leave later would be taken twice.
+            // Blocks whose eviction is delayed would be selected twice.
             if left == 0 || batch.cached_blocks == 0 || leaving_blocks > 0 {
                 report.took = began.elapsed();
                 return Ok(report);
@@ -66,8 +63,8 @@ impl Link {
         }
     }
 
-    /// Moves up to `blocks_max` blocks at once. Returns also the number of those that were marked to be
-    /// evicted, because a batch in flight may see them.
+    /// Moves up to `blocks_max` blocks in one batch. Also returns the number of blocks whose
+    /// eviction is delayed by a batch in flight.
     async fn offload_batch(
         self: &Arc<Self>,
         blocks_max: usize,

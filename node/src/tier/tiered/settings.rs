@@ -1,15 +1,13 @@
-//! Settings of a pool's use of its tier.
-
 use std::time::Duration;
 
-/// When blocks go to the tier.
+/// When blocks are stored in the tier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum TierPolicy {
-    /// When they are computed: the tier has every block, and other nodes find it soon.
+    /// When they are computed: the tier gets every block, and other nodes find it soon.
     #[default]
     WriteThrough,
-    /// Before they are evicted: fewer bytes move, and a node that dies takes its blocks along.
+    /// Before they are evicted: fewer bytes move, but the blocks of a node that dies are lost.
     OnEviction,
     /// When [`Tiered::offload`](super::Tiered::offload) is called.
     Manual,
@@ -19,18 +17,18 @@ pub enum TierPolicy {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct TieredSettings {
-    /// Names what the layout of the pool does not know: the model, and the revision of its weights. Pools
-    /// with the same namespace, layout and hashing share blocks.
+    /// Identifies what the layout does not: the model, and the revision of its weights. Pools with
+    /// the same namespace, layout and hashing share blocks.
     pub namespace: String,
-    /// When blocks go to the tier.
+    /// When blocks are stored in the tier.
     pub policy: TierPolicy,
-    /// Largest number of blocks of one prefix that are brought back. Default 4,096.
+    /// Most blocks of one prefix that are brought back. Default 4,096.
     pub blocks_max: usize,
-    /// On eviction: blocks move while fewer than this number are free. Default: a sixteenth of the pool.
+    /// On eviction: blocks move while fewer are free. Default: a sixteenth of the pool.
     pub keep_free: Option<usize>,
     /// Time limit of one batch of puts. Default 5 s.
     pub put_limit: Duration,
-    /// Blocks that may wait to be stored; further ones are dropped. Default 4,096.
+    /// Capacity of the queue of blocks to store; further ones are dropped. Default 4,096.
     pub waiting_max: usize,
 }
 
@@ -47,7 +45,7 @@ impl TieredSettings {
         }
     }
 
-    /// Sets when blocks go to the tier.
+    /// Sets when blocks are stored in the tier.
     #[must_use]
     pub fn policy(mut self, policy: TierPolicy) -> Self {
         self.policy = policy;

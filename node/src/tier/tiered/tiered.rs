@@ -1,5 +1,3 @@
-//! A pool with a tier, as an engine has it.
-
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -15,12 +13,12 @@ use super::follow::Flushes;
 use super::link::{Link, PUTS_AT_ONCE, TierReport, TieredCounters};
 use super::settings::{TierPolicy, TieredSettings};
 
-/// Time between two looks at the breaker during a flush.
+/// Polling interval of the breaker during a flush.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// A pool whose cached blocks are shared through a tier.
 ///
-/// Ask it for the prefix of a request, within the time that a hit is worth, and admit the request then:
+/// Bring back the prefix of a request, within the time that a hit is worth, before admitting it:
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -37,26 +35,23 @@ const LOOK: Duration = Duration::from_millis(50);
 /// # }
 /// ```
 ///
-/// Clearing the prefix cache does not clear the tier: give other weights another namespace. Dropping it
-/// ends the tasks that store blocks; values on their way are stored or not.
+/// Clearing the prefix cache does not clear the tier: give other weights another namespace.
+/// Dropping it ends the tasks that store blocks; values in flight may or may not be stored.
 pub struct Tiered {
     link: Arc<Link>,
     task: Option<JoinHandle<()>>,
-    /// To the task, if it stores blocks when they are computed.
+    /// To the task of [`TierPolicy::WriteThrough`].
     flushes: Flushes,
 }
 
 impl Tiered {
-    /// Connects a pool with a tier, and starts to store blocks as the policy says, on the current tokio
-    /// runtime.
+    /// Connects a pool with a tier, and starts the policy's task on the current tokio runtime.
     ///
     /// # Errors
-    ///
     /// [`TierError::Namespace`]; [`TierError::Pool`] for a pool without storage or prefix cache;
     /// [`TierError::Events`].
     ///
     /// # Panics
-    ///
     /// Outside of a tokio runtime, unless the policy is [`TierPolicy::Manual`].
     pub fn new(pool: Pool, tier: Arc<SharedTier>, settings: TieredSettings) -> Result<Self, TierError> {
         let link = Arc::new(Link::new(pool, tier, settings)?);
@@ -84,23 +79,20 @@ impl Tiered {
         &self.link.tier
     }
 
-    /// Returns its inside, for those that do not keep it.
     pub(in super::super) fn downgrade(&self) -> Weak<Link> {
         Arc::downgrade(&self.link)
     }
 
-    /// Returns counts since it was created.
+    /// Returns counters since it was created.
     pub fn counters(&self) -> TieredCounters {
         self.link.read_counters()
     }
 
-    /// Copies the longest cached prefix of these tokens from the tier into the pool's cache, as far as it
-    /// comes by the deadline.
+    /// Fetches the longest prefix of these tokens that the tier has, as far as it arrives in time.
     ///
-    /// Whatever fails is a miss. The future may be dropped at any time.
+    /// Any failure is a miss. Cancel safe.
     ///
     /// # Errors
-    ///
     /// As for [`PrefixHasher::hashes`](kvpool::prefix::PrefixHasher::hashes).
     pub async fn bring_back(
         &self,
@@ -118,22 +110,20 @@ impl Tiered {
         self.link.bring_back(hashes, deadline).await
     }
 
-    /// Moves up to `blocks_max` evictable blocks to the tier, in eviction order. Those that it does not
-    /// take stay cached.
+    /// Moves up to `blocks_max` evictable blocks to the tier, in eviction order, if it accepts
+    /// them.
     ///
     /// # Errors
-    ///
     /// [`TransferError`] of the pool; all blocks stay.
     pub async fn offload(&self, blocks_max: usize, deadline: Instant) -> Result<TierReport, TransferError> {
         self.link.offload(blocks_max, deadline).await
     }
 
-    /// Stores what the policy says of the blocks that are cached now. Returns whether that was done
-    /// by the deadline; the tier may have failed to store some. Gives up before it once the breaker
-    /// of the tier is open.
+    /// Stores the cached blocks that the policy covers. Returns whether that finished by the
+    /// deadline, also if the tier failed to store some. Gives up earlier once the breaker is open.
     ///
-    /// With [`TierPolicy::OnEviction`], these are all evictable blocks, which leave the cache: for the end
-    /// of a node, of which the cluster keeps the blocks.
+    /// With [`TierPolicy::OnEviction`], these are all evictable blocks, which leave the cache: for
+    /// the shutdown of a node whose blocks the cluster keeps.
     pub async fn flush(&self, deadline: Instant) -> bool {
         let flushed = async {
             match self.link.settings.policy {
@@ -152,7 +142,7 @@ impl Tiered {
             }
         };
         let is_down = async {
-            // First: if nothing waits to be stored, a flush is done although the tier is down.
+            // First, because a flush with nothing to store completes although the tier is down.
             tokio::time::sleep(LOOK).await;
             while self.link.tier.counters().breaker != BreakerState::Open {
                 tokio::time::sleep(LOOK).await;
@@ -166,13 +156,12 @@ impl Tiered {
 }
 
 impl Tiered {
-    /// Ends the task that stores blocks, and waits until it uses the pool no more. Values on their way
-    /// are stored or not.
+    /// Ends the task that stores blocks, and waits for it. Values in flight may or may not be
+    /// stored.
     pub async fn close(mut self) {
         self.link.tier.close();
         if let Some(task) = self.task.take() {
             task.abort();
-            // An error says that it was aborted.
             let _ = task.await;
         }
     }

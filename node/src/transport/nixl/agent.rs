@@ -1,6 +1,4 @@
-//! NIXL's objects, each released by its owner, in the right order.
-//!
-//! An agent and all objects of it are used by one thread, the transport's.
+//! NIXL's objects, each released by its owner, in order. All belong to the transport's thread.
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;
@@ -11,24 +9,20 @@ use kvpool::transport::TransportError;
 use super::api::{self, AgentConfig, Api, IN_PROGRESS, Raw, Status};
 use super::span::{Memory, Pair, Span};
 
-/// Backend that moves the bytes.
 const BACKEND: &CStr = c"UCX";
 
 pub(super) struct Agent {
     api: Rc<Api>,
     raw: Raw,
     backend: Raw,
-    /// Options that name the backend.
     options: Raw,
     notifications: Raw,
 }
 
-/// State of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Progress {
     InFlight,
     Done,
-    /// With the library's status.
     Failed(Status),
 }
 
@@ -67,7 +61,7 @@ impl Agent {
     /// Creates an agent of this name, without a thread of its own.
     pub(super) fn new(api: Rc<Api>, name: &str) -> Result<Self, TransportError> {
         let name = CString::new(name).map_err(|_| api::unavailable("a name with a zero byte".into()))?;
-        // A progress thread halves the rate on few cores; the transport's thread polls.
+        // A progress thread halves the rate on few cores; the transport's thread polls instead.
         let config = AgentConfig {
             progress_thread: false,
             listen_thread: false,
@@ -83,7 +77,7 @@ impl Agent {
         let created = unsafe { (api.create_configured_agent)(name.as_ptr(), &config, &mut raw) };
         check("create an agent", created)?;
         let null = ptr::null_mut();
-        // From here on dropping it releases what was created.
+        // From here on, dropping it releases what was created.
         let mut agent = Self { api, raw, backend: null, options: null, notifications: null };
         agent.create_backend()?;
         Ok(agent)
@@ -107,10 +101,9 @@ impl Agent {
         }
     }
 
-    /// Makes memory available to peers that load this agent's metadata afterwards.
+    /// Makes memory available to peers that load this agent's metadata later.
     ///
     /// # Safety
-    ///
     /// The memory exists until it is deregistered.
     pub(super) unsafe fn register(
         &self,
@@ -141,14 +134,13 @@ impl Agent {
     }
 
     pub(super) fn deregister(&self, Registration(list): Registration) {
-        // SAFETY: a registration of this agent. A failure leaves it registered until the agent ends.
+        // SAFETY: a registration of this agent, which a failure leaves until the agent ends.
         unsafe {
             (self.api.deregister_mem)(self.raw, list, self.options);
             (self.api.destroy_reg_dlist)(list);
         }
     }
 
-    /// Returns what a peer loads.
     pub(super) fn metadata(&self) -> Result<Vec<u8>, TransportError> {
         let (mut data, mut len) = (ptr::null_mut(), 0);
         // SAFETY: the library allocates the bytes by malloc, for the caller to free.
@@ -179,7 +171,7 @@ impl Agent {
         Ok(name)
     }
 
-    /// Forgets a peer. Requests to it that are in flight may nevertheless continue.
+    /// Forgets a peer. Requests to it in flight may continue.
     pub(super) fn unload(&self, name: &CStr) {
         // SAFETY: the library looks the name up.
         unsafe { (self.api.invalidate_remote_md)(self.raw, name.as_ptr()) };
@@ -188,7 +180,6 @@ impl Agent {
     /// Posts a request to write these pairs of memory.
     ///
     /// # Safety
-    ///
     /// The memory exists, and its bytes may be read until the request is done, failed, or the agent
     /// is dropped.
     pub(super) unsafe fn post(
@@ -249,7 +240,7 @@ impl Agent {
         Ok(list)
     }
 
-    /// Returns the state of a request, and lets the backend work.
+    /// Returns the state of a request, and makes progress in the backend.
     pub(super) fn progress(&self, request: &Request) -> Progress {
         // SAFETY: a request of this agent.
         match unsafe { (self.api.get_xfer_status)(self.raw, request.0) } {
@@ -259,7 +250,7 @@ impl Agent {
         }
     }
 
-    /// Lets the backend work for peers that write to this agent's memory.
+    /// Makes progress for peers that write this agent's memory.
     pub(super) fn serve(&self) {
         // SAFETY: of this agent. Failures show in the requests.
         unsafe {
@@ -268,10 +259,8 @@ impl Agent {
         }
     }
 
-    /// Releases a request that is done or failed.
     pub(super) fn release(&self, Request(request): Request) {
-        // SAFETY: of this agent, and not used again. If the backend keeps it, the object stays
-        // allocated until the process ends.
+        // SAFETY: of this agent, and not used again. If the backend keeps it, the object is leaked.
         unsafe {
             if (self.api.release_xfer_req)(self.raw, request) >= 0 {
                 (self.api.destroy_xfer_req)(request);
@@ -292,7 +281,6 @@ impl Drop for Agent {
     }
 }
 
-/// Returns a failure of a request.
 pub(super) fn broken(status: Status) -> TransportError {
     failed("a transfer", status)
 }

@@ -1,8 +1,8 @@
-//! The C interface of NIXL, found at run time.
+//! The C interface of NIXL, loaded at run time.
 //!
-//! A table of the functions that the transport uses, out of `libnixl_capi.so`, which the Python
-//! wheels `nixl-cu12` and `nixl-cu13` contain. The declarations follow the C header of NIXL 1.5;
-//! these functions have had the same form since 0.10.
+//! A table of the functions used, from `libnixl_capi.so` in the Python wheels `nixl-cu12` and
+//! `nixl-cu13`. The declarations follow the C header of NIXL 1.5; these functions are unchanged
+//! since 0.10.
 
 use std::ffi::{OsStr, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -11,26 +11,21 @@ use kvpool::transport::TransportError;
 use libloading::Library;
 use libloading::os::unix::{Library as UnixLibrary, RTLD_LOCAL, RTLD_NOW};
 
-/// Name of the environment variable that says where NIXL is: the library, or a folder of Python
-/// packages.
+/// Environment variable with the location of NIXL: the library, or a folder of Python packages.
 pub const LOCATION: &str = "KVPOOL_NIXL";
 
 const LIBRARY: &str = "libnixl_capi.so";
 
-/// An object of the library.
 pub(super) type Raw = *mut c_void;
 
 /// Result of a call: 0 is success, 1 in progress, a negative number an error.
 pub(super) type Status = c_int;
 
 pub(super) const IN_PROGRESS: Status = 1;
-/// Memory types.
 pub(super) const DRAM: c_int = 0;
 pub(super) const VRAM: c_int = 1;
-/// The operation: a write.
 pub(super) const WRITE: c_int = 1;
 
-/// Settings of an agent, as the library declares them.
 #[repr(C)]
 pub(super) struct AgentConfig {
     pub(super) progress_thread: bool,
@@ -45,13 +40,12 @@ pub(super) struct AgentConfig {
 
 macro_rules! table {
     ($($name:ident($($argument:ty),*);)*) => {
-        /// The functions, and the library that they are in.
         pub(super) struct Api {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> Status,)*
             is_stub: unsafe extern "C" fn() -> bool,
-            /// Released version of the library, if its folder tells.
+            /// Released version of the library, if its folder has it.
             pub(super) version: Option<String>,
-            // Stays loaded for ever: NIXL's plugins start threads that outlive their agents.
+            // Never unloaded: NIXL's plugins start threads that outlive their agents.
             _library: std::mem::ManuallyDrop<Library>,
         }
 
@@ -106,13 +100,10 @@ table! {
 }
 
 impl Api {
-    /// Loads the library.
-    ///
-    /// Looks at `location`, else at `KVPOOL_NIXL`, else where the dynamic linker looks, else in the
-    /// Python packages of `VIRTUAL_ENV`.
+    /// Loads the library from `location`, `KVPOOL_NIXL`, the dynamic linker's paths, or the Python
+    /// packages of `VIRTUAL_ENV`, in this order.
     ///
     /// # Errors
-    ///
     /// [`TransportError::Unavailable`] with the places that were tried.
     pub(super) fn load(location: Option<&Path>) -> Result<Self, TransportError> {
         let mut tried = Vec::new();
@@ -127,8 +118,8 @@ impl Api {
     }
 
     fn open(path: &Path) -> Result<Self, String> {
-        // SAFETY: the initialisers of NIXL's libraries have no requirements. All symbols are bound at
-        // once, so that a missing one is an error here.
+        // SAFETY: the initialisers of NIXL's libraries have no requirements. All symbols are bound
+        // at once, so a missing one is an error here.
         let library = unsafe { UnixLibrary::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
         let library = Library::from(library.map_err(|error| error.to_string())?);
         let api = Self::of(library, version_beside(path)).map_err(|error| error.to_string())?;
@@ -140,10 +131,9 @@ impl Api {
     }
 }
 
-/// Checks that NIXL can be loaded from a place, or from one of the usual places.
+/// Checks that NIXL can be loaded from a location, or from one of the usual places.
 ///
 /// # Errors
-///
 /// [`TransportError::Unavailable`], with the places that were searched.
 pub fn check(location: Option<&Path>) -> Result<(), TransportError> {
     Api::load(location).map(drop)
@@ -153,7 +143,6 @@ pub(super) fn unavailable(reason: String) -> TransportError {
     TransportError::Unavailable { name: "nixl", reason }
 }
 
-/// Returns the paths to be tried, in order.
 fn candidates(location: Option<&Path>) -> Vec<PathBuf> {
     let given = location.map(Path::to_owned).or_else(|| std::env::var_os(LOCATION).map(PathBuf::from));
     match given {
@@ -170,7 +159,7 @@ fn candidates(location: Option<&Path>) -> Vec<PathBuf> {
     }
 }
 
-/// Returns the paths of the library in a folder of Python packages: one for each CUDA version.
+/// Returns the paths of the library in a folder of Python packages, one per CUDA version.
 fn in_packages(packages: &Path) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = entries(packages)
         .filter(|entry| name(entry).is_some_and(|name| name.starts_with(".nixl") && name.ends_with(".libs")))

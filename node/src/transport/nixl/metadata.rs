@@ -1,25 +1,20 @@
-//! What two ends exchange before they can write to each other.
+//! Metadata that two ends exchange before they write to each other.
 
 use kvpool::transport::TransportError;
 use serde::{Deserialize, Serialize};
 
 use super::span::Region;
 
-/// Version of this form.
 const VERSION: u16 = 1;
 
-/// Most bytes of metadata.
 const BYTES_MAX: usize = 64 << 10;
 
-/// An agent and its memory.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Metadata {
     version: u16,
-    /// Released version of NIXL, if known.
     pub(super) nixl: Option<String>,
-    /// NIXL's own metadata.
     pub(super) agent: Vec<u8>,
-    /// By number.
+    /// By id.
     pub(super) regions: Vec<Region>,
 }
 
@@ -32,11 +27,7 @@ impl Metadata {
         postcard::to_allocvec(self).expect("plain data")
     }
 
-    /// Decodes a peer's metadata and checks them against this end's version of NIXL.
-    ///
-    /// # Errors
-    ///
-    /// [`TransportError::Metadata`].
+    /// Decodes a peer's metadata and checks its version of NIXL against this end's.
     pub(super) fn of_peer(bytes: &[u8], own: Option<&str>) -> Result<Self, TransportError> {
         let refused = |why: String| Err(TransportError::Metadata(why));
         if bytes.len() > BYTES_MAX {
@@ -62,8 +53,7 @@ impl Metadata {
     }
 }
 
-/// Returns whether two releases of NIXL understand each other: the same or neighbouring minor
-/// versions.
+/// Returns whether two releases of NIXL are compatible: same or neighbouring minor versions.
 fn talk(one: &str, other: &str) -> bool {
     let parse = |version: &str| {
         let mut parts = version.split('.').map(|part| part.parse::<u32>().ok());

@@ -1,5 +1,3 @@
-//! The state that the thread and its callers share: regions, peers, grants, transfers.
-
 use std::collections::{HashMap, VecDeque};
 use std::task::Waker;
 
@@ -8,7 +6,6 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::span::{Memory, Pair, Region, requests};
 
-/// The part of a transport that its thread and its callers share.
 #[derive(Default)]
 pub(super) struct Shared {
     state: Mutex<State>,
@@ -21,14 +18,13 @@ pub(super) struct State {
     pub(super) regions: Vec<Region>,
     pub(super) peers: Vec<Known>,
     pub(super) transfers: HashMap<TransferId, Transfer>,
-    /// With what keeps their frames.
+    /// With the holds of their frames.
     pub(super) grants: HashMap<Tag, Hold>,
     next_transfer: u64,
     pub(super) is_closed: bool,
     pub(super) is_gone: bool,
 }
 
-/// A peer that was added.
 pub(super) struct Known {
     pub(super) metadata: Vec<u8>,
     /// `None` once it was removed.
@@ -47,20 +43,19 @@ pub(super) struct Transfer {
     pub(super) waker: Option<Waker>,
 }
 
-/// A transfer of the thread.
 pub(super) struct Job {
     pub(super) id: TransferId,
     pub(super) peer: PeerId,
-    /// Here, and at the peer.
+    /// Local and remote memory.
     pub(super) memory: (Memory, Memory),
     pub(super) requests: VecDeque<Vec<Pair>>,
-    /// Released when the job is dropped: only once no request is in flight, or the agent is gone.
+    /// Released with the job: only when no request is in flight, or the agent is gone.
     pub(super) _hold: Hold,
 }
 
 impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing that holds the lock panics half way.
+        // No panic happens under the lock.
         self.state.lock()
     }
 
@@ -89,7 +84,6 @@ impl Shared {
         self.set(id, Phase::Quarantined(reason));
     }
 
-    /// Releases all grants: no peer can write any more.
     pub(super) fn agent_is_gone(&self) {
         let grants = {
             let mut state = self.lock();
@@ -116,7 +110,6 @@ impl State {
         if self.is_closed { Err(TransportError::Closed) } else { Ok(()) }
     }
 
-    /// Checks a submission, and makes a job of it.
     pub(super) fn job(&mut self, submission: Submission) -> Result<Job, TransportError> {
         self.open()?;
         let Submission { region, peer, remote_region, local, remote, hold, .. } = submission;

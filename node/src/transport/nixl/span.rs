@@ -1,31 +1,25 @@
-//! Frames as ranges of addresses.
-
 use kvpool::storage::{Storage, StoragePlanes};
 use kvpool::transport::TransportError;
 use kvpool::{DeviceId, Run};
 use serde::{Deserialize, Serialize};
 
-/// Largest piece of one request.
-///
-/// Over shared memory posting a request copies its bytes, on the only thread that polls.
+/// Largest piece of one request. Over shared memory, posting a request copies its bytes, on the
+/// only thread that polls.
 pub(super) const PIECE_BYTES: usize = 8 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Memory {
-    /// Host memory.
     Host,
-    /// Memory of a CUDA device.
     Cuda(u32),
 }
 
-/// Consecutive bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Span {
     pub(super) start: usize,
     pub(super) len: usize,
 }
 
-/// Bytes here, and as many bytes at the peer.
+/// Local bytes, and as many bytes at the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Pair {
     pub(super) local: usize,
@@ -51,7 +45,6 @@ struct Plane {
     frame_bytes: u64,
 }
 
-/// The frames of a storage, by address.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Region {
     pub(super) memory: Memory,
@@ -60,7 +53,7 @@ pub(super) struct Region {
 }
 
 impl Region {
-    /// Describes the present frames of a storage, and returns the owner of their memory.
+    /// Describes the current frames of a storage, and returns the owner of their memory.
     pub(super) fn of(storage: &dyn Storage) -> Result<(Self, StoragePlanes), TransportError> {
         let owner = storage.planes().map_err(|error| TransportError::Storage(error.to_string()))?;
         let memory = match storage.device() {
@@ -79,7 +72,7 @@ impl Region {
         Ok((Self { memory, frames: owner.frames() as u32, planes: planes.collect() }, owner))
     }
 
-    /// Returns the memory of all frames, merged where it touches or interleaves.
+    /// Returns the memory of all frames, merged where adjacent or interleaved.
     pub(super) fn spans(&self) -> Vec<Span> {
         let whole = |plane: &Plane| {
             let len = (u64::from(self.frames).saturating_sub(1)) * plane.frame_stride + plane.frame_bytes;
@@ -97,7 +90,7 @@ impl Region {
         spans
     }
 
-    /// Checks a peer's region against this one: the same tensors, and addresses that are possible.
+    /// Checks that a peer's region has the same tensors as this one, and possible addresses.
     pub(super) fn check_peer(&self, peer: &Self) -> Result<(), TransportError> {
         let bytes = |region: &Self| region.planes.iter().map(|plane| plane.frame_bytes).collect::<Vec<_>>();
         if bytes(self) != bytes(peer) {
@@ -107,7 +100,7 @@ impl Region {
         Ok(())
     }
 
-    /// Checks the arithmetic of a region that came from a peer.
+    /// Checks the arithmetic of a region from a peer.
     pub(super) fn check(&self) -> Result<(), TransportError> {
         let is_possible = |plane: &Plane| {
             let span = u64::from(self.frames).checked_mul(plane.frame_stride);
@@ -121,7 +114,6 @@ impl Region {
         }
     }
 
-    /// Returns an error unless all runs are inside.
     pub(super) fn check_runs(&self, runs: &[Run], of: &'static str) -> Result<usize, TransportError> {
         let mut frames = 0;
         for run in runs {
@@ -135,10 +127,8 @@ impl Region {
     }
 }
 
-/// Returns the bytes to be moved, in requests of at most [`PIECE_BYTES`], as few pairs as the
-/// memory allows.
-///
-/// Both lists of runs have the same number of frames, and are inside of the regions.
+/// Splits a transfer into requests of at most [`PIECE_BYTES`], with as few pairs as possible. Both
+/// lists of runs have the same number of frames, and lie within the regions.
 pub(super) fn requests(here: &Region, there: &Region, local: &[Run], remote: &[Run]) -> Vec<Vec<Pair>> {
     let mut requests: Vec<Vec<Pair>> = vec![Vec::new()];
     let mut room = PIECE_BYTES;
@@ -172,8 +162,7 @@ pub(super) fn requests(here: &Region, there: &Region, local: &[Run], remote: &[R
     requests
 }
 
-/// Returns the bytes of consecutive frames `(local, remote, frames)`, merged where they touch on
-/// both sides.
+/// Returns the bytes of consecutive frames `(local, remote, frames)`, merged where adjacent.
 fn merged(here: &Region, there: &Region, (from, to, frames): (u32, u32, u32)) -> Vec<Pair> {
     let address = |plane: &Plane, frame: u32| (plane.base + u64::from(frame) * plane.frame_stride) as usize;
     let mut pairs: Vec<Pair> = (here.planes.iter().zip(&there.planes))
@@ -185,7 +174,7 @@ fn merged(here: &Region, there: &Region, (from, to, frames): (u32, u32, u32)) ->
             })
         })
         .collect();
-    // Tensors may interleave: K and V of a frame, or all layers of it.
+    // Tensors may interleave: K and V of a frame, or all its layers.
     pairs.sort_unstable_by_key(|pair| pair.local);
     pairs.dedup_by(|next, last| {
         let touch = last.local + last.len == next.local && last.remote + last.len == next.remote;
@@ -197,7 +186,7 @@ fn merged(here: &Region, there: &Region, (from, to, frames): (u32, u32, u32)) ->
     pairs
 }
 
-/// Cuts both lists of runs into pieces that are consecutive in both: `(local, remote, frames)`.
+/// Splits both lists of runs into pieces that are consecutive in both: `(local, remote, frames)`.
 fn segments(local: &[Run], remote: &[Run]) -> Vec<(u32, u32, u32)> {
     let mut segments = Vec::new();
     let (mut local, mut remote) = (local.iter().copied(), remote.iter().copied());

@@ -1,5 +1,3 @@
-//! The transport: what other threads see of NIXL's thread.
-
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -21,15 +19,15 @@ use super::shared::{Known, Phase, Shared, State, Transfer};
 use super::span::Region;
 use super::work::{self, Answer, Command};
 
-/// Commands that wait for the thread. More submissions wait for a place.
+/// Capacity of the command queue. Further submissions wait.
 const COMMANDS: usize = 256;
 
 /// Settings of NIXL.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct NixlSettings {
-    /// The library `libnixl_capi.so`, or the folder of Python packages in which `nixl-cu12` is
-    /// installed. `None` to search for it; see [`LOCATION`](super::LOCATION).
+    /// The library `libnixl_capi.so`, or the folder of Python packages with `nixl-cu12`. `None` to
+    /// search; see [`LOCATION`](super::LOCATION).
     pub location: Option<PathBuf>,
     /// Time without progress after which a transfer is quarantined. 10 s.
     pub patience: Duration,
@@ -53,8 +51,7 @@ impl NixlTransport {
     /// Loads NIXL, and starts its thread.
     ///
     /// # Errors
-    ///
-    /// [`TransportError::Unavailable`], with the places that were searched, or what NIXL reported.
+    /// [`TransportError::Unavailable`], with the places that were searched, or NIXL's error.
     pub fn new(settings: &NixlSettings) -> Result<Self, TransportError> {
         let api = Api::load(settings.location.as_deref())?;
         let version = api.version.clone();
@@ -71,12 +68,11 @@ impl NixlTransport {
         Ok(Self { shared, commands, thread: Mutex::new(Some(thread)), version })
     }
 
-    /// Returns the released version of the library, if its folder tells it.
+    /// Returns the released version of the library, if its folder has it.
     pub fn version(&self) -> Option<&str> {
         self.version.as_deref()
     }
 
-    /// Asks the thread, and waits for its answer.
     fn ask<T>(&self, command: impl FnOnce(Answer<T>) -> Command) -> Result<T, TransportError> {
         let (answer, answered) = sync_channel(1);
         self.commands.send(command(answer)).map_err(|_| TransportError::Closed)?;
@@ -123,7 +119,6 @@ impl Transport for NixlTransport {
             if let Some(place) = state.peers.iter().position(is_same) {
                 return Ok(PeerId(place as u32));
             }
-            // Usable only once it is loaded.
             state.peers.push(Known { metadata: metadata.to_vec(), regions: None });
             PeerId(state.peers.len() as u32 - 1)
         };
@@ -155,7 +150,7 @@ impl Transport for NixlTransport {
             }
             state.grants.insert(tag, hold);
         }
-        // The thread may be asleep, and a peer's writes need it.
+        // The thread may be asleep, but a peer's writes need it.
         let _ = self.commands.try_send(Command::Wake);
         Ok(())
     }
@@ -176,7 +171,7 @@ impl Transport for NixlTransport {
                 (true, _) => state.grants.remove(&tag),
             }
         };
-        // Outside of the lock: the hold is the caller's.
+        // Without the lock: the hold is the caller's code.
         drop(released);
         TransferState::Done
     }
@@ -226,7 +221,7 @@ impl Transport for NixlTransport {
     fn cancel(&self, transfer: TransferId) -> TransferState {
         let _ = self.commands.send(Command::Cancel { transfer });
         let mut state = self.shared.lock();
-        // The thread decides between the two soon.
+        // The thread soon sets one of the two.
         while !state.is_gone
             && let Some(Transfer { phase: Phase::InFlight, .. }) = state.transfers.get(&transfer)
         {

@@ -1,4 +1,4 @@
-//! The thread that owns NIXL's objects: it executes commands, and polls what is in flight.
+//! The thread that owns NIXL's objects: executes commands, and polls requests in flight.
 
 use std::ffi::CString;
 use std::rc::Rc;
@@ -14,45 +14,42 @@ use super::api::Api;
 use super::shared::{Job, Shared};
 use super::span::Region;
 
-/// Requests of one transfer in flight.
+/// Requests in flight per transfer.
 const IN_FLIGHT: usize = 2;
 
-/// Pause between two looks while a peer may write here, or a request is in flight but moved no byte
-/// lately.
+/// Polling interval while a peer may write here, or a request has made no progress lately.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// The same while only quarantined transfers, or idle peers, are left.
+/// The same while only quarantined transfers or idle peers are left.
 const LONG_PAUSE: Duration = Duration::from_millis(10);
 
-/// Looks in vain before the thread pauses.
+/// Polls without progress before the thread pauses.
 const SPINS: u32 = 200;
 
 pub(super) type Answer<T> = SyncSender<Result<T, TransportError>>;
 
-/// What the thread is asked to do.
 pub(super) enum Command {
     /// Registers memory, and returns the agent's new metadata.
     Register { region: Region, owner: StoragePlanes, answer: Answer<Vec<u8>> },
     /// Loads a peer.
     AddPeer { peer: PeerId, agent: Vec<u8>, answer: Answer<()> },
-    /// Forgets a peer. Its transfers are given up.
+    /// Forgets a peer, and aborts its transfers.
     RemovePeer { peer: PeerId },
     /// Begins a transfer.
     Submit(Box<Job>),
     /// Gives up a transfer.
     Cancel { transfer: TransferId },
-    /// Nothing: peers may write from now on, so the thread has to look.
+    /// Only wakes the thread: peers may write from now on, so it must poll.
     Wake,
     /// Ends the thread, and the agent with it.
     Stop,
 }
 
-/// A transfer that began.
 struct Active {
     job: Box<Job>,
     posted: Vec<Request>,
     moved_at: Instant,
-    /// Reason for which no further request is posted.
+    /// Why no further request is posted.
     ending: Option<TransportError>,
     is_quarantined: bool,
 }
@@ -63,7 +60,7 @@ struct Peer {
     name: CString,
 }
 
-/// State of the thread. Dropped in this order: first the agent, then the memory and the holds.
+/// State of the thread, dropped in this order: the agent, then memory and holds.
 struct Work {
     agent: Agent,
     shared: Arc<Shared>,
@@ -73,7 +70,7 @@ struct Work {
     patience: Duration,
 }
 
-/// Creates the agent, says so, and works until it is stopped.
+/// Creates the agent, reports it, and runs until it is stopped.
 pub(super) fn run(
     api: Api,
     name: &str,
@@ -175,7 +172,6 @@ impl Work {
         self.agent.unload(&name);
     }
 
-    /// Polls all transfers, and returns whether bytes moved.
     fn advance(&mut self) -> bool {
         let mut is_busy = false;
         let mut place = 0;
@@ -186,7 +182,7 @@ impl Work {
             is_busy |= active.post(agent, peers);
             if active.is_over() {
                 let Active { job, ending, .. } = self.active.swap_remove(place);
-                // The hold goes first: a caller that learns of the end finds the frames released.
+                // The hold is dropped first: a caller that sees the end finds the frames released.
                 let id = job.id;
                 drop(job);
                 self.shared.ended(id, ending);
@@ -207,7 +203,7 @@ impl Work {
         is_busy
     }
 
-    /// Drops the agent, and with it what was in flight; then everything that it used.
+    /// Drops the agent with what was in flight, then everything that it used.
     fn end(self) {
         let Self { agent, shared, active, registrations, .. } = self;
         let (mut over, mut owners) = (Vec::new(), Vec::new());
@@ -231,7 +227,6 @@ impl Work {
 }
 
 impl Active {
-    /// Looks at the requests in flight, and returns whether one ended.
     fn poll(&mut self, agent: &Agent) -> bool {
         let mut place = 0;
         let posted = self.posted.len();
@@ -252,7 +247,6 @@ impl Active {
         posted != self.posted.len()
     }
 
-    /// Posts the next requests, and returns whether it posted any.
     fn post(&mut self, agent: &Agent, peers: &[Peer]) -> bool {
         let mut is_posted = false;
         while self.ending.is_none() && self.posted.len() < IN_FLIGHT {
@@ -262,8 +256,7 @@ impl Active {
                 self.ending = Some(TransportError::Unknown { what: "peer", number });
                 break;
             };
-            // SAFETY: the hold keeps the memory until this transfer is over, which is when no request
-            // is in flight.
+            // SAFETY: the hold keeps the memory until this transfer has no request in flight.
             match unsafe { agent.post(self.job.memory, &pairs, &peer.name) } {
                 Ok(request) => {
                     self.posted.push(request);
@@ -280,8 +273,7 @@ impl Active {
         self.posted.is_empty() && (self.ending.is_some() || self.job.requests.is_empty())
     }
 
-    /// Returns the reason for which it is not known when this transfer will be over, if there is
-    /// one.
+    /// Returns the reason why the end of this transfer is unknown, if any.
     fn lost(&self, patience: Duration) -> Option<TransportError> {
         if let Some(ending) = &self.ending {
             return Some(ending.clone());

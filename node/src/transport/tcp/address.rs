@@ -1,18 +1,16 @@
-//! Addresses of nodes.
-
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use crate::settings;
 
-/// Place where a node listens.
+/// Address at which a node listens.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Address {
     /// A TCP port.
     Tcp(SocketAddr),
-    /// A TCP port of a host by its name, which is resolved at each use.
+    /// A TCP port of a host name, which is resolved at each use.
     Named {
         /// Name of the host.
         host: String,
@@ -36,7 +34,7 @@ impl From<settings::Address> for Address {
 }
 
 impl Address {
-    /// Returns true if no other host can reach the address. A name is not known to be such.
+    /// Returns whether only this host can reach the address; false for a name.
     pub fn is_local(&self) -> bool {
         match self {
             Self::Named { .. } => false,

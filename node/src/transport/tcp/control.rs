@@ -1,5 +1,3 @@
-//! The loops of a control stream: messages and heartbeats.
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,10 +10,10 @@ use super::link_state::{LinkShared, Outgoing, Queued, Room};
 use super::socket::{ReadSide, WriteSide};
 use crate::wire::{FRAME_HEAD, FrameHead, FrameKind};
 
-/// Bytes by which memory for an announced message grows as its bytes arrive.
+/// Increment by which memory for a message grows as its bytes arrive.
 const GROWTH: usize = 64 << 10;
 
-/// Reads frames until the link is closed. Cuts a peer that is silent, or slow within a frame.
+/// Reads frames until the link is closed. Closes it if the peer is silent, or slow in a frame.
 pub(super) async fn read(link: Arc<LinkShared>, mut socket: ReadSide, inbox: mpsc::Sender<Queued>) {
     link.run(read_frames(&link, &mut socket, inbox)).await;
     if link.closed().await == LinkError::Closed {
@@ -23,10 +21,8 @@ pub(super) async fn read(link: Arc<LinkShared>, mut socket: ReadSide, inbox: mps
     }
 }
 
-/// Discards what still arrives, for a short time.
-///
-/// A connection that is closed with unread bytes is reset, and a reset takes from the peer what it
-/// has not read: the last messages that this side sent.
+/// Discards what still arrives, for a short time. Closing a connection with unread bytes resets it,
+/// and the peer loses what it has not read: the last messages of this side.
 async fn drain(mut socket: ReadSide, time: Duration) {
     let ended = async {
         let mut bytes = [0; 1 << 10];
@@ -56,7 +52,7 @@ async fn read_frames(
         if head.kind == FrameKind::Heartbeat {
             continue;
         }
-        // A full inbox holds up the peer's messages; it is not cut for that.
+        // A full inbox stops reading (backpressure), but does not disconnect the peer.
         let room = Room::wait(&link.room.incoming, head.length).await?;
         let message = within(limits.item, "complete a message", async {
             let mut message = Vec::new();
@@ -76,7 +72,7 @@ async fn read_frames(
 
 /// Writes frames until the link is closed, and a heartbeat whenever the queue stays empty.
 pub(super) async fn write(link: Arc<LinkShared>, mut socket: WriteSide, mut queue: mpsc::Receiver<Outgoing>) {
-    // The reader ends the link of a peer that is gone, once it has read what that sent before.
+    // The reader ends the link of a peer that is gone, once it has read everything before.
     link.run_beside(link.limits.silence, write_frames(&link, &mut socket, &mut queue)).await;
     let _ = timeout(link.limits.heartbeat, socket.shutdown()).await;
 }
@@ -87,10 +83,10 @@ async fn write_frames(
     queue: &mut mpsc::Receiver<Outgoing>,
 ) -> Result<(), LinkError> {
     let limits = &link.limits;
-    // A short time at first: the peer learns at once that this side is up.
+    // Short at first, so that the peer knows at once that this side is up.
     let mut wait = limits.heartbeat / 8;
     loop {
-        // The room of a message is free once it is written.
+        // Writing a message releases its room.
         let (kind, message, _room) = match timeout(wait, queue.recv()).await {
             Err(_) => (FrameKind::Heartbeat, Vec::new(), None),
             Ok(Some(Outgoing::Message(Queued { message, room }))) => {
@@ -100,7 +96,7 @@ async fn write_frames(
                 let _ = done.send(());
                 continue;
             }
-            // The link's senders are gone with it.
+            // The link's senders are dropped with it.
             Ok(None) => return Err(LinkError::Closed),
         };
         wait = limits.heartbeat;
@@ -117,7 +113,7 @@ async fn write_frames(
     }
 }
 
-/// Waits; for loops that must not spin on a system error.
+/// Pauses, for loops that must not spin on a system error.
 pub(super) async fn pause() {
     sleep(Duration::from_millis(20)).await;
 }

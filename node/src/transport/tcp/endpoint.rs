@@ -1,5 +1,3 @@
-//! Listeners, and connections to peers.
-
 use std::io;
 use std::sync::{Arc, OnceLock};
 
@@ -27,7 +25,7 @@ use crate::wire::{
 
 /// The network side of a node: listens, and connects to peers.
 ///
-/// Dropping it stops listening; established links live on.
+/// Dropping it stops listening; established links remain.
 #[derive(Debug)]
 pub struct Endpoint {
     shared: Arc<Shared>,
@@ -39,18 +37,16 @@ pub struct Endpoint {
     _files: Vec<SocketFile>,
 }
 
-/// A connection of a peer that was refused.
 pub(crate) struct Refused {
     pub(crate) error: LinkError,
     /// Address of the peer, or of the Unix socket.
     pub(crate) address: Address,
-    /// The name that it claims, if it came to that.
+    /// The name that it claims, if it sent one.
     pub(crate) peer: Option<String>,
 }
 
 impl Endpoint {
-    /// Binds all addresses and begins to accept connections, on the current runtime. Of a name, the
-    /// first address is bound.
+    /// Binds all addresses (a name's first), and accepts connections on the current runtime.
     ///
     /// # Errors
     /// [`LinkError::PlainText`], [`LinkError::Unauthenticated`], [`LinkError::AddressInUse`],
@@ -101,7 +97,7 @@ impl Endpoint {
         Ok(Self { shared, resolver, addresses, accepted, listeners, _files: sockets })
     }
 
-    /// Sets what finds the addresses of peers with names; by default the system does.
+    /// Sets the resolver of peers' names; by default the system's.
     #[must_use]
     pub fn resolver(mut self, resolver: Arc<dyn Resolve>) -> Self {
         self.resolver = resolver;
@@ -113,17 +109,16 @@ impl Endpoint {
         &self.addresses
     }
 
-    /// Returns what this node says of itself.
+    /// Returns this node's identity.
     pub fn identity(&self) -> Arc<Identity> {
         self.shared.identity()
     }
 
-    /// Replaces certificates and token. Connections that are opened or accepted from now on use them;
-    /// established links stay.
+    /// Replaces certificates and token for new connections. Established links stay.
     ///
     /// # Errors
-    /// [`LinkError::PlainText`], [`LinkError::Unauthenticated`] for an address on which this endpoint
-    /// listens. Then nothing is replaced.
+    /// [`LinkError::PlainText`], [`LinkError::Unauthenticated`] for an address on which this
+    /// endpoint listens. Then nothing is replaced.
     pub fn set_access(&self, tls: Option<Tls>, token: Option<Token>) -> Result<(), LinkError> {
         let mut identity = Identity::clone(&self.shared.identity());
         (identity.tls, identity.token) = (tls.map(Arc::new), token);
@@ -135,7 +130,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Warns if nothing tells the peers apart that link to a port.
+    /// Warns if peers that link to a port are not authenticated.
     pub(crate) fn warn_if_open(&self) {
         let identity = self.shared.identity();
         let is_port = |address: &&Address| !matches!(address, Address::Unix(_));
@@ -151,8 +146,7 @@ impl Endpoint {
         }
     }
 
-    /// Keeps a place free among the links for each of these peers, at most half of all places, so
-    /// that others cannot use them up.
+    /// Reserves a place among the links for each of these peers, at most half of all places.
     pub fn keep_places(&self, peers: impl IntoIterator<Item = String>) {
         self.shared.table.lock().configured = peers.into_iter().collect();
     }
@@ -162,8 +156,7 @@ impl Endpoint {
         &self.shared.limits
     }
 
-    /// Connects to a peer. A name is resolved now, and its addresses are tried until one can be
-    /// reached.
+    /// Connects to a peer. Resolves a name now, and tries its addresses in order.
     ///
     /// # Errors
     /// Any [`LinkError`]. Then no connection is left.
@@ -198,8 +191,7 @@ impl Endpoint {
         Ok(Link::start(their, limits.clone(), link, connections, slot))
     }
 
-    /// Opens one connection of a link. Returns also the peer, the link's number and its data
-    /// streams.
+    /// Opens one connection of a link. Also returns the peer, the link and its data streams.
     async fn open(
         &self,
         peer: &PeerSettings,
@@ -253,8 +245,8 @@ impl Endpoint {
     /// Waits for the next link that a peer establishes.
     ///
     /// # Errors
-    /// The reason for which a connection was refused; the next call waits for another one. If these
-    /// are not awaited, the newest are dropped.
+    /// Why a connection was refused; the next call waits for another one. If errors are not
+    /// awaited, the newest are dropped.
     pub async fn accept(&self) -> Result<Link, LinkError> {
         let next = self.next().await.ok_or(LinkError::Closed)?;
         next.map_err(|refused| refused.error)
@@ -292,7 +284,7 @@ fn listen_error(address: &Address, error: &io::Error) -> LinkError {
 struct Acceptor {
     shared: Arc<Shared>,
     accepted: mpsc::Sender<Result<Link, Refused>>,
-    /// Connections that have not said who they are.
+    /// Unauthenticated connections.
     pending: Arc<Pending>,
 }
 
@@ -315,14 +307,14 @@ impl Acceptor {
         }
     }
 
-    /// Reports a refusal, unless too many are waiting to be read.
+    /// Reports a refusal, unless too many are unread.
     fn report(&self, refused: Refused) {
         let _ = self.accepted.try_send(Err(refused));
     }
 
     async fn meet(self, (connection, address): (Accepted, Address), entered: Entered) {
         let (time, max) = (self.shared.limits.handshake, self.shared.limits.handshakes);
-        // From the greeting on it has a name: it keeps no unknown one out any more.
+        // From the greeting on it has a name, and no longer takes the place of an unknown one.
         let (greeted, is_greeted) = oneshot::channel();
         let name = OnceLock::new();
         let admit = self.admit(connection, &address, &name, greeted);
@@ -341,8 +333,7 @@ impl Acceptor {
         }
     }
 
-    /// Authenticates a connection, and notes the name that it claims. Returns a link if it is the
-    /// control stream of one.
+    /// Authenticates a connection, and notes its name. Returns a link for a control stream.
     async fn admit(
         &self,
         connection: Accepted,
@@ -399,7 +390,7 @@ impl Acceptor {
     }
 
     async fn deny(&self, mut socket: Socket, denial: Denial) {
-        // The peer may be gone; why it is refused is reported here in any case.
+        // The peer may be gone; the refusal is reported here in any case.
         let _ = handshake::tell(&mut socket, &Welcome::Denied(denial)).await;
     }
 
@@ -466,7 +457,7 @@ impl Acceptor {
         Ok(Link::start(peer, limits.clone(), link, connections, slot))
     }
 
-    /// Hands a data stream to the link that waits for it.
+    /// Passes a data stream to the link that waits for it.
     async fn data(
         &self,
         mut socket: Socket,

@@ -1,5 +1,3 @@
-//! Errors of endpoints and links.
-
 use std::fmt;
 use std::io;
 
@@ -26,20 +24,20 @@ impl fmt::Display for Side {
     }
 }
 
-/// Reason for which a certificate was refused.
+/// Why a certificate was refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CertificateProblem {
-    /// Its time of validity is over.
+    /// It has expired.
     #[error("it is expired")]
     Expired,
-    /// Its time of validity has not begun.
+    /// It is not valid yet.
     #[error("it is not valid yet")]
     NotYetValid,
     /// No trusted authority has signed it.
     #[error("it is not signed by a trusted authority")]
     Foreign,
-    /// It is that of another name.
+    /// It has another name.
     #[error("it is not valid for this name")]
     WrongName,
     /// None was presented.
@@ -50,7 +48,7 @@ pub enum CertificateProblem {
     Other(String),
 }
 
-/// Reason for which a link, or an endpoint, failed.
+/// Why a link or an endpoint failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {
@@ -93,7 +91,7 @@ pub enum LinkError {
     /// The operating system refused an operation.
     #[error("{what}: {reason}")]
     Io {
-        /// What was attempted.
+        /// The operation.
         what: String,
         /// Kind of the error.
         kind: io::ErrorKind,
@@ -164,7 +162,7 @@ pub enum LinkError {
         /// The name.
         name: String,
     },
-    /// The peer did not complete its part by the deadline.
+    /// The peer missed a deadline.
     #[error("the peer did not {what} within {waited_ms} ms")]
     Slow {
         /// What was expected.
@@ -181,7 +179,7 @@ pub enum LinkError {
     /// Too many connections are open.
     #[error("{what}: the limit of {max} is reached")]
     Limit {
-        /// What there are too many of.
+        /// What is limited.
         what: &'static str,
         /// The limit.
         max: usize,
@@ -204,7 +202,6 @@ impl LinkError {
     }
 }
 
-/// Names what TLS complains about.
 pub(super) fn tls_error(error: &Error) -> LinkError {
     use AlertDescription as Alert;
     let refused = |side, problem| LinkError::Certificate { side, problem };
@@ -235,7 +232,7 @@ fn problem(error: &CertificateError) -> CertificateProblem {
         CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
             CertificateProblem::NotYetValid
         }
-        // A foreign authority may have the same name as a trusted one; then the signature is wrong.
+        // A foreign authority may have the name of a trusted one; then the signature is wrong.
         CertificateError::UnknownIssuer | CertificateError::BadSignature => CertificateProblem::Foreign,
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             CertificateProblem::WrongName

@@ -1,5 +1,3 @@
-//! The transport of frames over links.
-
 use std::sync::Arc;
 use std::task::Waker;
 use std::time::Instant;
@@ -22,27 +20,27 @@ use super::stream::Stream;
 use super::{receive, send};
 use crate::wire::{self, check_name};
 
-/// Writes frames over the data streams of links, straight from and into memory that the processor
-/// reaches.
+/// The transport of frames over the data streams of links, directly from and to memory that the CPU
+/// can access.
 ///
 /// A peer is a process: a name with an incarnation. It exists while a link to it is
 /// [attached](Self::attach). Dropping the transport closes these links.
 ///
 /// | a transfer fails with | when |
 /// |---|---|
-/// | [`PeerGone`](TransportError::PeerGone) | the last link to the peer, or the one that carries an item, is closed |
+/// | [`PeerGone`](TransportError::PeerGone) | the last link to the peer, or the one with an item in flight, is closed |
 /// | [`Stalled`](TransportError::Stalled) | the same, because the peer was too slow |
-/// | [`Unknown`](TransportError::Unknown), [`OutOfRange`](TransportError::OutOfRange) | the peer has no such grant, or the frames are outside of it |
+/// | [`Unknown`](TransportError::Unknown), [`OutOfRange`](TransportError::OutOfRange) | the peer has no such grant, or it lacks the frames |
 /// | [`Unsupported`](TransportError::Unsupported) | the peer's frames have another size, or it receives them already |
 /// | [`Storage`](TransportError::Storage) | either storage failed |
-/// | [`Cancelled`](TransportError::Cancelled), [`Closed`](TransportError::Closed) | it was given up, or the transport dropped |
+/// | [`Cancelled`](TransportError::Cancelled), [`Closed`](TransportError::Closed) | it was cancelled, or the transport dropped |
 #[derive(Debug)]
 pub struct TcpTransport {
     inner: Arc<Inner>,
 }
 
 impl TcpTransport {
-    /// Makes a transport for the links of an endpoint. Its tasks run on the current runtime.
+    /// Creates a transport for the links of an endpoint. Its tasks run on the current runtime.
     ///
     /// # Panics
     /// Outside of a tokio runtime.
@@ -60,9 +58,8 @@ impl TcpTransport {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Carries items over a link from now on. Returns the number of its peer.
-    ///
-    /// All links of one process have the same number.
+    /// Attaches a link, which then carries items. Returns the id of its peer, which all links of
+    /// one process share.
     ///
     /// # Errors
     /// [`TransportError::PeerGone`] if the link is closed, or is attached to another transport;
@@ -88,7 +85,6 @@ impl Drop for TcpTransport {
     }
 }
 
-/// Notes a link, and spawns the loops of its data streams.
 fn attach(inner: &Arc<Inner>, link: &Arc<LinkShared>) -> Result<PeerId, TransportError> {
     let mut state = inner.state.lock();
     if state.closed {
@@ -160,13 +156,13 @@ impl Transport for TcpTransport {
         Ok(RegionId(state.regions.len() as u32 - 1))
     }
 
-    /// Returns name and incarnation of this node: a peer that has a link attached needs no more.
+    /// Returns name and incarnation of this node: an attached peer needs no more.
     fn metadata(&self) -> Vec<u8> {
         let metadata = (&self.inner.name, self.inner.incarnation);
         wire::encode(&metadata, METADATA_MAX).expect("a name is short")
     }
 
-    /// Returns the number of a peer to which a link is attached.
+    /// Returns the id of an attached peer.
     fn add_peer(&self, metadata: &[u8]) -> Result<PeerId, TransportError> {
         let invalid = |error: wire::WireError| TransportError::Metadata(error.to_string());
         if metadata.len() > METADATA_MAX {
@@ -196,7 +192,7 @@ impl Transport for TcpTransport {
         let hold = grant.hold.clone();
         let added = state.grants.add(grant, region, &self.inner.limits, self.inner.signal.clone());
         drop(state);
-        // The last reference, if the grant was refused: it is dropped without the lock.
+        // The last reference if the grant was refused: dropped without the lock.
         drop(hold);
         added
     }
@@ -244,5 +240,4 @@ impl Transport for TcpTransport {
     }
 }
 
-/// Bytes of the longest metadata.
 const METADATA_MAX: usize = 256;

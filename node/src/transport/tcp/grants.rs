@@ -1,5 +1,3 @@
-//! What peers may write.
-
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
@@ -15,19 +13,16 @@ pub(super) struct Granted {
     peer: PeerId,
     /// Disjoint, ascending, not adjacent.
     runs: Box<[Run]>,
-    /// Runs that are being received. A peer that sends a frame twice at a time is refused, because
-    /// two threads would write it.
+    /// Runs being received, so that no two threads write one frame.
     busy: Mutex<Vec<Run>>,
 }
 
-/// All grants that are not known to be over.
 #[derive(Default)]
 pub(super) struct Grants {
     entries: HashMap<Tag, Entry>,
 }
 
 struct Entry {
-    /// `None` once it is revoked.
     granted: Option<Arc<Granted>>,
     over: Arc<Over>,
     peer: PeerId,
@@ -85,17 +80,13 @@ impl Grants {
         Ok(())
     }
 
-    /// Ends a grant. The caller drops the reference, which is absent if it was revoked before,
-    /// outside of any lock, and calls [`ended`](Self::ended).
-    ///
-    /// # Errors
-    /// [`TransportError::Unknown`].
+    /// Revokes a grant. Outside of any lock, the caller drops the returned reference, absent if it
+    /// was revoked before, and calls [`ended`](Self::ended).
     pub(super) fn revoke(&mut self, tag: Tag) -> Result<Option<Arc<Granted>>, TransportError> {
         let entry = self.entries.get_mut(&tag);
         Ok(entry.ok_or(TransportError::Unknown { what: "tag", number: tag.0 })?.granted.take())
     }
 
-    /// Ends all grants; as for [`revoke`](Self::revoke).
     pub(super) fn revoke_all(&mut self) -> Vec<Arc<Granted>> {
         self.entries.values_mut().filter_map(|entry| entry.granted.take()).collect()
     }
@@ -122,14 +113,12 @@ impl Grants {
         Ok(Claim { granted: Arc::downgrade(granted), region, run: head.run })
     }
 
-    /// Returns whether a peer has a grant that is not over.
     pub(super) fn has(&self, peer: PeerId) -> bool {
         self.entries
             .values()
             .any(|entry| entry.peer == peer && (entry.granted.is_some() || !entry.over.is_set()))
     }
 
-    /// Returns the number of grants that are not over.
     pub(super) fn live(&self) -> usize {
         self.entries.values().filter(|entry| entry.granted.is_some() || !entry.over.is_set()).count()
     }
@@ -161,7 +150,6 @@ impl std::fmt::Debug for Granted {
     }
 }
 
-/// Sorts runs, and joins those that touch or overlap.
 fn joined(mut runs: Vec<Run>) -> Box<[Run]> {
     runs.retain(|run| run.len > 0);
     runs.sort_unstable_by_key(|run| run.start);

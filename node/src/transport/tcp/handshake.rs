@@ -1,6 +1,6 @@
-//! Who is at the other end of a connection: header, proof, first message.
+//! Authenticates connections: header, proof, first message.
 //!
-//! The order of the messages is in the docs of [`wire`](crate::wire).
+//! The docs of [`wire`](crate::wire) have the order of the messages.
 
 use std::time::Duration;
 
@@ -19,17 +19,15 @@ use crate::wire::{
     self, FRAME_HEAD, FrameHead, FrameKind, HEADER, Header, PROOF, Proof, Role, Verdict, WIRE_VERSION,
 };
 
-/// Bytes of the longest first message.
 const HELLO_MAX: usize = 1024;
 
-/// First bytes of the records of TLS that a side which expects TLS sends: an alert, a hello.
+/// First bytes of TLS records from a side that expects TLS: an alert, a hello.
 const TLS_RECORDS: [u8; 2] = [0x15, 0x16];
 
 /// Bytes of such a peer that are read.
 const DRAINED: usize = 16 << 10;
 
-/// Time in which the rest of a TLS hello is thrown away: a connection with unread bytes is reset,
-/// and the peer might not read why.
+/// Time for discarding a TLS hello: closing with unread bytes would reset the connection.
 const DRAIN: Duration = Duration::from_secs(1);
 
 /// Opens a connection to a peer, encrypted if this node has certificates.
@@ -51,7 +49,7 @@ pub(super) async fn open(identity: &Identity, peer: &PeerSettings) -> Result<Soc
     }
 }
 
-/// Checks that the process at the other end of a Unix socket has this process's user, or is root.
+/// Checks that the process at the other end of a Unix socket has this user, or is root.
 pub(super) fn same_user(stream: &UnixStream) -> Result<(), LinkError> {
     let theirs = stream.peer_cred().map_err(|error| LinkError::io("the peer's user", error))?.uid();
     // SAFETY: a query without arguments.
@@ -106,7 +104,7 @@ pub(super) async fn receive(socket: &mut Socket, identity: &Identity) -> Result<
     let mut proof = [0; PROOF];
     read(socket, &mut proof).await?;
     let exported = exported(socket)?;
-    // The token that the connector proved to know answers it.
+    // Answered with the token that the connector has proven to know.
     let answered = match &identity.token {
         Some(token) => token.0.iter().find_map(|secret| {
             let prove = |of_connector| secret.prove(of_connector, [&theirs, &ours], &exported);
@@ -136,8 +134,7 @@ fn header(identity: &Identity, role: Role) -> Result<[u8; HEADER], LinkError> {
     Ok(header.stating(identity.messages).encode())
 }
 
-/// Receives the peer's header. An alert of TLS is shorter than that, so that the first byte
-/// decides.
+/// Receives the peer's header. A TLS alert is shorter, so the first byte decides.
 async fn read_header(socket: &mut Socket) -> Result<[u8; HEADER], LinkError> {
     let mut bytes = [0; HEADER];
     read(socket, &mut bytes[..1]).await?;
@@ -157,7 +154,6 @@ async fn read_header(socket: &mut Socket) -> Result<[u8; HEADER], LinkError> {
     Ok(bytes)
 }
 
-/// Checks that both sides have a token, or neither.
 fn check_token_sides(identity: &Identity, theirs: &Header) -> Result<(), LinkError> {
     match (identity.token.is_some(), theirs.has_token) {
         (true, false) => Err(LinkError::Token { side: Side::Theirs, missing: true }),
@@ -170,12 +166,11 @@ fn exported(socket: &Socket) -> Result<[u8; 32], LinkError> {
     socket.exported().map_err(|error| tls_error(&error))
 }
 
-/// Returns the error for a connector whose certificate is not that of its name.
+/// Returns the error for a connector whose certificate has another name.
 pub(super) fn misnamed() -> LinkError {
     LinkError::Certificate { side: Side::Theirs, problem: CertificateProblem::WrongName }
 }
 
-/// Sends a first message.
 pub(super) async fn tell<M: Serialize>(socket: &mut Socket, message: &M) -> Result<(), LinkError> {
     let message = wire::encode(message, HELLO_MAX)?;
     let head = FrameHead { kind: FrameKind::Message, length: message.len() };
@@ -205,7 +200,6 @@ async fn write(socket: &mut Socket, bytes: &[u8]) -> Result<(), LinkError> {
     written.await.map_err(|error| LinkError::io("write to the peer", error))
 }
 
-/// Limits the time of a part of a connection.
 pub(super) async fn within<T>(
     time: Duration,
     what: &'static str,

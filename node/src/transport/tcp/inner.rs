@@ -1,5 +1,3 @@
-//! The state of the transport: regions, peers with their links, grants, transfers.
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -18,7 +16,6 @@ use crate::wire::{ItemHead, ItemStatus, Limits};
 /// Reason of a failure for a peer without a link.
 pub(super) const NO_LINK: &str = "no link to it is attached";
 
-/// The part of a transport that the loops of data streams share.
 pub(super) struct Inner {
     pub(super) name: String,
     pub(super) incarnation: u64,
@@ -45,7 +42,6 @@ pub(super) struct PeerEntry {
     pub(super) links: Vec<Attached>,
 }
 
-/// A link that carries items.
 pub(super) struct Attached {
     pub(super) link: Arc<LinkShared>,
     pub(super) streams: Vec<Arc<Stream>>,
@@ -58,7 +54,7 @@ impl std::fmt::Debug for Inner {
 }
 
 impl State {
-    /// Adds a peer, and forgets those without a link, a grant and a transfer. Returns its number.
+    /// Adds a peer, and forgets those without a link, a grant and a transfer. Returns its id.
     pub(super) fn add_peer(&mut self, peer: &Peer) -> u32 {
         let Self { peers, grants, transfers, .. } = self;
         peers.retain(|&index, entry| {
@@ -78,7 +74,7 @@ impl Inner {
     pub(super) fn next_item(&self, peer: PeerId, link: u128, stream: &Stream) -> Option<Item> {
         let mut state = self.state.lock();
         let entry = state.peers.get(&peer.0)?;
-        // Without this, an item could be noted behind the back of `end_link`.
+        // Without this, an item could be noted after `end_link`.
         entry.links.iter().find(|attached| attached.link.number == link)?;
         let streams = entry.links.iter().map(|attached| attached.streams.len()).sum();
         let item = state.transfers.next_item(peer, self.limits.item_bytes, streams)?;
@@ -100,7 +96,6 @@ impl Inner {
         self.state.lock().grants.claim(peer, head)
     }
 
-    /// Returns the bytes of the largest frame of all storages.
     pub(super) fn frame_bytes_max(&self) -> usize {
         self.state.lock().regions.iter().map(|region| region.frame_bytes()).max().unwrap_or(0)
     }
@@ -125,7 +120,6 @@ impl Inner {
         drop(remains);
     }
 
-    /// Closes all links to a peer.
     pub(super) fn remove(&self, peer: PeerId, error: &TransportError) {
         let links: Vec<_> = {
             let state = self.state.lock();
@@ -143,7 +137,6 @@ impl Inner {
         state.regions.get(region.0 as usize).cloned().ok_or(unknown)
     }
 
-    /// Returns a peer that has a link.
     pub(super) fn peer(state: &State, peer: PeerId) -> Result<&PeerEntry, TransportError> {
         let unknown = TransportError::Unknown { what: "peer", number: peer.0.into() };
         let entry = state.peers.get(&peer.0).ok_or(unknown)?;
@@ -167,7 +160,6 @@ impl Inner {
     }
 }
 
-/// Returns the error for a peer that cannot be reached.
 pub(super) fn gone(peer: &str, reason: &str) -> TransportError {
     TransportError::PeerGone { peer: peer.into(), reason: reason.into() }
 }

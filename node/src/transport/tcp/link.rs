@@ -1,5 +1,3 @@
-//! A link, as its owner sees it: messages in order, and its end.
-
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -23,7 +21,6 @@ pub struct Link {
     inbox: tokio::sync::Mutex<mpsc::Receiver<Queued>>,
 }
 
-/// The connections of a link that was negotiated.
 pub(super) struct Connections {
     pub(super) control: Socket,
     pub(super) data: Vec<Socket>,
@@ -50,7 +47,7 @@ impl Link {
         Self { shared, kind, address, inbox: tokio::sync::Mutex::new(inbox) }
     }
 
-    /// Returns what is known of the peer.
+    /// Returns the peer's identity.
     pub fn peer(&self) -> &Peer {
         &self.shared.peer
     }
@@ -71,11 +68,11 @@ impl Link {
 
     /// Queues a message. Waits while the queue is full.
     ///
-    /// Messages arrive in order, each at most once; the last ones may be lost with the link.
+    /// Messages arrive in order, at most once; the last ones may be lost with the link.
     ///
     /// # Errors
-    /// [`LinkError::Wire`] for a message above the limit of either side; the cause, once the link is
-    /// closed.
+    /// [`LinkError::Wire`] for a message above the limit of either side; the cause, once the link
+    /// is closed.
     pub async fn send<M: Serialize>(&self, message: &M) -> Result<(), LinkError> {
         let message = wire::encode(message, self.message_max())?;
         let room = tokio::select! {
@@ -109,12 +106,12 @@ impl Link {
         )
     }
 
-    /// Returns the bytes of the longest message that both sides permit.
+    /// Returns the maximum length of a message that both sides permit.
     pub fn message_max(&self) -> usize {
         self.shared.message_max()
     }
 
-    /// Waits until all messages that were queued before are handed to the system.
+    /// Waits until all messages queued before are written to the system.
     ///
     /// # Errors
     /// The cause, once the link is closed.
@@ -138,10 +135,9 @@ impl Link {
         }
     }
 
-    /// Receives the next message.
+    /// Receives the next message. Cancel safe.
     ///
-    /// Messages that arrived before the link was closed are returned first. Dropping the future
-    /// loses no message.
+    /// Messages that arrived before the link was closed are returned first.
     ///
     /// # Errors
     /// [`LinkError::Wire`] for a message that cannot be decoded, which also closes the link; the
@@ -150,9 +146,7 @@ impl Link {
         self.recv_held().await.map(|(message, _)| message)
     }
 
-    /// Like [`recv`](Self::recv); also returns the message's room among those that wait.
-    ///
-    /// As long as that lives, the peer may have so much less under way.
+    /// Like [`recv`](Self::recv); also returns the message's share of the receive budget.
     pub(crate) async fn recv_held<M: DeserializeOwned>(&self) -> Result<(M, Held), LinkError> {
         let message = self.inbox.lock().await.recv().await;
         let Some(Queued { message, room }) = message else { return Err(self.closed().await) };
@@ -178,7 +172,6 @@ impl Link {
         self.shared.close(LinkError::Closed);
     }
 
-    /// Closes the link because the peer refuses it.
     pub(crate) fn denied(&self, denial: Denial) {
         self.shared.close(LinkError::Denied(denial));
     }

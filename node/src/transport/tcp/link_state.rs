@@ -1,5 +1,3 @@
-//! The state of a link: an authenticated peer, its data streams, and whether it is closed.
-
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -12,38 +10,34 @@ use super::socket::Socket;
 use super::table::Slot;
 use crate::wire::{Limits, Statement, Versions};
 
-/// What is known of a peer.
+/// Identity of a peer.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct Peer {
-    /// Its name: of the certificate, if it presented one.
+    /// Its name, from the certificate if it presented one.
     pub name: String,
-    /// Random number of its process. Another number means that its memory is gone.
+    /// Random number of its process. Another number means that the former memory is gone.
     pub incarnation: u64,
     /// Version of the messages of the link.
     pub messages: u16,
-    /// Versions of the messages that the peer states; a release that states none speaks one,
-    /// exactly.
+    /// Versions of the messages that the peer states; without any, it speaks exactly one.
     pub versions: Option<Versions>,
     /// Fingerprint of the layout of its blocks.
     pub fingerprint: [u8; 16],
-    /// What it states of itself.
+    /// Its statement.
     pub statement: Statement,
 }
 
-/// The part of a link that its tasks share.
 pub(super) struct LinkShared {
     pub(super) peer: Peer,
     pub(super) limits: Limits,
-    /// Tells the links of a process apart.
+    /// Distinguishes the links of a process.
     pub(super) number: u128,
     closing: Closing,
     pub(super) outbox: mpsc::Sender<Outgoing>,
-    /// Bytes that may wait to be sent, and to be handled.
     pub(super) room: Room,
-    /// The data streams, until a transport takes them.
     data: Mutex<Option<Vec<Socket>>>,
-    /// Place in the endpoint's count of links.
+    /// Its place in the endpoint's count of links.
     slot: Mutex<Option<Slot>>,
 }
 
@@ -56,25 +50,21 @@ impl std::fmt::Debug for LinkShared {
     }
 }
 
-/// An element of the queue of the control stream.
 pub(super) enum Outgoing {
-    /// An encoded message.
     Message(Queued),
-    /// To be answered when everything before it was written.
+    /// Answered when everything before it is written.
     Flush(oneshot::Sender<()>),
 }
 
-/// A message in a queue, and its room there.
 pub(super) struct Queued {
     pub(super) message: Vec<u8>,
     pub(super) room: Held,
 }
 
-/// Room of a message among those that wait; free again once it is dropped.
+/// Share of a message in a budget of queued bytes, released on drop.
 #[derive(Debug)]
 pub(crate) struct Held(#[expect(dead_code, reason = "only dropped")] OwnedSemaphorePermit);
 
-/// Bytes of messages that may wait, in both directions of a link.
 pub(super) struct Room {
     pub(super) outgoing: Arc<Semaphore>,
     pub(super) incoming: Arc<Semaphore>,
@@ -88,13 +78,13 @@ impl Room {
         Self { outgoing: room(), incoming: room() }
     }
 
-    /// Waits for room for a message of this length, which is permitted.
+    /// Waits for a share for a message of a permitted length.
     pub(super) async fn wait(room: &Arc<Semaphore>, bytes: usize) -> Result<Held, LinkError> {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         room.clone().acquire_many_owned(bytes).await.map(Held).map_err(|_| LinkError::Closed)
     }
 
-    /// Takes room if there is some.
+    /// Takes a share if it is free.
     pub(super) fn take(room: &Arc<Semaphore>, bytes: usize) -> Option<Held> {
         room.clone().try_acquire_many_owned(u32::try_from(bytes).unwrap_or(u32::MAX)).ok().map(Held)
     }
@@ -113,7 +103,7 @@ impl LinkShared {
         Self { peer, limits, number, closing: Closing::default(), outbox, room, data, slot }
     }
 
-    /// Returns the bytes of the longest message that both sides permit.
+    /// Returns the maximum length of a message that both sides permit.
     pub(super) fn message_max(&self) -> usize {
         self.limits.message_bytes.min(self.peer.statement.message_bytes as usize)
     }
@@ -123,7 +113,7 @@ impl LinkShared {
         let _ = self.closing.cause.set(cause);
         drop(self.data.lock().take());
         drop(self.slot.lock().take());
-        // Last: the link no longer counts when its end is seen.
+        // Last, so that the link no longer counts when its end is visible.
         self.closing.done.send_replace(true);
     }
 
@@ -149,8 +139,8 @@ impl LinkShared {
         }
     }
 
-    /// Like [`run`](Self::run), for a loop beside the one that reads messages. If the peer is gone,
-    /// that one has `time` to read what the peer sent before, and to close the link itself.
+    /// Like [`run`](Self::run), for a loop other than the reader. If the peer is gone, the reader
+    /// has `time` to read what the peer sent before, and to close the link itself.
     pub(super) async fn run_beside(&self, time: Duration, part: impl Future<Output = Result<(), LinkError>>) {
         self.run(async {
             let ended = part.await;
@@ -163,7 +153,6 @@ impl LinkShared {
     }
 }
 
-/// Whether a link is closed, and why.
 #[derive(Debug)]
 struct Closing {
     cause: OnceLock<LinkError>,
@@ -179,7 +168,7 @@ impl Default for Closing {
 impl Closing {
     async fn wait(&self) -> LinkError {
         let mut done = self.done.subscribe();
-        // The sender lives as long as `self`.
+        // `self` keeps the sender alive.
         let _ = done.wait_for(|&done| done).await;
         self.cause.get().cloned().unwrap_or(LinkError::Closed)
     }

@@ -1,5 +1,3 @@
-//! Listeners, and the files of Unix sockets.
-
 use std::fs::{self, File, Permissions};
 use std::io;
 use std::net::SocketAddr;
@@ -28,18 +26,17 @@ impl Drop for SocketFile {
     fn drop(&mut self) {
         // Another process may have bound the path meanwhile.
         if self.1.is_some() && file_of(&self.0) == self.1 {
-            // It may be gone; there is no other way to say so here.
+            // It may be gone; an error cannot be reported here.
             let _ = fs::remove_file(&self.0);
         }
     }
 }
 
-/// Returns the device and the inode of a file.
 fn file_of(path: &Path) -> Option<(u64, u64)> {
     fs::symlink_metadata(path).ok().map(|file| (file.dev(), file.ino()))
 }
 
-/// Binds a Unix socket that only this user may open. Replaces the file of a process that is gone.
+/// Binds a Unix socket that only this user may open. Replaces a stale file.
 ///
 /// # Errors
 /// The system's error; [`io::ErrorKind::AddrInUse`] if a process listens there.
@@ -57,7 +54,7 @@ pub(crate) fn bind_unix(path: &Path) -> io::Result<(StdUnixListener, SocketFile)
     }
     let socket = open()?;
     let only_ours = || Permissions::from_mode(0o600);
-    // On Linux the file is made with the mode of the socket: no connection is made before it is set.
+    // On Linux the file gets the mode of the socket, so no connection can precede it.
     File::from(OwnedFd::from(socket.try_clone()?)).set_permissions(only_ours())?;
     socket.bind(&address)?;
     let file = SocketFile::new(path);
@@ -66,7 +63,6 @@ pub(crate) fn bind_unix(path: &Path) -> io::Result<(StdUnixListener, SocketFile)
     Ok((OwnedFd::from(socket).into(), file))
 }
 
-/// A listener of either kind.
 pub(crate) enum Listener {
     Tcp(TcpListener),
     Unix(UnixListener),
@@ -85,7 +81,7 @@ impl Accepted {
         }
     }
 
-    /// Returns the address of the other end; of a Unix socket, that of the listener.
+    /// Returns the address of the other end; for a Unix socket, that of the listener.
     pub(super) fn address(&self, listener: &Address) -> Address {
         match self {
             Self::Tcp(_, address) => Address::Tcp(*address),

@@ -1,7 +1,7 @@
 //! Links to peers over TCP and Unix sockets, and the transport of frames over them.
 //!
 //! A *link* is one control stream for messages and heartbeats, and several data streams. Each of
-//! these connections authenticates by itself:
+//! these connections authenticates separately:
 //!
 //! | address | encryption | authentication of the peer |
 //! |---|---|---|
@@ -13,17 +13,17 @@
 //!
 //! # Frames of a peer's transfers
 //!
-//! Bytes move between a socket and frames only in system calls that do not wait, and in copies on
-//! threads for blocking work. Each is made under a strong reference to the grant, or to the local
-//! frames of the transfer; between them a stream has only a weak one.
+//! Bytes move between a socket and frames only in non-blocking system calls, and in copies on
+//! blocking threads. Each call holds a strong reference to the grant, or to the local frames of the
+//! transfer; between calls a stream has only a weak one.
 //!
 //! ```text
 //! the hold is dropped  ==  the table's reference was dropped, and no call is running
 //! ```
 //!
-//! A revoked grant, a cancelled transfer and a lost link drop the table's reference. Bytes that
-//! still arrive for a revoked grant are thrown away, and the rest of an item of a cancelled
-//! transfer is filled with zeros, so that the stream stays usable.
+//! A revoked grant, a cancelled transfer and a lost link drop the table's reference. Later bytes
+//! for a revoked grant are discarded, and the rest of an item of a cancelled transfer is filled
+//! with zeros, so that the stream stays usable.
 
 mod address;
 mod control;

@@ -1,8 +1,8 @@
-//! Connections that have not said who they are: few, of each host, and for a short time.
+//! Unauthenticated connections: limited in number, per host, and in time.
 //!
-//! A newcomer always gets a place. If there is none, the oldest connection of the host that has
-//! most of them gives its place up. A host that opens connections and says nothing therefore
-//! displaces itself, and a handshake that takes milliseconds completes in between.
+//! A new connection always gets a place. If none is free, it displaces the oldest connection of the
+//! host that has most. So a host that opens silent connections displaces its own, while a handshake
+//! that takes milliseconds completes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -12,12 +12,11 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-/// Host that a connection comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum Source {
     /// A process of this host, over a Unix socket.
     Local,
-    /// An address; of version 6 only the network's part, which a host can choose no other of.
+    /// An IP address; for IPv6 only the network part, since a host can choose the rest.
     Remote(IpAddr),
 }
 
@@ -32,7 +31,6 @@ impl Source {
     }
 }
 
-/// The connections that have not said who they are.
 #[derive(Debug)]
 pub(crate) struct Pending {
     max: usize,
@@ -51,15 +49,15 @@ struct Place {
     number: u64,
 }
 
-/// A connection that has entered: its place, and the signal to give it up.
+/// A registered connection, with the signal that displaces it.
 pub(crate) struct Entered {
     place: Place,
     kept: oneshot::Receiver<()>,
 }
 
 impl Entered {
-    /// Waits until the connection has to give its place up, for another one or after `time`. Never,
-    /// once it has said who it is: from then on it keeps no unknown one out.
+    /// Waits until the connection is displaced, or for `time`. Never completes once the connection
+    /// has a name, after which it takes no place of an unknown one.
     pub(crate) async fn displaced(self, is_known: oneshot::Receiver<()>, time: Duration) {
         tokio::select! {
             biased;
@@ -76,8 +74,7 @@ impl Pending {
         Arc::new(Self { max: max.max(1), state: Mutex::default() })
     }
 
-    /// Takes a place; the oldest connection of the host that has most gives one up if there is
-    /// none.
+    /// Registers a connection; if all places are taken, displaces another.
     pub(crate) fn enter(self: &Arc<Self>, source: Source) -> Entered {
         let (keep, kept) = oneshot::channel();
         let mut state = self.state.lock();
@@ -93,7 +90,6 @@ impl Pending {
 }
 
 impl State {
-    /// Removes the oldest connection of the host that has most.
     fn displace(&mut self) -> Option<oneshot::Sender<()>> {
         let mut counts: HashMap<Source, usize> = HashMap::new();
         self.all.values().for_each(|(source, _)| *counts.entry(*source).or_default() += 1);

@@ -17,10 +17,9 @@ use super::socket::ReadSide;
 use super::stream::Stream;
 use crate::wire::{Ack, Form, ITEM_HEAD, ItemHead, ItemStatus, StreamHead, WireError};
 
-/// Bytes that are thrown away at a time.
+/// Size of the buffer for discarded bytes.
 const SINK: usize = 64 << 10;
 
-/// Reads until the link is closed.
 pub(super) async fn run(
     inner: Arc<Inner>,
     (peer, link): (PeerId, Arc<LinkShared>),
@@ -30,7 +29,7 @@ pub(super) async fn run(
     link.run_beside(link.limits.heartbeat, async {
         loop {
             let mut head = [0; ITEM_HEAD];
-            // Between items a stream may be idle; the control stream says if the peer is alive.
+            // Between items a stream may be idle; the control stream detects a dead peer.
             let first = socket.read(&mut head).await.map_err(failed)?;
             let ack = within(link.limits.item, "complete a data item", async {
                 socket.read_exact(&mut head[first..]).await.map_err(failed)?;
@@ -61,7 +60,6 @@ fn failed(error: std::io::Error) -> LinkError {
     LinkError::io("read from a data stream", error)
 }
 
-/// Receives the bytes of an item.
 async fn receive(
     inner: &Inner,
     peer: PeerId,
@@ -104,8 +102,7 @@ async fn into_frames(
                 let mut sums = arriving.as_mut().filter(|_| granted.is_some());
                 pieces.advance_with(read, |frame, start, bytes| {
                     if let Some(sums) = &mut sums {
-                        // SAFETY: as in `Into`; the bytes were written just now, so that the
-                        // processor's cache has them.
+                        // SAFETY: as in `Into`. The bytes are still in the CPU cache.
                         sums.add(frame, unsafe { std::slice::from_raw_parts(start, bytes) });
                     }
                 });
@@ -116,14 +113,14 @@ async fn into_frames(
             }
         }
     }
-    // Of a grant that was revoked meanwhile, the import reads all frames.
+    // If the grant was revoked meanwhile, the import reads all frames.
     if let (Some(arriving), Some(granted)) = (arriving, claim.granted.upgrade()) {
         arriving.finish(granted.held.hold());
     }
     Ok(ItemStatus::Written)
 }
 
-/// Receives into a buffer, which a thread that may wait for a device unpacks.
+/// Receives into a buffer, which a blocking thread unpacks.
 async fn through_buffer(
     socket: &mut ReadSide,
     claim: Claim,
@@ -137,9 +134,8 @@ async fn through_buffer(
             bytes = claim.region.to_packed(&bytes);
         }
         let Some(granted) = claim.granted.upgrade() else { return ItemStatus::UnknownGrant };
-        // SAFETY: granted frames: `granted` has the hold, so that no other thread reads or writes
-        // them, and the claim on the run, which is dropped afterwards, keeps other items of the
-        // peer out.
+        // SAFETY: granted frames: `granted` has the hold, so no other thread accesses them; the
+        // claim on the run, which is dropped later, excludes other items of the peer.
         let result = unsafe { granted.held.region.storage().unpack(&[run], &bytes) };
         drop(granted);
         drop(claim);

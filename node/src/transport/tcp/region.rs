@@ -1,5 +1,3 @@
-//! The memory of a registered storage, and frames of it that are under transfer.
-
 use std::io::{IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -15,20 +13,15 @@ use smallvec::SmallVec;
 use super::socket::{Buffers, Sources};
 use crate::wire::Form;
 
-/// Name of the transport.
 pub(super) const NAME: &str = "tcp";
 
-/// Pieces of memory per system call.
 const SLICES: usize = 64;
 
-/// Bytes per system call after which no further piece is added. A socket takes less at a time, but
-/// the system looks at every piece that it is given.
+/// Bytes per system call above which no piece is added, since the system checks every piece.
 const BYTES: usize = 1 << 20;
 
-/// A registered storage.
 pub(super) struct Region {
     storage: Arc<dyn Storage>,
-    /// The planes, if the processor reaches them.
     planes: Option<StoragePlanes>,
     /// Bytes of each part of a frame: K, V and their scales of each layer, in canonical order.
     parts: Vec<usize>,
@@ -62,12 +55,11 @@ impl Region {
         &self.storage
     }
 
-    /// Returns the bytes of a frame, without padding.
     pub(super) fn frame_bytes(&self) -> usize {
         self.frame_bytes
     }
 
-    /// Checks that the runs are frames of the storage. Returns their number.
+    /// Checks that the storage has the runs. Returns their number of frames.
     pub(super) fn check(&self, runs: &[Run]) -> Result<usize, TransportError> {
         let frames = self.storage.frames() as u64;
         for run in runs {
@@ -85,7 +77,7 @@ impl Region {
         if self.planes.is_some() && by_layer && run.len > 1 { Form::Planes } else { Form::Packed }
     }
 
-    /// Returns the memory of a run, in the order of `form`; `None` if the processor cannot reach it.
+    /// Returns the memory of a run, in the order of `form`; `None` if the CPU cannot access it.
     pub(super) fn pieces(&self, run: Run, form: Form) -> Option<Pieces> {
         let planes = self.planes.as_ref()?;
         let mut pieces = Pieces::default();
@@ -112,7 +104,7 @@ impl Region {
         Some(pieces)
     }
 
-    /// Brings bytes that were sent plane by plane into the order of packed blocks.
+    /// Converts bytes that were sent plane by plane to the order of packed blocks.
     pub(super) fn to_packed(&self, by_plane: &[u8]) -> Vec<u8> {
         let frames = by_plane.len() / self.frame_bytes;
         let mut packed = Vec::with_capacity(by_plane.len());
@@ -127,18 +119,18 @@ impl Region {
     }
 }
 
-/// Pieces of frames' memory, and how much of them was read or written.
+/// Pieces of frames' memory, and the transferred part of them.
 #[derive(Default)]
 pub(super) struct Pieces {
     list: Vec<(*mut u8, usize)>,
-    /// The frames of each piece, by their place in the run; all have the same bytes of it.
+    /// The frames of each piece, by index in the run; all have the same number of bytes.
     frames: Vec<Range<usize>>,
-    /// First piece that is not done, and bytes of it that are.
+    /// First incomplete piece, and its transferred bytes.
     at: (usize, usize),
     left: usize,
 }
 
-// SAFETY: addresses. They are only used under a reference to what keeps the frames.
+// SAFETY: addresses, used only under a reference that keeps the frames.
 unsafe impl Send for Pieces {}
 // SAFETY: as above.
 unsafe impl Sync for Pieces {}
@@ -150,7 +142,6 @@ impl Pieces {
         self.left += bytes;
     }
 
-    /// Returns the number of bytes that are not done.
     pub(super) fn left(&self) -> usize {
         self.left
     }
@@ -159,14 +150,13 @@ impl Pieces {
         self.advance_with(bytes, |_, _, _| {});
     }
 
-    /// Advances, and calls `with` with the frame, the address and the length of what was done.
+    /// Advances, and calls `with` with the frame, address and length of each transferred part.
     pub(super) fn advance_with(&mut self, mut bytes: usize, mut with: impl FnMut(usize, *mut u8, usize)) {
         self.left -= bytes;
         while bytes > 0 {
             let ((start, length), done) = (self.list[self.at.0], self.at.1);
             let frames = &self.frames[self.at.0];
             let of_frame = length / frames.len();
-            // Up to the end of a frame.
             let part = bytes.min(of_frame - done % of_frame);
             with(frames.start + done / of_frame, start.wrapping_add(done), part);
             bytes -= part;
@@ -174,7 +164,7 @@ impl Pieces {
         }
     }
 
-    /// Returns the next pieces that are not done, for one system call.
+    /// Returns the next pieces for one system call.
     fn next(&self) -> impl Iterator<Item = (*mut u8, usize)> + '_ {
         let (first, done) = self.at;
         let rest = self.list[first..].iter().take(SLICES).enumerate();
@@ -190,9 +180,7 @@ impl Pieces {
     }
 }
 
-/// Frames under transfer, and what keeps them.
-///
-/// Dropping it drops the hold; then it is over.
+/// Frames under transfer, and their hold. Dropping it drops the hold, which completes `Over`.
 pub(super) struct Held {
     pub(super) region: Arc<Region>,
     hold: Option<Hold>,
@@ -216,7 +204,7 @@ impl Drop for Held {
     }
 }
 
-/// Whether the frames of a transfer were let go.
+/// Whether the frames of a transfer were released.
 pub(super) struct Over {
     state: Mutex<(bool, Option<Waker>)>,
     signal: Arc<Signal>,
@@ -243,7 +231,7 @@ impl Over {
         self.state.lock().0
     }
 
-    /// Returns whether it is over; if not, keeps the waker.
+    /// Returns whether it is over; if not, stores the waker.
     pub(super) fn poll(&self, waker: Option<&Waker>) -> bool {
         let mut waker = waker.cloned();
         let mut state = self.state.lock();
@@ -270,7 +258,7 @@ impl Signal {
         self.raised.notify_all();
     }
 
-    /// Waits until `done`, which is evaluated after each end, or the deadline.
+    /// Waits until `done`, evaluated after each end, or the deadline.
     pub(super) fn wait(&self, deadline: Instant, mut done: impl FnMut() -> bool) {
         loop {
             let before = *self.count.lock();
@@ -287,7 +275,7 @@ impl Signal {
     }
 }
 
-/// Memory into which a socket is read, as long as `grant` lives.
+/// Memory into which a socket is read, while `grant` lives.
 pub(super) struct Into<'a, G> {
     pub(super) grant: &'a Weak<G>,
     pub(super) pieces: &'a Pieces,
@@ -297,15 +285,15 @@ impl<G> Buffers for Into<'_, G> {
     fn with<R>(&mut self, read: impl FnOnce(&mut [IoSliceMut<'_>]) -> R) -> Option<R> {
         let _grant = self.grant.upgrade()?;
         let mut slices: SmallVec<[IoSliceMut<'_>; SLICES]> = (self.pieces.next())
-            // SAFETY: a piece of granted frames: `_grant` has the hold, so that no other thread
-            // reads or writes them, and the claim on the run keeps other items of the peer out.
+            // SAFETY: a piece of granted frames: `_grant` has the hold, so no other thread accesses
+            // them; the claim on the run excludes other items of the peer.
             .map(|(start, bytes)| IoSliceMut::new(unsafe { std::slice::from_raw_parts_mut(start, bytes) }))
             .collect();
         Some(read(&mut slices))
     }
 }
 
-/// Memory that is written to a socket, as long as the transfer is not given up.
+/// Memory that is written to a socket, until the transfer is cancelled.
 pub(super) struct From<'a> {
     pub(super) source: &'a Weak<Held>,
     pub(super) pieces: &'a Pieces,

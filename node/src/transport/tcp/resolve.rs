@@ -1,5 +1,3 @@
-//! Addresses of host names.
-
 use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -13,19 +11,18 @@ use tokio::task::spawn_blocking;
 use super::address::Address;
 use super::error::LinkError;
 
-/// Longest time in which a name gets its addresses.
+/// Timeout of a name's resolution.
 const RESOLVE: Duration = Duration::from_secs(2);
 
-/// Names that the system resolves at the same time: each takes a thread, also after the time is
-/// over.
+/// Most concurrent resolutions by the system: each takes a thread, even after its timeout.
 const RESOLVED_AT_ONCE: usize = 64;
 
 /// The future of a name's addresses.
 pub type Resolved<'a> = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send + 'a>>;
 
-/// Finds the addresses of hosts. It is asked at each attempt to connect to a peer with a name.
+/// Resolves host names, at each attempt to connect to a peer.
 pub trait Resolve: Send + Sync + std::fmt::Debug + 'static {
-    /// Returns the addresses of a host, which are tried in this order.
+    /// Returns the addresses of a host, in the order in which they are tried.
     fn resolve(&self, host: &str, port: u16) -> Resolved<'_>;
 }
 
@@ -52,10 +49,7 @@ impl Resolve for SystemResolver {
     }
 }
 
-/// Returns the addresses that an address stands for: one, or those of a name.
-///
-/// # Errors
-/// [`LinkError::Io`] for a name without any, or if there is no answer in time.
+/// Resolves an address: one, or those of a name. [`LinkError::Io`] without any, or at a timeout.
 pub(super) async fn resolve(resolver: &dyn Resolve, address: &Address) -> Result<Vec<Address>, LinkError> {
     let Address::Named { host, port } = address else { return Ok(vec![address.clone()]) };
     let found = tokio::time::timeout(RESOLVE, resolver.resolve(host, *port)).await;

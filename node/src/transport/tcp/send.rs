@@ -16,10 +16,9 @@ use super::stream::{Stream, Work};
 use super::transfers::Item;
 use crate::wire::{Form, StreamHead};
 
-/// Written instead of frames that were given up while they were being sent.
+/// Sent instead of the rest of a cancelled item.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
-/// Writes until the link is closed.
 pub(super) async fn run(
     inner: Arc<Inner>,
     (peer, link): (PeerId, Arc<LinkShared>),
@@ -59,7 +58,7 @@ fn failed(error: std::io::Error) -> LinkError {
     LinkError::io("write to a data stream", error)
 }
 
-/// Writes an item. The rest of one that is given up meanwhile is filled with zeros.
+/// Writes an item. The rest of one that is cancelled meanwhile is filled with zeros.
 async fn write(inner: &Inner, socket: &mut WriteSide, item: Item) -> Result<(), LinkError> {
     socket.write_all(&StreamHead::Item(item.head).encode()).await.map_err(failed)?;
     let Some(mut pieces) = item.region.pieces(item.local, item.head.form) else {
@@ -80,8 +79,8 @@ async fn write(inner: &Inner, socket: &mut WriteSide, item: Item) -> Result<(), 
     Ok(())
 }
 
-/// Packs the frames of an item, on a thread that may wait for a device. `None` if the transfer was
-/// given up or the storage failed; then the transfer has ended.
+/// Packs the frames of an item on a blocking thread. `None` if the transfer was cancelled or the
+/// storage failed; the transfer has then ended.
 async fn pack(inner: &Inner, item: &Item) -> Option<Vec<u8>> {
     debug_assert_eq!(item.head.form, Form::Packed, "a storage without planes");
     let (source, run, bytes) = (item.source.clone(), item.local, item.head.bytes as usize);

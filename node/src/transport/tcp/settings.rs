@@ -1,5 +1,3 @@
-//! Identities and tokens, and settings of listeners and peers.
-
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -9,11 +7,11 @@ use super::random::random;
 use super::tls::Tls;
 use crate::wire::{Limits, Secret, Statement, Versions, check_name};
 
-/// Bytes of the shortest token.
+/// Minimum length of a token in bytes.
 pub const TOKEN_MIN: usize = 16;
 
-/// A secret that all nodes of a cluster know, which proves to others that this node is one of them;
-/// and others that are accepted of peers. Formatted without its contents.
+/// A secret of all nodes of a cluster, which proves membership, with further secrets that are
+/// accepted from peers. `Debug` omits its contents.
 #[derive(Clone, Debug)]
 pub struct Token(pub(super) Vec<Secret>);
 
@@ -26,10 +24,7 @@ impl Token {
         Self(Vec::with_capacity(1)).or(token)
     }
 
-    /// Accepts another token of peers too, which replaces this one or is replaced by it.
-    ///
-    /// # Errors
-    /// [`LinkError::TokenLength`].
+    /// Also accepts another token from peers, for the rotation of tokens.
     pub fn or(mut self, token: &[u8]) -> Result<Self, LinkError> {
         if token.len() < TOKEN_MIN {
             return Err(LinkError::TokenLength { bytes: token.len(), min: TOKEN_MIN });
@@ -39,10 +34,10 @@ impl Token {
     }
 }
 
-/// What a node says of itself, and how it proves it.
+/// A node's identity and credentials.
 ///
-/// A certificate proves a node's name. A token proves only that a node belongs to the cluster: nodes
-/// that share a token trust each other with their names.
+/// A certificate proves a node's name. A token proves only that a node belongs to the cluster:
+/// nodes that share a token trust each other with their names.
 #[derive(Clone, Debug)]
 pub struct Identity {
     pub(super) name: String,
@@ -56,9 +51,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Names a node. `messages` are the versions of the messages that it speaks over links.
-    ///
-    /// The incarnation is a new random number.
+    /// Creates an identity with a random incarnation. `messages` are the versions of the messages
+    /// that the node speaks.
     ///
     /// # Errors
     /// [`LinkError::Wire`] for an invalid name, [`LinkError::Io`] without random numbers.
@@ -83,21 +77,21 @@ impl Identity {
         &self.name
     }
 
-    /// Sets the fingerprint of the layout of the node's blocks.
+    /// Sets the fingerprint of the node's block layout.
     #[must_use]
     pub fn fingerprint(mut self, fingerprint: [u8; 16]) -> Self {
         self.fingerprint = fingerprint;
         self
     }
 
-    /// Sets the number of this process; for a process that chose it elsewhere.
+    /// Sets the incarnation, if the process chose it elsewhere.
     #[must_use]
     pub fn incarnation(mut self, incarnation: u64) -> Self {
         self.incarnation = incarnation;
         self
     }
 
-    /// Sets the time at which the node began, in milliseconds since 1970; by default the present.
+    /// Sets when the node began, in milliseconds since 1970; by default now.
     #[must_use]
     pub fn began_ms(mut self, began_ms: u64) -> Self {
         self.began_ms = began_ms;
@@ -111,13 +105,13 @@ impl Identity {
         self
     }
 
-    /// Returns what the node states of itself to a peer.
+    /// Returns the statement that the node sends to peers.
     pub(super) fn statement(&self, limits: &Limits) -> Statement {
         let message_bytes = u32::try_from(limits.message_bytes).unwrap_or(u32::MAX);
         Statement { began_ms: self.began_ms, lock: self.lock, message_bytes }
     }
 
-    /// Returns the number of this process.
+    /// Returns the incarnation.
     pub fn incarnation_number(&self) -> u64 {
         self.incarnation
     }
@@ -136,7 +130,7 @@ impl Identity {
         self
     }
 
-    /// Checks that a peer at this address can be told apart from others.
+    /// Checks that a peer at this address can be authenticated.
     pub(super) fn check(&self, address: &Address, listens: bool) -> Result<(), LinkError> {
         let unauthenticated = || LinkError::Unauthenticated { address: address.clone() };
         match &self.tls {
@@ -154,7 +148,7 @@ impl Identity {
     }
 }
 
-/// Where an endpoint listens. Without addresses it only connects.
+/// Listening addresses. An endpoint without any only connects.
 #[derive(Clone, Debug, Default)]
 pub struct ListenSettings {
     /// The addresses. Port 0 selects a free port.
@@ -162,7 +156,7 @@ pub struct ListenSettings {
 }
 
 impl ListenSettings {
-    /// Listens on one address.
+    /// Creates settings with one address.
     pub fn on(address: Address) -> Self {
         Self { addresses: vec![address] }
     }
@@ -175,7 +169,7 @@ pub struct PeerSettings {
     pub name: String,
     /// Address of the peer.
     pub address: Address,
-    /// Name in the peer's certificate, if it is another one.
+    /// Name in the peer's certificate, if different.
     pub server_name: Option<String>,
 }
 

@@ -1,5 +1,3 @@
-//! A connection, with or without TLS, whole or as two sides.
-
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::Shutdown;
 use std::pin::Pin;
@@ -49,7 +47,6 @@ impl Socket {
         }
     }
 
-    /// Returns the certificates that the peer presented, if it did.
     pub(super) fn certificates(&self) -> Option<&[CertificateDer<'static>]> {
         let Self::Tls(stream) = self else { return None };
         stream.get_ref().1.peer_certificates()
@@ -113,21 +110,20 @@ impl AsyncWrite for Socket {
     }
 }
 
-/// A call of the system that does not wait, and may move a part of the bytes.
-///
-/// After a part the socket is drained, or full, and the next call would only say so. Tokio forgets
-/// that a socket is ready if `try_io` returns that the call would wait, so a part is reported to it
-/// as that. It compares the state with the one before the call: what arrives meanwhile is noticed.
-/// Tokio's own reads and writes of a single slice do the same; those of several slices do not.
+/// A non-blocking system call that may move a part of the bytes. After a part, the socket is
+/// drained or full, and the next call would only fail with `WouldBlock`. Tokio clears a socket's
+/// readiness if `try_io` returns that error, so a part is reported that way. Tokio compares with
+/// the state before the call, so no later event is lost. Its own reads and writes of a single slice
+/// do the same; vectored ones do not.
 struct Part {
     whole: usize,
     moved: Option<usize>,
 }
 
 impl Part {
-    /// Returns the result of the call, but that it would wait after a part.
+    /// Returns the result of the call, or `WouldBlock` after a part.
     fn note(&mut self, result: io::Result<usize>) -> io::Result<usize> {
-        // Only where the system reports a socket when it becomes ready, not while it is.
+        // Only where the system's notification is edge-triggered.
         const REPORTS_CHANGES: bool = cfg!(any(target_os = "linux", target_vendor = "apple"));
         match result {
             Ok(moved) if REPORTS_CHANGES && 0 < moved && moved < self.whole => {
@@ -139,7 +135,7 @@ impl Part {
     }
 }
 
-/// Makes a call for `whole` bytes, within which [`Part::note`] sees the result of the system.
+/// Makes a call for `whole` bytes, within which [`Part::note`] records the system's result.
 fn part_of(whole: usize, call: impl FnOnce(&mut Part) -> io::Result<usize>) -> io::Result<usize> {
     let mut part = Part { whole, moved: None };
     let result = call(&mut part);
@@ -157,10 +153,8 @@ pub(super) enum ReadSide {
 }
 
 impl ReadSide {
-    /// Waits until the connection may have bytes; then makes one read that does not wait.
-    ///
-    /// `read` gets buffers from `buffers` only for the time of that read. Returns `None` if
-    /// `buffers` has none to give any more.
+    /// Waits until the connection is readable; then makes one non-blocking read. `read` has the
+    /// buffers of `buffers` only during that read. Returns `None` if `buffers` has no more.
     pub(super) fn poll_into<B: Buffers>(
         &mut self,
         cx: &mut Context<'_>,
@@ -194,7 +188,7 @@ impl ReadSide {
         }
     }
 
-    /// Reads one piece of at most the buffer's length.
+    /// Reads up to the buffer's length.
     pub(super) async fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut own = Own(buffer);
         let read = std::future::poll_fn(|cx| self.poll_into(cx, &mut own)).await?;
@@ -210,9 +204,9 @@ impl ReadSide {
     }
 }
 
-/// Gives out memory for one read at a time.
+/// Lends memory for one read at a time.
 pub(super) trait Buffers {
-    /// Calls `read` with at least one slice that is not empty; `None` if the memory is gone.
+    /// Calls `read` with at least one non-empty slice; `None` if the memory is gone.
     fn with<R>(&mut self, read: impl FnOnce(&mut [IoSliceMut<'_>]) -> R) -> Option<R>;
 }
 
@@ -224,7 +218,7 @@ impl Buffers for Own<'_> {
     }
 }
 
-/// The side of a connection that is written.
+/// The write half of a connection.
 pub(super) enum WriteSide {
     Tcp(Arc<TcpStream>),
     Unix(Arc<UnixStream>),
@@ -232,9 +226,8 @@ pub(super) enum WriteSide {
 }
 
 impl WriteSide {
-    /// Waits until the connection may have room; then makes one write that does not wait.
-    ///
-    /// As for [`ReadSide::poll_into`].
+    /// Waits until the connection is writable; then makes one non-blocking write, as
+    /// [`ReadSide::poll_into`].
     pub(super) fn poll_from<S: Sources>(
         &mut self,
         cx: &mut Context<'_>,
@@ -274,7 +267,6 @@ impl WriteSide {
         Ok(())
     }
 
-    /// Hands everything that was written to the system.
     pub(super) async fn flush(&mut self) -> io::Result<()> {
         match self {
             // These do not buffer.
@@ -283,7 +275,7 @@ impl WriteSide {
         }
     }
 
-    /// Tells the peer that nothing more comes. The other side of the connection stays open.
+    /// Ends the write direction. The read direction stays open.
     pub(super) async fn shutdown(&mut self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => SockRef::from(&**stream).shutdown(Shutdown::Write),
@@ -293,9 +285,9 @@ impl WriteSide {
     }
 }
 
-/// Gives out bytes for one write at a time.
+/// Lends bytes for one write at a time.
 pub(super) trait Sources {
-    /// Calls `write` with at least one slice that is not empty; `None` if the memory is gone.
+    /// Calls `write` with at least one non-empty slice; `None` if the memory is gone.
     fn with<R>(&mut self, write: impl FnOnce(&[IoSlice<'_>]) -> R) -> Option<R>;
 }
 
@@ -313,7 +305,7 @@ mod tests {
 
     use super::*;
 
-    /// Memory that counts the calls for which it is given out.
+    /// Memory that counts its uses.
     struct Counted(Vec<u8>, usize);
 
     impl Buffers for Counted {
@@ -330,7 +322,7 @@ mod tests {
         }
     }
 
-    /// After a part, the system is not asked again before it reports the socket; and then it is.
+    /// After a part, no system call is made until the system reports the socket as ready.
     #[cfg(any(target_os = "linux", target_vendor = "apple"))]
     #[tokio::test]
     async fn a_full_or_drained_socket_is_not_asked_again() {
@@ -348,7 +340,7 @@ mod tests {
         let calls = into.1;
         let again = poll_fn(|cx| Poll::Ready(read.poll_into(cx, &mut into))).await;
         assert!(again.is_pending() && into.1 == calls, "{} reads instead of {calls}", into.1);
-        // Both go on when there is room, and when there are bytes.
+        // Both continue when the socket is ready.
         let more = poll_fn(|cx| write.poll_from(cx, &mut from)).await.unwrap().unwrap();
         let got = poll_fn(|cx| read.poll_into(cx, &mut into)).await.unwrap().unwrap();
         assert!(more > 0 && got > 0);

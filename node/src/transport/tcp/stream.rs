@@ -1,5 +1,3 @@
-//! A data stream: what is queued for the peer, and what it has not acknowledged.
-
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -11,29 +9,26 @@ use super::error::LinkError;
 use super::transfers::{Item, Sent};
 use crate::wire::{Ack, Limits};
 
-/// Acknowledgements that a peer may leave unread.
 const ACKS_MAX: usize = 1024;
 
-/// The part of a data stream that its two loops share.
 pub(super) struct Stream {
-    /// Wakes the loop that writes.
     pub(super) work: Notify,
     out: Mutex<Out>,
 }
 
 struct Out {
     acks: VecDeque<Ack>,
-    /// In the order in which they were sent.
+    /// In the order of sending.
     sent: VecDeque<Sent>,
     /// Time of the last item or acknowledgement.
     progress: Instant,
 }
 
-/// The next work of the loop that writes.
+/// The next work of the write loop.
 pub(super) enum Work {
     Ack(Ack),
     Item(Item),
-    /// Nothing, before this time if items wait for their acknowledgement.
+    /// None, until this time if items await their acknowledgement.
     Idle(Option<Instant>),
 }
 
@@ -43,7 +38,6 @@ impl Stream {
         Arc::new(Self { work: Notify::new(), out: Mutex::new(out) })
     }
 
-    /// Queues an acknowledgement for the peer.
     pub(super) fn acknowledge(&self, ack: Ack) -> Result<(), LinkError> {
         let mut out = self.out.lock();
         if out.acks.len() >= ACKS_MAX {
@@ -66,20 +60,18 @@ impl Stream {
         sent
     }
 
-    /// Takes all unacknowledged items.
     pub(super) fn take_sent(&self) -> VecDeque<Sent> {
         std::mem::take(&mut self.out.lock().sent)
     }
 
-    /// Notes an item as sent, before its first byte is.
+    /// Notes an item as sent, before its first byte.
     pub(super) fn sending(&self, sent: Sent) {
         let mut out = self.out.lock();
         out.progress = Instant::now();
         out.sent.push_back(sent);
     }
 
-    /// Returns the next work. Calls `next_item` if there is no acknowledgement to write and the
-    /// window has room.
+    /// Returns the next work; calls `next_item` if no acknowledgement is queued and there is room.
     pub(super) fn next(&self, limits: &Limits, next_item: impl FnOnce() -> Option<Item>) -> Work {
         let (full, idle) = {
             let mut out = self.out.lock();

@@ -1,5 +1,3 @@
-//! The links of an endpoint: their counts, and those whose data streams are still arriving.
-
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -11,7 +9,6 @@ use super::settings::Identity;
 use super::socket::Socket;
 use crate::wire::Limits;
 
-/// The part of an endpoint that its tasks share.
 #[derive(Debug)]
 pub(super) struct Shared {
     identity: RwLock<Arc<Identity>>,
@@ -24,7 +21,6 @@ impl Shared {
         Self { identity: RwLock::new(Arc::new(identity)), limits, table: Mutex::default() }
     }
 
-    /// Returns what this node says of itself in handshakes that begin now.
     pub(super) fn identity(&self) -> Arc<Identity> {
         self.identity.read().clone()
     }
@@ -36,19 +32,15 @@ impl Shared {
 
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// Links whose data streams have not all arrived.
     pub(super) waiting: HashMap<u128, Waiting>,
-    /// Number of the next one, by which the oldest is found.
+    /// Number of the next one; the lowest is the oldest.
     pub(super) next: u64,
-    /// Names of the configured peers.
     pub(super) configured: BTreeSet<String>,
-    /// Links per name of a peer.
     pub(super) links: HashMap<String, usize>,
 }
 
 impl Table {
-    /// Returns the number of places that a peer must leave free: one for each configured peer
-    /// without a link, but at most half of all.
+    /// Returns the places to leave free: one per unlinked configured peer, at most half of all.
     fn kept(&self, name: &str, limits: &Limits) -> usize {
         if self.configured.contains(name) {
             return 0;
@@ -72,7 +64,7 @@ impl std::fmt::Debug for Waiting {
     }
 }
 
-/// Place of a link in the counts of its endpoint.
+/// A link's share in the counts of its endpoint.
 pub(super) struct Slot {
     shared: Arc<Shared>,
     name: String,
@@ -85,7 +77,7 @@ pub(super) struct Expected<'a> {
 }
 
 impl<'a> Expected<'a> {
-    /// Notes a link whose data streams have to arrive. If there are too many, the oldest gives up.
+    /// Registers a link that waits for data streams. If there are too many, drops the oldest.
     pub(super) fn note(
         shared: &'a Shared,
         link: u128,

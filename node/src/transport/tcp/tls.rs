@@ -1,5 +1,3 @@
-//! Certificates: what this node presents, and what it accepts.
-
 use std::sync::Arc;
 
 use rustls::client::verify_server_name;
@@ -13,7 +11,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use super::error::LinkError;
 use super::socket::Socket;
 
-/// Certificates of a node, checked and ready for use.
+/// Validated certificates of a node.
 #[derive(Clone, Debug)]
 pub struct Tls {
     acceptor: Option<Acceptor>,
@@ -43,12 +41,8 @@ impl std::fmt::Debug for Connector {
 }
 
 impl Tls {
-    /// Mutual TLS: presents a certificate, and accepts those that the authorities have signed.
-    ///
-    /// All three are PEM. Peers' certificates must contain their names.
-    ///
-    /// # Errors
-    /// [`LinkError::TlsFile`].
+    /// Mutual TLS: presents a certificate, and accepts those that the authorities have signed. All
+    /// three are PEM. Peers' certificates must contain their names.
     pub fn mutual(certificates: &[u8], key: &[u8], authorities: &[u8]) -> Result<Self, LinkError> {
         let (certificates, key) = (chain(certificates)?, private_key(key)?);
         let roots = Arc::new(roots(authorities)?);
@@ -71,11 +65,8 @@ impl Tls {
 
     /// TLS with a certificate of the acceptor only, for links that are authenticated by a token.
     ///
-    /// `certificate` is the chain and the key of this node, which it needs to listen;
-    /// `authorities` are those of peers, which it needs to connect. All are PEM.
-    ///
-    /// # Errors
-    /// [`LinkError::TlsFile`].
+    /// `certificate` is the chain and the key of this node, needed to listen; `authorities` sign
+    /// those of peers, needed to connect. All are PEM.
     pub fn with_token(
         certificate: Option<(&[u8], &[u8])>,
         authorities: Option<&[u8]>,
@@ -109,7 +100,6 @@ impl Tls {
     }
 }
 
-/// Encrypts a connection that was accepted, if there is a certificate.
 pub(crate) async fn accept(tls: Option<&Tls>, stream: TcpStream) -> Result<Socket, LinkError> {
     stream.set_nodelay(true).map_err(|error| LinkError::io("configure a connection", error))?;
     let Some(acceptor) = tls.and_then(Tls::acceptor) else { return Ok(Socket::Tcp(stream)) };
@@ -118,7 +108,7 @@ pub(crate) async fn accept(tls: Option<&Tls>, stream: TcpStream) -> Result<Socke
     Ok(Socket::Tls(Box::new(stream.into())))
 }
 
-/// Encrypts a connection that was opened to a host of this name, if there are authorities.
+/// Encrypts a connection to a host of this name, if there are authorities.
 pub(crate) async fn connect(tls: Option<&Tls>, name: &str, stream: TcpStream) -> Result<Socket, LinkError> {
     let Some(connector) = tls.and_then(Tls::connector) else { return Ok(Socket::Tcp(stream)) };
     let stream = connector.0.connect(server_name(name)?, stream).await;
@@ -170,12 +160,10 @@ fn roots(pem: &[u8]) -> Result<RootCertStore, LinkError> {
     Ok(roots)
 }
 
-/// Returns the name by which a certificate is checked.
 pub(super) fn server_name(name: &str) -> Result<ServerName<'static>, LinkError> {
     ServerName::try_from(name.to_owned()).map_err(|error| unusable("name of the peer", &error))
 }
 
-/// Returns true if one of the certificates that a connector presented is that of this name.
 pub(super) fn is_named(certificates: &[CertificateDer<'_>], name: &str) -> bool {
     let (Some(first), Ok(name)) = (certificates.first(), server_name(name)) else { return false };
     ParsedCertificate::try_from(first).is_ok_and(|first| verify_server_name(&first, &name).is_ok())

@@ -1,4 +1,4 @@
-//! What is sent to peers: transfers, divided into items.
+//! Transfers to peers, split into items.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
@@ -9,36 +9,31 @@ use kvpool::transport::{PeerId, Submission, Tag, TransferId, TransferState, Tran
 use super::region::{Held, NAME, Over, Region, Signal, split};
 use crate::wire::{ItemHead, ItemStatus, Limits};
 
-/// Bytes of an item below which a transfer is not divided any further for the sake of its streams.
+/// Bytes of an item below which a transfer is not split further for more streams.
 const ITEM_BYTES_MIN: usize = 4 << 20;
 
-/// All transfers whose end was not reported.
 #[derive(Default)]
 pub(super) struct Transfers {
     next: u64,
     next_item: u64,
     entries: HashMap<TransferId, Entry>,
-    /// Transfers with frames that were not sent, by peer.
     queues: HashMap<PeerId, VecDeque<TransferId>>,
 }
 
 struct Entry {
     peer: PeerId,
     tag: Tag,
-    /// Frames that were not sent; the first runs are consumed from their beginning.
+    /// Unsent frames, consumed from the beginning of the first run.
     local: VecDeque<Run>,
     remote: VecDeque<Run>,
-    /// Number of these frames.
     left: usize,
-    /// Items that were sent and not acknowledged.
     unacknowledged: usize,
-    /// `None` once the transfer ended, one way or the other.
+    /// `None` once the transfer has ended.
     source: Option<Arc<Held>>,
     over: Arc<Over>,
     result: Option<Result<(), TransportError>>,
 }
 
-/// An item to be sent.
 pub(super) struct Item {
     pub(super) sent: Sent,
     pub(super) source: Weak<Held>,
@@ -47,7 +42,6 @@ pub(super) struct Item {
     pub(super) head: ItemHead,
 }
 
-/// An item that was sent, or is being sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sent {
     pub(super) item: u64,
@@ -56,8 +50,7 @@ pub(super) struct Sent {
     run: Run,
 }
 
-/// What a transfer leaves when it ends. It is dropped outside of any lock, because dropping the hold
-/// runs its owner's code.
+/// Remains of an ended transfer, dropped outside of any lock, since the hold runs user code.
 #[must_use]
 pub(super) struct Remains(#[expect(dead_code, reason = "only dropped")] Option<Arc<Held>>);
 
@@ -107,11 +100,9 @@ impl Transfers {
         Ok(id)
     }
 
-    /// Takes the next item for a peer to which there are `streams` streams, of up to `bytes` bytes,
-    /// but at least one frame.
-    ///
-    /// Large items have long pieces in each plane, which are read and written faster. They become
-    /// smaller towards the end of a transfer, so that all streams end at about the same time.
+    /// Takes the next item for a peer with `streams` streams: `bytes` bytes, but at least one
+    /// frame. Large items have long pieces in each plane, which are transferred faster. They shrink
+    /// towards the end of a transfer, so that all streams end at about the same time.
     pub(super) fn next_item(&mut self, peer: PeerId, bytes: usize, streams: usize) -> Option<Item> {
         let queue = self.queues.get_mut(&peer)?;
         loop {
@@ -137,7 +128,6 @@ impl Transfers {
         }
     }
 
-    /// Notes the result of an item.
     pub(super) fn acknowledged(&mut self, sent: Sent, status: ItemStatus) -> Remains {
         if status != ItemStatus::Written {
             return self.fail(sent.transfer, refusal(sent, status));
@@ -151,7 +141,6 @@ impl Transfers {
         Remains(None)
     }
 
-    /// Ends a transfer that did not end yet.
     pub(super) fn fail(&mut self, transfer: TransferId, error: TransportError) -> Remains {
         let Some(entry) = self.entries.get_mut(&transfer) else { return Remains(None) };
         if entry.result.is_none() {
@@ -167,13 +156,12 @@ impl Transfers {
         transfers.into_iter().map(|transfer| self.fail(transfer, error.clone())).collect()
     }
 
-    /// Returns what says that a transfer is over, for [`state`](Self::state).
+    /// Returns the flag whether a transfer is over, for [`state`](Self::state).
     pub(super) fn over(&self, transfer: TransferId) -> Option<Arc<Over>> {
         self.entries.get(&transfer).map(|entry| entry.over.clone())
     }
 
-    /// Returns the state of a transfer, given whether it is over; forgets it if its end is
-    /// reported.
+    /// Returns the state of a transfer, given whether it is over; forgets it once reported.
     pub(super) fn state(&mut self, transfer: TransferId, over: bool) -> TransferState {
         let Some(entry) = self.entries.get(&transfer) else {
             return TransferState::Failed(TransportError::Unknown { what: "transfer", number: transfer.0 });
@@ -191,12 +179,10 @@ impl Transfers {
         }
     }
 
-    /// Returns whether a transfer to a peer is not over.
     pub(super) fn has(&self, peer: PeerId) -> bool {
         self.entries.values().any(|entry| entry.peer == peer && !entry.is_over())
     }
 
-    /// Returns the number of transfers that are not over.
     pub(super) fn live(&self) -> usize {
         self.entries.values().filter(|entry| !entry.is_over()).count()
     }
@@ -278,10 +264,9 @@ mod tests {
         assert!(frames.is_sorted_by(|before, after| before >= after), "{frames:?}");
         let (last, rest) = frames.split_last().unwrap();
         assert!(*last <= 4 && rest.iter().all(|&frames| frames >= 4), "{frames:?}");
-        // Each of the streams has one.
         assert_eq!(items(16, 16 << 20, 4), [4, 4, 4, 4]);
         assert_eq!(items(16, 16 << 20, 1), [8, 4, 4]);
-        // The limit counts, but a frame is never divided.
+        // The limit applies, but a frame is never split.
         assert_eq!(items(5, 2 << 20, 4), [2, 2, 1]);
         assert_eq!(items(2, 1000, 4), [1, 1]);
     }
