@@ -14,6 +14,7 @@ pub struct Screen {
 }
 
 impl Screen {
+    /// Whether standard input and output are terminals.
     pub fn is_there() -> bool {
         stdin().is_terminal() && stdout().is_terminal()
     }
