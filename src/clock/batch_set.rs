@@ -65,7 +65,7 @@ pub enum SetState {
     Beginning,
 }
 
-/// A set of batches of one clock, exact while at most [`EXACT`] of them are in flight. Beyond that,
+/// A set of batches of one clock, exact while at most `EXACT` of them are in flight. Beyond that,
 /// the oldest one's ticket represents all batches up to it: the set may end late, never early.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BatchSet {
