@@ -1,3 +1,5 @@
+//! The command `kvpool`.
+
 use std::process::ExitCode;
 
 use clap::Parser;
