@@ -390,7 +390,7 @@ async fn other_block_sizes_and_static_scales() {
         model().dtype(Dtype::Fp8E4M3).scales(Scales::PerHead { k: scales(), v: scales() })
     };
     for (from, to, reason) in [
-        (model(), model().block_tokens(8), "4 tokens"),
+        (model(), model().block_tokens(8), "tokens: got 4"),
         (scaled(2.0), scaled(3.0), "scale"),
         (model(), model().dtype(Dtype::F16), "f16"),
     ] {
