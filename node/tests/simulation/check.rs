@@ -253,5 +253,9 @@ fn variant(value: &impl std::fmt::Debug) -> String {
     let all = format!("{value:?}");
     let parts: Vec<&str> =
         all.split(|c: char| !c.is_alphanumeric()).filter(|part| !part.is_empty()).take(2).collect();
-    if parts[0] == "Peer" { parts.join(" ") } else { parts[0].to_owned() }
+    match parts[0] {
+        "Peer" => parts.join(" "),
+        "Own" => parts[1..].join(" "),
+        other => other.to_owned(),
+    }
 }
