@@ -28,8 +28,9 @@ impl Blocks {
             take(Run { start: owned.frame, len: 1 });
             return Ok(());
         }
-        let (mut few, mut runs) = ([FrameId(0); INLINE_BLOCKS], RunList::new());
+        let mut few = [FrameId(0); INLINE_BLOCKS];
         if !prefers_runs && self.allocate_inline(request, |i, owned| few[i] = owned.frame) {
+            let mut runs = RunList::new();
             few[..request.blocks].iter().for_each(|&start| runs.append(Run { start, len: 1 }));
             runs.iter().for_each(|&run| take(run));
             return Ok(());

@@ -53,6 +53,15 @@ impl Few {
 }
 
 impl Blocks {
+    /// Gives back the frame of a free block, and announces it.
+    #[inline(always)]
+    pub(super) fn give_back_one(&self, frame: FrameId) {
+        let cache = self.recent_thread_cache();
+        if !self.is_pushed(cache, 1, |magazines| magazines.push_loaded(frame)) {
+            self.give_back_frames(cache, &[frame]);
+        }
+    }
+
     // One function: with a body in each caller, its parts were not inlined, which cost 5 %.
     #[inline(never)]
     pub(super) fn give_back_few(&self, frames: &[FrameId]) {

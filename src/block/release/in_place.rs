@@ -33,18 +33,47 @@ impl Blocks {
         if frames.len() > INLINE_BLOCKS
             && let Some(runs) = self.only_in_place(table, frames)
         {
-            let mut pass = Pass::new(self, few);
-            let outcome = pass.free_runs(table, frames, &runs);
-            self.finish(&mut pass, 0, tell);
-            return outcome;
+            let (mut done, mut part) = (0, 0);
+            for &run in runs.iter() {
+                part = release_run(table, run);
+                if part < run.len {
+                    return self.free_rest_of_runs(frames, &runs, (done, part), tell);
+                }
+                done += 1;
+            }
+            self.give_back_runs(&runs);
+            return Ok(());
         }
         let cached = self.check_owned(table, frames)?;
+        if let [frame] = *frames
+            && cached == 0
+            && let Some(frame) = free_only(table, frame)
+        {
+            self.give_back_one(frame);
+            return Ok(());
+        }
         let rest = if cached == 0 { few.fill(frames, |frame| free_only(table, frame)) } else { frames };
         if rest.is_empty() {
             self.give_back_few(few.frames());
             return Ok(());
         }
         self.free_rest(few, frames, rest, cached, tell)
+    }
+
+    /// Frees what is left of runs that [`only_in_place`](Core::only_in_place) checked. `released`:
+    /// the number of runs that were released as a whole, and of frames of the next one.
+    #[cold]
+    fn free_rest_of_runs(
+        &self,
+        frames: &[u32],
+        runs: &RunList,
+        released: (usize, u32),
+        tell: impl FnOnce(&[Evictable], Ticket),
+    ) -> Result<(), FrameError> {
+        let mut pass = Pass::new(self, Few::new());
+        let outcome = pass.free_runs(self.space.table.view(), frames, runs, released);
+        self.finish(&mut pass, 0, tell);
+        outcome
     }
 
     #[inline(never)]
@@ -105,21 +134,31 @@ impl Blocks {
 }
 
 impl Pass<'_> {
-    fn free_runs(&mut self, table: TableView<'_>, frames: &[u32], runs: &RunList) -> Result<(), FrameError> {
+    /// As [`Blocks::free_rest_of_runs`].
+    fn free_runs(
+        &mut self,
+        table: TableView<'_>,
+        frames: &[u32],
+        runs: &RunList,
+        (done, part): (usize, u32),
+    ) -> Result<(), FrameError> {
         let mut outcome = Ok(());
-        for &run in runs.iter() {
-            let mut rest = run;
+        for (index, &run) in runs.iter().enumerate() {
+            let (mut rest, mut len) = (run, if index < done { run.len } else { part });
+            if index > done {
+                len = release_run(table, rest);
+            }
             loop {
-                let len = release_run(table, rest);
                 self.freed_run(Run { len, ..rest });
                 if len == rest.len {
                     break;
                 }
-                // Another thread shared or cached it. Reached by
+                // Another thread shared or cached it after the check. Reached by the test
                 // `threads_change_frames_of_a_list_that_is_freed`.
                 let frame = FrameId(rest.start.0 + len);
                 outcome = outcome.and(self.free(table, frames, frame));
                 rest = Run { start: FrameId(frame.0 + 1), len: rest.len - len - 1 };
+                len = release_run(table, rest);
             }
         }
         outcome

@@ -175,12 +175,7 @@ impl Blocks {
     #[inline]
     pub(crate) fn release_unseen(&self, id: BlockId) {
         match release_privately(self.space.table.view(), id) {
-            Some(frame) => {
-                let cache = self.recent_thread_cache();
-                if !self.is_pushed(cache, 1, |magazines| magazines.push_loaded(frame)) {
-                    self.give_back_frames(cache, &[frame]);
-                }
-            }
+            Some(frame) => self.give_back_one(frame),
             None => self.release_sealed(id),
         }
     }
