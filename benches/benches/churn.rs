@@ -14,7 +14,7 @@
 //! *bitmaps* does not. Moved bytes are reported per run gained, and per byte that the sequences
 //! wrote.
 //!
-//! Frames that sequences reserve for their growth count as fragmentation, and compaction leaves them.
+//! Frames that sequences reserve for their growth count as fragmentation; compaction leaves them.
 
 use std::time::{Duration, Instant};
 

@@ -8,7 +8,7 @@
 //! | `kvp_zero` | [`ZeroParams`] | one piece of one frame per CTA |
 //! | `kvp_pack` | [`PackParams`] | one piece of one frame per CTA |
 //! | `kvp_rows` | [`RowsParams`] | K or V of one token per warp |
-//! | `kvp_quantise`, `kvp_dequantise` | [`QuantParams`] | one head of K or V of one token per part of a warp |
+//! | `kvp_quantise`, `kvp_dequantise` | [`QuantParams`] | one head of K or V of a token per part of a warp |
 //! | `kvp_patch` | [`PatchParams`] | one entry per thread |
 //!
 //! CTAs have [`THREADS`] threads in one dimension; any number of CTAs is valid.
@@ -118,7 +118,7 @@ pub struct CopyParams {
 }
 
 impl CopyParams {
-    /// Describes `moves` of `pieces`: the address and the length of each table. The moves at address 0
+    /// Describes `moves` of `pieces`: the address and the length of each table. Moves at address 0
     /// are those that the caller puts into `few`.
     #[must_use]
     pub fn new(pieces: (u64, usize), moves: (u64, usize), unit: u32) -> Self {

@@ -280,7 +280,7 @@ impl Core {
         let report = AuditReport {
             total,
             in_bitmap: ledger.count(FramePlace::Bitmap),
-            reserved_for_growth: self.audit_spared(&ledger)?,
+            reserved_for_growth: self.audit_growth(&ledger)?,
             in_magazines: ledger.count(FramePlace::Magazine),
             retired: ledger.count(FramePlace::Retired),
             held: ledger.count(FramePlace::Held),
@@ -313,7 +313,7 @@ impl Core {
         self.space.frames.growth_units()
     }
 
-    fn audit_spared(&self, ledger: &Ledger) -> Result<usize, AuditError> {
+    fn audit_growth(&self, ledger: &Ledger) -> Result<usize, AuditError> {
         let mut reserved_for_growth = 0;
         self.space.frames.for_each_growth_unit(&mut |unit| {
             let seen = ledger.seen.get(unit.start.index()..).unwrap_or_default();
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_unit_is_unspared_by_its_owner_alone() {
+    fn a_growth_unit_is_ended_by_its_owner_alone() {
         let blocks = blocks_of(8 * 64 + 6);
         assert!(blocks.begin_growth_unit(FrameId(8 * 64)));
         assert_eq!(

@@ -308,7 +308,7 @@ impl Core {
         let (available, in_order) = self.available_in_order(&census);
         let of_others = |all: usize, reserved_for_growth: usize| all.saturating_sub(reserved_for_growth);
         let available = of_others(available, census.reserved_for_growth);
-        let rate = self.rate_of(available, of_others(in_order, census.spared_in_order), order);
+        let rate = self.rate_of(available, of_others(in_order, census.growth_in_order), order);
         let in_holes = (available + self.counts().in_magazines) as f64 * rate;
         if in_holes > self.holes_max() as f64 { rate } else { 0.0 }
     }

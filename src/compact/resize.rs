@@ -6,7 +6,7 @@
 //!           move the used blocks below, in waves, as compaction does  ->  collect again
 //!           retired frames become free when batches end; open blocks may be sealed meanwhile
 //!           no progress within the caller's patience: undo, and report the obstacles
-//! between two awaits: the open shrink is left with the turn. Not polled for too long: whoever
+//! between two awaits: the open shrink is left with the turn. Not polled for too long: the task that
 //!           passes over the turn undoes the shrink; the next poll takes a turn and begins again
 //! ```
 //!

@@ -22,7 +22,7 @@ pub struct Census {
     /// Number of free frames in units reserved for growth.
     pub reserved_for_growth: usize,
     /// Number of those frames that are in free aligned runs of at least [`order`](Self::order).
-    pub spared_in_order: usize,
+    pub growth_in_order: usize,
     /// Number of frames in wholly free units (of 64).
     pub free_in_units: usize,
     /// Number of maximal free runs, at any alignment.
@@ -93,7 +93,7 @@ impl Map<'_> {
             free: 0,
             free_in_order: 0,
             reserved_for_growth: 0,
-            spared_in_order: 0,
+            growth_in_order: 0,
             free_in_units: 0,
             runs: 0,
             longest_run: 0,
@@ -106,7 +106,7 @@ impl Map<'_> {
         self.for_each_growth_unit(|unit| {
             let free = self.directory.free_in_unit(unit, false);
             census.reserved_for_growth += free.count_ones() as usize;
-            census.spared_in_order += in_aligned_runs(free, u32::from(order.0)) as usize;
+            census.growth_in_order += in_aligned_runs(free, u32::from(order.0)) as usize;
         });
         census
     }
@@ -124,7 +124,7 @@ impl Map<'_> {
     }
 
     /// Returns the number of units reserved for growth, including those beyond the end of the pool.
-    pub(super) fn spared_ever(self) -> usize {
+    pub(super) fn growth_units_ever(self) -> usize {
         let groups = (0..self.directory.groups_ever()).filter_map(|group| self.directory.group(group));
         groups.map(|group| group.reserved_for_growth.load(Ordering::Relaxed).count_ones() as usize).sum()
     }

@@ -360,7 +360,7 @@ impl Frames {
             } else if map.free_count() != self.tally.free() {
                 Err("the tally of free frames is wrong")
             } else {
-                let is_right = map.spared_ever() == self.growth_units();
+                let is_right = map.growth_units_ever() == self.growth_units();
                 if is_right { Ok(()) } else { Err("the count of units reserved for growth is wrong") }
             }
         })

@@ -88,7 +88,7 @@ impl Frames {
     }
 
     /// Estimates the free frames in units reserved for growth, in O(1): half of each unit.
-    pub fn spared_about(&self) -> usize {
+    pub fn growth_frames_about(&self) -> usize {
         self.growth_units.load(Relaxed) * FAN / 2
     }
 
@@ -112,7 +112,7 @@ impl Frames {
     }
 
     /// Returns the number of free frames in units reserved for growth. Reads one word per group.
-    pub fn spared_frames(&self) -> usize {
+    pub fn growth_frames(&self) -> usize {
         self.with(|map| {
             let mut frames = 0;
             map.for_each_growth_unit(|unit| {

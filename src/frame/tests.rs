@@ -74,12 +74,12 @@ impl Checked {
         let census = self.frames.census(Order(2));
         assert_eq!((self.frames.free_frames(), self.frames.free_counted()), (free, free));
         assert_eq!(census.free, free);
-        let of_spared = |(frame, free): (usize, &bool)| {
+        let of_growth = |(frame, free): (usize, &bool)| {
             *free && self.reserved_for_growth.contains(&((frame >> FAN_LOG2) as u32))
         };
-        let reserved_for_growth = self.free.iter().enumerate().filter(|&frame| of_spared(frame)).count();
+        let reserved_for_growth = self.free.iter().enumerate().filter(|&frame| of_growth(frame)).count();
         assert_eq!(
-            (census.reserved_for_growth, self.frames.spared_frames()),
+            (census.reserved_for_growth, self.frames.growth_frames()),
             (reserved_for_growth, reserved_for_growth)
         );
         let by_order = census.by_order.iter().enumerate().map(|(order, count)| count << order).sum::<usize>();
@@ -407,7 +407,7 @@ fn growth_units_are_taken_last() {
         "a bit has one owner"
     );
     assert!(!pool.begin_growth_unit(FrameId(64)), "one unit of four");
-    assert_eq!((pool.spared_frames(), pool.free_units()), (54, 3));
+    assert_eq!((pool.growth_frames(), pool.free_units()), (54, 3));
     assert_eq!(pool.extend(FrameId(10), 4, false), None, "reserved for growth by another caller");
     assert_eq!(pool.extend(FrameId(10), 4, true), Some(4));
     for _ in 0..3 {

@@ -337,7 +337,7 @@ mod tests {
     use crate::ids::FrameId;
 
     #[test]
-    fn an_audit_finds_a_unit_that_no_sequence_spares() {
+    fn an_audit_finds_a_growth_unit_of_no_sequence() {
         let layout = KvLayout::named("tiny").unwrap();
         let pool = Pool::builder(layout).blocks(1_023).without_storage().build().unwrap();
         let sequence = pool.sequence(SequenceId(1)).open().unwrap();

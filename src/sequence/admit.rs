@@ -260,7 +260,7 @@ impl Admission<'_> {
             self.sequence.adopt(prefix);
         }
         self.sequence.reserve_but(reserved, self.request.leave);
-        self.sequence.spare_end();
+        self.sequence.reserve_end();
         (Ok(()), took_tail)
     }
 

@@ -64,7 +64,7 @@ impl Batch {
         self.step
             .note(sequence, if copies { plan.first * self.step.sequences.0.block_tokens } else { plan.from });
         if grown.new_blocks > 0 {
-            sequence.spare_end();
+            sequence.reserve_end();
         }
         if let Some(copied) = grown.copied {
             if self.copies_at_once() {

@@ -109,7 +109,7 @@ impl Sequence {
         let released: SmallVec<[BlockId; 8]> = self.reserved.drain(..blocks).collect();
         self.note_reserved();
         self.release_reserved(&released);
-        self.spare_end();
+        self.reserve_end();
     }
 
     fn release_reserved(&mut self, released: &[BlockId]) {
@@ -178,7 +178,7 @@ impl Sequence {
         self.reserved = taken;
         outcome?;
         self.note_reserved();
-        self.spare_end();
+        self.reserve_end();
         Ok(())
     }
 

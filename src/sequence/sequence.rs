@@ -389,7 +389,7 @@ impl Sequence {
 
     /// Reserves the unit of its last block for growth, after blocks were added.
     #[inline]
-    pub(super) fn spare_end(&mut self) {
+    pub(super) fn reserve_end(&mut self) {
         let last = self.last_frame();
         if self.reserved_for_growth.map(unit_of) != last.map(unit_of) {
             self.reserve_for_growth(last);

@@ -309,7 +309,7 @@ impl Arrival {
         sequence.list.reserve(blocks.len());
         blocks.iter().enumerate().for_each(|(place, &id)| sequence.list.stage(place, id));
         sequence.publish(length);
-        sequence.spare_end();
+        sequence.reserve_end();
         sequence.committed = committed;
         sequence.seals.adopt(shared as u32);
         // All writers have ended: this seals the blocks, and registers those with known hashes.

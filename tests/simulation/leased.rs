@@ -171,7 +171,7 @@ impl World {
         }
     }
 
-    /// Pins a sequence's block by a handle that nobody gave out, as any caller can make up: a refusal
+    /// Pins a sequence's block by a forged handle: any caller can make one up, because a refusal
     /// reveals the generation. The pin ends with the block.
     pub fn pin_forged(&mut self) {
         let Some(index) = self.pick(self.sequences.len()) else { return };

@@ -407,8 +407,8 @@ impl PyPool {
     }
 
     /// Moves a swapped sequence back to this pool, with blocks for `headroom` tokens, if `leave`
-    /// blocks stay available besides; waits in the queue for them, in its turn among the admissions.
-    /// Returns the sequence here and a report.
+    /// blocks stay available besides; waits for them in its turn among the admissions. Returns the
+    /// sequence here and a report.
     ///
     /// If it fails or is cancelled, the sequence is as before.
     #[pyo3(signature = (sequence, *, headroom=Tokens(0), leave=Count(0), timeout=None))]

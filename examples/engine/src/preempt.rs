@@ -62,7 +62,7 @@ impl Swap {
         parked: &Sequence,
         headroom: usize,
     ) -> Result<Option<Sequence>, EngineError> {
-        // Not a wait in the queue: meanwhile this worker would hold the blocks of its other sequences.
+        // No wait in the queue: this worker would hold the blocks of its other sequences meanwhile.
         let now = pool.resume(parked, ResumeOptions::new().headroom(headroom)).until(Instant::now());
         match self.runtime.block_on(now) {
             Ok((sequence, _)) => Ok(Some(sequence)),

@@ -1,6 +1,6 @@
 //! Model of the scheduler. Theorem: two workers with requests of two blocks and of one, over two
-//! blocks, serve both, and all blocks are free at the end. Run with loom, with each call of the pool
-//! as one step, or with all steps of the pool:
+//! blocks, serve both, and all blocks are free at the end. Run with loom, with each call of the
+//! pool as one step, or with all steps of the pool:
 //!
 //! ```text
 //! RUSTFLAGS="--cfg kvpool_loom_coarse" cargo test --release

@@ -66,7 +66,7 @@ impl Core {
         let frames = &self.space.frames;
         let available = frames.free_counted() + self.evictable();
         let share = if self.evictor.is_some() { ROOM_SHIFT } else { 0 };
-        frames.spared_about() <= available >> share && frames.begin_growth_unit(frame)
+        frames.growth_frames_about() <= available >> share && frames.begin_growth_unit(frame)
     }
 
     #[inline]
@@ -76,7 +76,7 @@ impl Core {
 
     /// Returns the number of free frames that sequences reserve for growth. Reads the bitmaps.
     pub fn reserved_for_growth(&self) -> usize {
-        self.space.frames.spared_frames()
+        self.space.frames.growth_frames()
     }
 
     /// Takes frames for a list: behind its end, and whole units. The rest goes into holes.
@@ -125,7 +125,7 @@ impl Core {
     /// Returns about how many frames are free in partly used units not reserved for growth.
     fn holes(&self) -> usize {
         let frames = &self.space.frames;
-        frames.free_counted().saturating_sub((frames.free_units() << FAN_LOG2) + frames.spared_about())
+        frames.free_counted().saturating_sub((frames.free_units() << FAN_LOG2) + frames.growth_frames_about())
     }
 
     /// Returns the maximum number of frames in holes, see the [module](super::growth).

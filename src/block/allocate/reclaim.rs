@@ -58,7 +58,7 @@ impl Core {
         let units = frames.free_units();
         let missing = watermark.saturating_sub(units << FAN_LOG2);
         // Otherwise evictions that complete no units would continue until nothing is cached.
-        let most = watermark + self.holes_max() + frames.spared_about();
+        let most = watermark + self.holes_max() + frames.growth_frames_about();
         let missing = missing.min(most.saturating_sub(frames.free_counted()));
         if missing == 0 {
             return 0;

@@ -11,7 +11,7 @@ pub(super) struct Map<'a> {
     pub free: Vec<u64>,
     /// Frames whose block can move.
     pub movable: Vec<u64>,
-    takes_spared: bool,
+    takes_growth: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,7 +43,7 @@ impl<'a> Map<'a> {
             free.push(!high & !low);
             movable.push(high & !low);
         }
-        Self { snapshot, free, movable, takes_spared: reserved_for_growth == ReservedForGrowth::Taken }
+        Self { snapshot, free, movable, takes_growth: reserved_for_growth == ReservedForGrowth::Taken }
     }
 
     #[inline]
@@ -120,7 +120,7 @@ impl<'a> Map<'a> {
             }
         }
         // Frames reserved for growth that the bitmap counts as free are in both counts.
-        let in_growth_units = if self.takes_spared { 0 } else { in_growth_units };
+        let in_growth_units = if self.takes_growth { 0 } else { in_growth_units };
         count(self.rooms(&free, &after)) - before + in_growth_units
     }
 

@@ -409,7 +409,7 @@ fn of_several_steps_those_that_pay_are_made() {
 }
 
 #[test]
-fn spared_frames_are_for_their_list() {
+fn growth_frames_are_for_their_list() {
     let reserved_for_growth = drawn("a___ *... ***_ A***");
     assert_eq!(
         plan(&reserved_for_growth, FOURS, ALL),

@@ -41,7 +41,7 @@ impl Level {
     #[inline]
     pub(super) fn mark(&self, index: usize) {
         let (word, bit) = (index / WORD, 1 << (index % WORD));
-        // Relaxed: the push made the clearing visible. Whoever sets a bit sets the summary too.
+        // Relaxed: the push made the clearing visible. The thread that sets a bit sets the summary.
         if self.words[word].load(Relaxed) & bit == 0 {
             // Acquire: pairs with the Release in `clear`: a mark after it sees the summary cleared.
             self.words[word].fetch_or(bit, Acquire);
