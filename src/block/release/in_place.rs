@@ -33,13 +33,11 @@ impl Blocks {
         if frames.len() > INLINE_BLOCKS
             && let Some(runs) = self.only_in_place(table, frames)
         {
-            let (mut done, mut part) = (0, 0);
-            for &run in runs.iter() {
-                part = release_run(table, run);
+            for (done, &run) in runs.iter().enumerate() {
+                let part = release_run(table, run);
                 if part < run.len {
                     return self.free_rest_of_runs(frames, &runs, (done, part), tell);
                 }
-                done += 1;
             }
             self.give_back_runs(&runs);
             return Ok(());
