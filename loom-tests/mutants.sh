@@ -43,8 +43,8 @@ refused_by_depot magazines
 no_visit magazines
 caches_seen_relaxed announced
 cache_published_relaxed announced
-cache_taken_relaxed announced
-cache_left_relaxed announced
+cache_taken_relaxed magazines
+cache_left_relaxed magazines
 depot_no_count magazines
 depot_relaxed magazines
 release_relaxed share_release

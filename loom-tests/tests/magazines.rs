@@ -109,6 +109,25 @@ fn taken_back_from_an_owner_at_work() {
     });
 }
 
+/// A thread arrives while another one leaves, whose thread cache it takes over: it sees all that the
+/// former owner wrote there.
+#[test]
+fn a_thread_cache_taken_over_at_once() {
+    check_wide(1, "magazines::a_thread_cache_taken_over_at_once", || {
+        let pool = TouchedBlocks::new(4, 1);
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            let got = other.take(1).expect("at most one is held");
+            other.put(&got);
+        });
+        // The first use of the pool by this thread.
+        let got = pool.take(1).expect("at most one is held");
+        pool.put(&got);
+        thread.join().unwrap();
+        pool.finish();
+    });
+}
+
 /// Threads leave while others arrive: an abandoned thread cache is empty, or its contents are found
 /// by the next thread.
 #[test]
