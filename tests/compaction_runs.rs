@@ -72,7 +72,7 @@ async fn unsealed_and_pinned_blocks_are_counted() {
 }
 
 #[test]
-fn spared_and_evictable_frames_are_reported() {
+fn reserved_and_evictable_frames_are_reported() {
     let pool = cached_pool(1_500);
     let (mut sequence, _) = admit(&pool, 0, &prompt(1, 4 * 100));
     steps::append(&pool, &mut sequence, &prompt(9, 4));

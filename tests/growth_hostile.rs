@@ -97,9 +97,9 @@ fn scattered_owners_do_not_empty_the_cache() {
     }
 }
 
-/// The free frames are in the unit that a sequence spares, and the reserve is short.
+/// The free frames are in the unit that a sequence reserves, and the reserve is short.
 #[test]
-fn the_reserve_is_filled_from_spared_frames() {
+fn the_reserve_is_filled_from_frames_of_growth() {
     let builder = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(1_024).magazine_blocks(4);
     let pool = builder.threads(1).reserve(8).prefix_cache(PrefixConfig::new()).build().unwrap();
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
@@ -117,9 +117,9 @@ fn the_reserve_is_filled_from_spared_frames() {
     drop(run);
 }
 
-/// A list that ends with its unit goes on elsewhere if another list spares the next one.
+/// A list that ends with its unit goes on elsewhere if another list reserves the next one.
 #[test]
-fn a_list_takes_no_frames_spared_by_another() {
+fn a_list_takes_no_frames_reserved_by_another() {
     let pool = pool(1_024);
     let first = pool.allocate(AllocRequest::new(63)).unwrap();
     pool.trim();
@@ -137,7 +137,7 @@ fn a_list_takes_no_frames_spared_by_another() {
     drop(first);
 }
 
-/// A sequence that was cut back spares nothing where it no longer ends.
+/// A sequence that was cut back reserves nothing where it no longer ends.
 #[test]
 fn a_truncated_sequence_spares_its_last_unit_alone() {
     let pool = pool(1_024);

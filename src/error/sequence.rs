@@ -18,7 +18,7 @@ pub enum StepError {
         error: AllocError,
     },
     /// The tokens of one sequence were refused for another reason.
-    #[error("sequence {id}: {error}")]
+    #[error("{}{error}", error.prefix(*id))]
     Sequence {
         /// Id of the sequence.
         id: SequenceId,
@@ -113,6 +113,16 @@ pub enum SequenceError {
 }
 
 impl SequenceError {
+    /// Returns the words that name the sequence, or nothing if the error's own text names it.
+    fn prefix(&self, id: SequenceId) -> String {
+        match self {
+            Self::Alloc(_) | Self::Handle(_) | Self::Storage(_) | Self::Prefix(_) | Self::NoStorage => {
+                format!("sequence {id}: ")
+            }
+            _ => String::new(),
+        }
+    }
+
     /// Returns the error for an invalid argument of a call on this sequence.
     #[cold]
     pub(crate) fn invalid(

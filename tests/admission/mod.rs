@@ -326,6 +326,7 @@ fn a_step_without_enough_blocks_names_the_sequences_and_changes_none() {
         unknown,
         StepError::Sequence { id: SequenceId(0), error: SequenceError::TokensUnknown { .. } }
     ));
+    assert!(unknown.to_string().starts_with("the ids of sequence 0's"), "named once: {unknown}");
     drop((batch, sequences));
     quiet(&pool);
 }
