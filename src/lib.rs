@@ -146,8 +146,8 @@ pub mod testing;
 /// them; [`Pool::migrate`] and [`Pool::offload`] do a whole transfer within the process.
 pub mod transfer {
     pub use crate::migrate::{
-        Arriving, Export, Finished, HeadRange, Import, ImportError, Imported, Manifest, PackedForm, Piece,
-        Remote, RemoteFuture, Remotes, SendError, Sent, TransferDirection, TransferOwner,
+        Arriving, Export, Fetched, Finished, HeadRange, Import, ImportError, Imported, Manifest, PackedForm,
+        Piece, Remote, RemoteFuture, Remotes, SendError, Sent, TransferDirection, TransferOwner,
     };
 }
 

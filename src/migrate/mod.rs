@@ -98,7 +98,7 @@ pub use heads::HeadRange;
 pub use held::{Arriving, Finished, Piece};
 pub use import::{Import, ImportError, Imported};
 pub use manifest::Manifest;
-pub use remote::{Remote, RemoteFuture, Remotes, SendError, Sent};
+pub use remote::{Fetched, Remote, RemoteFuture, Remotes, SendError, Sent};
 pub(crate) use report::Kind;
 pub use report::{BringBackReport, Carried, MigrationCounts, MigrationReport, OffloadReport};
 pub(crate) use route::{End, Route};

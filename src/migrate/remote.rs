@@ -30,11 +30,11 @@ pub trait Remote: Send + Sync {
     fn send(&self, export: Export) -> RemoteFuture<Result<Sent, SendError>>;
 
     /// Copies the cached blocks with these hashes, of a chain from its block `first` on, from the
-    /// node into the pool's cache, up to the first one that the node lacks.
+    /// node into the pool's cache, up to the first one that the node lacks or finds damaged.
     ///
     /// # Errors
     /// [`TransferError`]; no block was copied.
-    fn fetch(&self, first: u32, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Carried, TransferError>>;
+    fn fetch(&self, first: u32, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Fetched, TransferError>>;
 
     /// Asks for each hash whether the node has cached a block for it, as part of a chain or not, at
     /// that moment. The answer may be lost while the link lives: the caller bounds the time.
@@ -42,6 +42,15 @@ pub trait Remote: Send + Sync {
     /// # Errors
     /// [`TransferError`]; nothing is known of any hash.
     fn cached(&self, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Vec<bool>, TransferError>>;
+}
+
+/// Result of a [fetch](Remote::fetch).
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Fetched {
+    /// Copied blocks.
+    pub carried: Carried,
+    /// Blocks that the node dropped, because its memory had damaged them.
+    pub damaged: Vec<BlockHash>,
 }
 
 /// Result of a transfer to another node.

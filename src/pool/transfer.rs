@@ -191,7 +191,7 @@ impl Pool {
             let _kept = self.end().map(|end| end.keep(here));
             let carried = match missing.len() {
                 0 => Carried::default(),
-                _ => remote.fetch(first as u32, missing).await?,
+                _ => remote.fetch(first as u32, missing).await?.carried,
             };
             let (cached_blocks, _) = cache.count_prefix(blocks, &hashes, cache.era());
             Ok(BringBackReport { cached_blocks, stale_blocks: 0, carried })

@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use kvpool::prefix::{BlockHash, PrefixKeys};
-use kvpool::transfer::{Export, Imported, Remote, RemoteFuture, Remotes, SendError, Sent};
-use kvpool::{Carried, Pool, Sequence, SequenceId, TransferError};
+use kvpool::transfer::{Export, Fetched, Imported, Remote, RemoteFuture, Remotes, SendError, Sent};
+use kvpool::{Pool, Sequence, SequenceId, TransferError};
 
 use super::kv::{admit, cached, check, is_idle, pools, prompt};
 
@@ -47,10 +47,10 @@ impl Remote for Node {
         Box::pin(async { done })
     }
 
-    fn fetch(&self, first: u32, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Carried, TransferError>> {
+    fn fetch(&self, first: u32, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Fetched, TransferError>> {
         let export = self.pool.export_prefix(first, &hashes);
         let done = export.and_then(|mut export| carry(&mut export, &self.near));
-        Box::pin(async { Ok(done?.1.carried) })
+        Box::pin(async { Ok(Fetched { carried: done?.1.carried, ..Fetched::default() }) })
     }
 
     fn cached(&self, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Vec<bool>, TransferError>> {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kvpool_node::settings;
 use kvpool_node::transport::tcp::{Address, PeerSettings, Tls, Token};
-use kvpool_node::{Arrivals, Node, NodeBuilder};
+use kvpool_node::{Arrivals, Node, NodeBuilder, NodeCounters};
 use pyo3::exceptions::PyStopAsyncIteration;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -52,6 +52,28 @@ record! {
         time_ms: u64,
         /// Why it failed, if it did.
         reason: Option<String>,
+    }
+}
+
+record! {
+    /// Counts since a node began.
+    NodeStats {
+        /// Migrations, offloads and fetches that it sent, and that arrived.
+        sent: u64,
+        /// Those that it received.
+        received: u64,
+        /// Those that a target refused.
+        refused: u64,
+        /// Those that failed otherwise.
+        failed: u64,
+        /// Blocks that arrived with wrong checksums.
+        bad_blocks: u64,
+        /// Cached blocks that were dropped when a peer asked for them, because the memory had damaged them.
+        damaged_blocks: u64,
+        /// Times that the owner of a sequence was in doubt.
+        in_doubt: u64,
+        /// Bytes that it wrote to peers.
+        sent_bytes: u64,
     }
 }
 
@@ -145,6 +167,14 @@ impl PyNode {
         Ok(())
     }
 
+    /// Returns counts since it began.
+    fn stats(&self) -> Outcome<NodeStats> {
+        let counters = self.node.get()?.counters();
+        let NodeCounters { sent, received, refused, failed, bad_blocks, .. } = counters;
+        let NodeCounters { damaged_blocks, in_doubt, sent_bytes, .. } = counters;
+        Ok(NodeStats { sent, received, refused, failed, bad_blocks, damaged_blocks, in_doubt, sent_bytes })
+    }
+
     /// Returns the peers, and whether a link to each is up.
     fn peers(slf: &Bound<'_, Self>) -> Outcome<Call> {
         let node = slf.get().node.share()?;
@@ -234,5 +264,6 @@ impl PyNode {
 /// Adds the classes of this file to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<MigrationState>()?;
+    module.add_class::<NodeStats>()?;
     module.add_class::<PyNode>()
 }

@@ -40,11 +40,12 @@ record! {
         stored: u64,
         /// Values that were read and verified.
         hits: u64,
-        /// Keys to be read that the store did not have.
+        /// Keys to be read that the store did not have, or found damaged.
         misses: u64,
         /// Keys whose operation failed, for any reason.
         failed: u64,
-        /// Among them, values that were not what their keys say.
+        /// Values that were not what their keys say: found here, and failed, or found damaged by the node,
+        /// which dropped them, and missed.
         bad_values: u64,
         /// Keys that had no answer by the deadline of their call.
         overdue: u64,

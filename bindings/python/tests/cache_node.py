@@ -22,7 +22,7 @@ for line in sys.stdin:
         memory = memoryview(pool.plane(0)).cast("B")
         for at in range(500, len(memory), len(memory) // int(values)):
             memory[at] ^= 1
-    print(pool.stats().evictable, flush=True)
+    print(node.stats().damaged_blocks if line == "damaged\\n" else pool.stats().evictable, flush=True)
 """
 
 
@@ -46,7 +46,7 @@ class CacheNode:
         return line
 
     def ask(self, what: str = "count") -> int:
-        """The number of values in the node, after `what` was done."""
+        """The number of values in the node, after `what` was done; of "damaged", how many it has found damaged."""
         self._process.stdin.write(what + "\n")
         self._process.stdin.flush()
         return int(self._read())

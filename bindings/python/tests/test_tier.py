@@ -183,9 +183,14 @@ def test_values_that_the_node_damaged_are_dropped_there(node: CacheNode) -> None
     assert reader.get(keys(*range(8)), buffers, timeout=WAIT).wait() == ["hit"] + ["miss"] * 7
     assert [bytes(buffer) for buffer in buffers] == [value(0)] + [b"\xee" * BYTES] * 7
     assert reader.exists(keys(*range(8)), timeout=WAIT).wait() == ["hit"] + ["miss"] * 7, "0 was not asked for"
-    assert (node.ask(), reader.stats().bad_values) == (1, 0)
+    stats = reader.stats()
+    # The node counts them and drops them; the reader counts them among its misses.
+    assert (node.ask(), node.ask("damaged")) == (1, 7)
+    assert (stats.bad_values, stats.misses, stats.failed) == (7, 7, 0)
+    assert stats.last_failure == "peer found a value damaged, and dropped it"
     # A put replaces them.
     put(writer, *range(1, 8))
+    assert reader.stats().bad_values == node.ask("damaged") == 7
     assert reader.get(keys(*range(8)), buffers, timeout=WAIT).wait() == ["hit"] * 8
     assert [bytes(buffer) for buffer in buffers] == [value(number) for number in range(8)]
 

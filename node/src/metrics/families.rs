@@ -88,6 +88,7 @@ families! {
     SENT_BYTES: Counter "node_sent_bytes" [] "Bytes that this node wrote to peers";
     GRANTED_BYTES: Counter "node_granted_bytes" [] "Bytes that peers were permitted to write here";
     BAD_BLOCKS: Counter "node_bad_blocks" [] "Blocks that arrived with a wrong checksum";
+    DAMAGED_BLOCKS: Counter "node_damaged_blocks" [] "Cached blocks that were dropped when a peer asked for them, because the memory of this node had damaged them";
     IN_DOUBT: Counter "node_in_doubt" [] "Times that the owner of a sequence was in doubt";
     OLDEST_DOUBT: Gauge "node_oldest_doubt_seconds" [] "Time for which the oldest sequence in doubt has been so; 0 without any";
     DROPPED_MESSAGES: Counter "node_dropped_messages" [] "Messages that found the queue of a link full";
@@ -98,7 +99,7 @@ families! {
     TIER_UP: Gauge "tier_up" ["tier"] "Whether the tier is asked: 0 while its circuit breaker is open, 1 otherwise";
     TIER_KEYS: Counter "tier_keys" ["tier", "outcome"] "Keys that a tier was asked for: stored, hit, miss, failed, overdue, or dropped because too many waited";
     TIER_BYTES: Counter "tier_bytes" ["tier", "direction"] "Bytes of the values that were read and verified (read), or stored (written)";
-    TIER_BAD_VALUES: Counter "tier_bad_values" ["tier"] "Values that were not what their keys say; none of them was used";
+    TIER_BAD_VALUES: Counter "tier_bad_values" ["tier"] "Values that were not what their keys say, found here or by the node that held them; none of them was used";
     TIER_FETCHED: Counter "tier_fetched_blocks" ["tier"] "Blocks that were brought back into the prefix cache";
     TIER_IN_FLIGHT: Gauge "tier_keys_in_flight" ["tier"] "Keys of calls that the tier has not answered";
     TIER_BREAKER_OPENED: Counter "tier_breaker_opened" ["tier"] "Times that the circuit breaker opened";

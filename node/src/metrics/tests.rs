@@ -93,6 +93,7 @@ fn a_pool_has_a_value_of_every_family_of_a_pool() {
         SENT_BYTES,
         GRANTED_BYTES,
         BAD_BLOCKS,
+        DAMAGED_BLOCKS,
         IN_DOUBT,
         OLDEST_DOUBT,
         DROPPED_MESSAGES,

@@ -72,6 +72,7 @@ impl NodeAdmin {
         scrape.count(&metrics::SENT_BYTES, &[], counters.sent_bytes);
         scrape.count(&metrics::GRANTED_BYTES, &[], counters.granted_bytes);
         scrape.count(&metrics::BAD_BLOCKS, &[], counters.bad_blocks);
+        scrape.count(&metrics::DAMAGED_BLOCKS, &[], counters.damaged_blocks);
         scrape.count(&metrics::IN_DOUBT, &[], counters.in_doubt);
         scrape.number(&metrics::OLDEST_DOUBT, &[], status.oldest_doubt_s());
         scrape.count(&metrics::DROPPED_MESSAGES, &[], counters.dropped_messages);

@@ -1,6 +1,7 @@
 use std::time::Instant;
 
-use kvpool::transfer::{Import, Imported};
+use kvpool::prefix::BlockHash;
+use kvpool::transfer::{Fetched, Import, Imported};
 use kvpool::transport::Tag;
 use kvpool::{Carried, SequenceId, TransferError};
 use tokio::sync::{mpsc, oneshot};
@@ -98,6 +99,8 @@ pub(super) struct Job {
     /// Those of them that count against the peer's fetch quota.
     pub(super) fetched_blocks: usize,
     pub(super) carried: Carried,
+    /// Blocks that the source of a fetch dropped because they were damaged.
+    pub(super) damaged: Vec<BlockHash>,
     pub(super) transport: Option<MigrationTransport>,
     /// Blocks that the target has or reserved, once it reported them.
     pub(super) accepted_blocks: Option<usize>,
@@ -128,7 +131,7 @@ pub(super) enum SideJob {
         grant: Option<(Way, Tag)>,
         arrived: Option<Imported>,
         place: Option<mpsc::OwnedPermit<Arrival>>,
-        answer: Option<oneshot::Sender<Result<Carried, TransferError>>>,
+        answer: Option<oneshot::Sender<Result<Fetched, TransferError>>>,
     },
 }
 
@@ -143,6 +146,7 @@ impl Job {
             blocks: 0,
             fetched_blocks: 0,
             carried: Carried::default(),
+            damaged: Vec::new(),
             transport: None,
             accepted_blocks: None,
             ending: None,
@@ -161,7 +165,7 @@ impl Job {
         SideJob::Source { export: export.map_or(Slot::Empty, Slot::Here) }
     }
 
-    pub(super) fn target(answer: Option<oneshot::Sender<Result<Carried, TransferError>>>) -> SideJob {
+    pub(super) fn target(answer: Option<oneshot::Sender<Result<Fetched, TransferError>>>) -> SideJob {
         SideJob::Target { import: Slot::Empty, grant: None, arrived: None, place: None, answer }
     }
 

@@ -147,7 +147,8 @@ pub(super) fn reserve(
     let missing = missing.into_iter().zip(0..).collect();
     let import = PartImport { gathering, heads, sequence: manifest.sequence(), missing, staged };
     let piece = import.piece();
-    Ok(Reserved { import, blocks: manifest.blocks(), missing: places, accepted, piece })
+    let blocks = manifest.blocks();
+    Ok(Reserved { import, blocks, missing: places, accepted, piece, damaged: Vec::new() })
 }
 
 impl PartImport {

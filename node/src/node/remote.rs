@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use kvpool::Carried;
 use kvpool::TransferError;
 use kvpool::prefix::BlockHash;
-use kvpool::transfer::{Export, Remote, RemoteFuture, Remotes, SendError, Sent};
+use kvpool::transfer::{Export, Fetched, Remote, RemoteFuture, Remotes, SendError, Sent};
 use tokio::sync::{mpsc, oneshot};
 
 use super::driver::Input;
@@ -48,7 +47,7 @@ impl Remote for NodeRemote {
         })
     }
 
-    fn fetch(&self, first: u32, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Carried, TransferError>> {
+    fn fetch(&self, first: u32, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Fetched, TransferError>> {
         let (name, inputs, stopped) = (self.name.clone(), self.inputs.clone(), self.stopped());
         Box::pin(async move {
             let (answer, answered) = oneshot::channel();

@@ -49,8 +49,10 @@ pub struct NodeCounters {
     pub refused: u64,
     /// Migrations that failed otherwise.
     pub failed: u64,
-    /// Blocks with wrong checksums.
+    /// Blocks that arrived with wrong checksums.
     pub bad_blocks: u64,
+    /// Cached blocks that were dropped instead of being sent, because the memory had damaged them.
+    pub damaged_blocks: u64,
     /// Number of times a copy was in doubt.
     pub in_doubt: u64,
     /// Bytes that this node wrote to peers.

@@ -55,19 +55,19 @@ pub(super) fn export_prefix(
 ) -> Result<Found, Text> {
     let (first, mut hashes): (u32, Vec<BlockHash>) = postcard::from_bytes(what).map_err(text)?;
     hashes.truncate(blocks_max);
-    let mut damaged = 0;
+    let mut damaged = Vec::new();
     loop {
         let export = pool.export_prefix(first, &hashes).map_err(text)?;
         let manifest = export.manifest().map_err(text)?;
         let bad = export.damaged(&manifest);
         let Some(place) = hashes.iter().position(|hash| bad.first() == Some(hash)) else {
-            let (manifest, blocks) = describe_as(&manifest, message_max)?;
-            return Ok(Found { export, manifest, blocks, damaged });
+            let (manifest, blocks) = describe_as(&manifest, &damaged, message_max)?;
+            return Ok(Found { export, manifest, blocks, damaged: damaged.len() });
         };
         hashes.truncate(place);
         drop(export);
-        damaged += bad.len();
         let (blocks, uncached) = (bad.len(), pool.uncache(&bad));
+        damaged.extend(bad);
         tracing::warn!(
             blocks,
             evicted = uncached.evicted_blocks,
@@ -100,11 +100,20 @@ pub(super) fn places_bytes(places: &[&Places], runs: usize) -> usize {
 
 /// Encodes the manifest of an export, for a peer with this limit of messages.
 pub(super) fn describe(export: &Export, message_max: usize) -> Result<(ManifestBytes, usize), Text> {
-    describe_as(&export.manifest().map_err(text)?, message_max)
+    describe_as(&export.manifest().map_err(text)?, &[], message_max)
 }
 
-fn describe_as(manifest: &Manifest, message_max: usize) -> Result<(ManifestBytes, usize), Text> {
-    let bytes = postcard::to_allocvec(manifest).map_err(text)?;
+/// Encodes a manifest, and behind it the blocks that were dropped because they were damaged. A
+/// former release writes and reads the manifest alone.
+fn describe_as(
+    manifest: &Manifest,
+    damaged: &[BlockHash],
+    message_max: usize,
+) -> Result<(ManifestBytes, usize), Text> {
+    let mut bytes = postcard::to_allocvec(manifest).map_err(text)?;
+    if !damaged.is_empty() {
+        bytes = postcard::to_extend(damaged, bytes).map_err(text)?;
+    }
     fits(bytes.len(), message_max)?;
     Ok((ManifestBytes::new(bytes).map_err(text)?, manifest.blocks()))
 }
@@ -123,12 +132,14 @@ pub(super) struct Reserved<I> {
     pub(super) missing: Places,
     pub(super) accepted: Places,
     pub(super) piece: Option<Piece>,
+    /// Blocks that the source dropped because they were damaged.
+    pub(super) damaged: Vec<BlockHash>,
 }
 
 impl<I> Reserved<I> {
     pub(super) fn map<J>(self, map: impl FnOnce(I) -> J) -> Reserved<J> {
-        let Self { import, blocks, missing, accepted, piece } = self;
-        Reserved { import: map(import), blocks, missing, accepted, piece }
+        let Self { import, blocks, missing, accepted, piece, damaged } = self;
+        Reserved { import: map(import), blocks, missing, accepted, piece, damaged }
     }
 }
 
@@ -156,8 +167,10 @@ pub(super) fn reserve(
     brings_sequence: bool,
 ) -> Result<Reserved<Import>, (Refusal, u64)> {
     let refused = |reason: Refusal| (reason, free_blocks(pool));
-    let manifest: Manifest =
-        postcard::from_bytes(bytes).map_err(|error| refused(Refusal::Manifest(text(error))))?;
+    let unread = |error: postcard::Error| refused(Refusal::Manifest(text(error)));
+    let (manifest, behind): (Manifest, _) = postcard::take_from_bytes(bytes).map_err(unread)?;
+    let damaged =
+        if behind.is_empty() { Vec::new() } else { postcard::from_bytes(behind).map_err(unread)? };
     let blocks = manifest.blocks();
     if manifest.sequence().is_some() != brings_sequence {
         let what = "it is not of what the migration brings";
@@ -169,7 +182,7 @@ pub(super) fn reserve(
     let lists = places(import.missing()).and_then(|missing| Ok((missing, places(&import.accepted())?)));
     let (missing, accepted) = lists.map_err(|error| refused(Refusal::Manifest(text(error))))?;
     let piece = piece_of(&mut import, &missing).map_err(|error| refused(Refusal::Manifest(error)))?;
-    Ok(Reserved { import, blocks, missing, accepted, piece })
+    Ok(Reserved { import, blocks, missing, accepted, piece, damaged })
 }
 
 fn piece_of(import: &mut Import, places: &Places) -> Result<Option<Piece>, Text> {

@@ -14,9 +14,9 @@ pub struct TierCounters {
     pub misses: u64,
     /// Keys whose operation failed for any reason.
     pub failed: u64,
-    /// Of these, keys whose value was wrong.
+    /// Values that were wrong: found here, of keys that failed, or by the store, of keys it missed.
     pub bad_values: u64,
-    /// Of these, keys that were skipped because they had failed before.
+    /// Of the keys that failed, those that were skipped because they had failed before.
     pub remembered: u64,
     /// Keys without an answer by the deadline of their call.
     pub overdue: u64,

@@ -114,28 +114,31 @@ impl Peer {
 
     /// Holds the blocks of these keys; fetches those that the window lacks. A fetch ends at the
     /// first block that the peer lacks. The next one begins after it, at the cost of a round trip.
-    async fn bring(&self, keys: &[TierKey]) -> Result<Vec<Option<Export>>, StoreError> {
+    /// Returns also the blocks that the peer dropped because they were damaged.
+    async fn bring(&self, keys: &[TierKey]) -> Result<(Vec<Option<Export>>, Vec<BlockHash>), StoreError> {
         let remote = self.pool().remote(&self.peer).map_err(|error| failed(&error))?;
         let mut held: Vec<_> = keys.iter().map(|key| self.hold(key)).collect();
-        let (mut absent, mut attempts) = (Vec::new(), ATTEMPTS);
+        let (mut absent, mut damaged, mut attempts) = (Vec::new(), Vec::new(), ATTEMPTS);
         loop {
             let hashes = self.lacking(keys, &held, &absent);
             if hashes.is_empty() {
-                return Ok(held);
+                return Ok((held, damaged));
             }
-            let carried =
+            let fetched =
                 self.within(remote.fetch(0, hashes.clone())).await?.map_err(|error| failed(&error))?;
+            damaged.extend(fetched.damaged.into_iter().filter(|hash| hashes.contains(hash)));
             for (key, held) in keys.iter().zip(&mut held).filter(|(_, held)| held.is_none()) {
                 *held = self.hold(key);
             }
             let lacking = self.lacking(keys, &held, &absent);
             let came = hashes.iter().take_while(|hash| !lacking.contains(hash)).count();
-            if came < carried.blocks && attempts > 0 {
+            if came < fetched.carried.blocks && attempts > 0 {
                 // Another call evicted the blocks before they were held.
                 attempts -= 1;
                 continue;
             }
             absent.extend(hashes.get(came));
+            absent.extend(&damaged);
         }
     }
 
@@ -247,10 +250,12 @@ impl Store for Peer {
         answer: &'a mut (dyn FnMut(usize, Answer) + Send),
     ) -> StoreFuture<'a, ()> {
         Box::pin(async move {
-            let held = self.bring(keys).await?;
+            let (held, damaged) = self.bring(keys).await?;
             for (place, (&key, held)) in keys.iter().zip(held).enumerate() {
                 let Some(export) = held else {
-                    answer(place, Ok(None));
+                    let is_damaged = damaged.contains(&place_of(&key));
+                    let damage = is_damaged.then_some(StoreError::Damaged { store: NAME });
+                    answer(place, damage.map_or(Ok(None), Err));
                     continue;
                 };
                 let value = blocking(move || value_of(key, &export)).await?;

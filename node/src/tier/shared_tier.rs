@@ -422,6 +422,11 @@ impl Shared {
                         }
                     }
                     (Ok(Some(_)), None) => Outcome::InFlight,
+                    (Err(error @ StoreError::Damaged { .. }), _) => {
+                        self.counters.lock().bad_values += 1;
+                        self.failures.note(error);
+                        Outcome::Miss
+                    }
                     (Err(error), _) => Outcome::Failed(error.into()),
                 };
                 tell(at, outcome);

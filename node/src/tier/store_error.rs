@@ -28,4 +28,10 @@ pub enum StoreError {
         /// What is wrong with the answer.
         reason: String,
     },
+    /// The store found the value damaged, and has dropped it: the key is a miss.
+    #[error("{store} found a value damaged, and dropped it")]
+    Damaged {
+        /// Kind of store.
+        store: &'static str,
+    },
 }

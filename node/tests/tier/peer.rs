@@ -172,7 +172,8 @@ async fn a_node_does_not_serve_what_its_memory_damaged() {
         assert_eq!(get(&tier, &some).await, [Outcome::Miss, Outcome::Hit, Outcome::Hit]);
         // The node releases the blocks that it sent after the answer.
         idle(cache.pool()).await;
-        assert_eq!((cache.pool().stats().evictable, cache.counters().bad_blocks), (2, times));
+        assert_eq!((cache.pool().stats().evictable, cache.counters().damaged_blocks), (2, times));
+        assert_eq!((tier.counters().bad_values, tier.counters().failed), (times, 0), "it tells the reader");
         assert_eq!(put(&tier, &some[..1]).await, [Outcome::Stored]);
         window.pool().clear_prefix_cache();
         assert_eq!(get(&tier, &some).await, [Outcome::Hit, Outcome::Hit, Outcome::Hit]);

@@ -19,14 +19,19 @@ import sys
 import threading
 import time
 
+from lmcache import __version__
+from lmcache.logging import init_logger
 from lmcache.v1 import memory_management
 from lmcache.v1.memory_management import AddressManager as _Stock
 
 from ._drift import EngineChanged, check_methods
 from ._kvpool import FramePool
+from ._versions import check_version
 from .errors import AuditError, FrameRefused, InvalidArgument, OutOfBlocks
 
 __all__ = ["AddressManager", "EngineChanged", "check", "install"]
+
+logger = init_logger("lmcache.kvpool")
 
 CHECKS = 8
 """Tries of a check of consistency beside running calls."""
@@ -54,6 +59,7 @@ class AddressManager:
         # For `sbrk` and checks only.
         self._growing = threading.Lock()
         self._grow_to(size)
+        logger.info("kvpool active: an address space of %d bytes in frames of %d", size, align_bytes)
 
     def _grow_to(self, size: int) -> None:
         frames = size // self._align
@@ -203,9 +209,8 @@ def check() -> None:
 
     Raises :class:`EngineChanged`, which names each method that differs.
     """
-    from lmcache import __version__
-
     engine = f"LMCache {__version__}"
+    check_version("LMCache", __version__, "0.5.6")
     own = ("_check_size", "_frames", "_grow_to", "_is_consistent", "_take_neighbours", "_wait")
     check_methods(engine, _Stock, AddressManager, own=own)
     # Their public methods: one that kvpool lacks would be called on its class.

@@ -18,12 +18,16 @@ from collections.abc import Callable, Iterable
 import lmdeploy
 import numpy as np
 from lmdeploy.pytorch.paging.block_manager import base_block_manager as _module
+from lmdeploy.utils import get_logger
 
 from ._drift import EngineChanged, check_methods
 from ._kvpool import FramePool
+from ._versions import check_version
 from .errors import Closed, FrameRefused, NoRun, OutOfBlocks
 
 __all__ = ["EngineChanged", "LogicalAllocator", "Moves", "PhysicalAllocator", "check", "install"]
+
+logger = get_logger("lmdeploy")
 
 _StockLogical = _module.LogicalAllocator
 _StockPhysical = _module.PhysicalAllocator
@@ -116,6 +120,7 @@ class LogicalAllocator(_StockLogical):
         self._marks = np.zeros(self._num_blocks, dtype=np.int64)
         # How often each logical block was freed, or got another place.
         self._generations = np.zeros(self._num_blocks, dtype=np.int64)
+        logger.info("kvpool active: %d blocks on the device, %d on the host", num_gpu_blocks, num_cpu_blocks)
 
     def free(self, blocks: np.ndarray):
         if len(blocks) == 0:
@@ -215,6 +220,7 @@ def check() -> None:
     Raises :class:`EngineChanged`, which names each method that differs.
     """
     engine = f"LMDeploy {lmdeploy.__version__}"
+    check_version("LMDeploy", lmdeploy.__version__, "0.18.0")
     uses = ["add_ref_count", "cpu_mem_offset", "get_phy_allocator", "get_physical_blocks", "get_ref_count"]
     own = ("_refuse_free", "defragment", "propose_moves")
     check_methods(engine, _StockLogical, LogicalAllocator, uses, own=own)

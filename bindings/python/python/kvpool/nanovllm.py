@@ -13,6 +13,7 @@ It can be imported only where nano-vllm is installed, and refuses one whose mana
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,8 @@ from ._kvpool import FramePool
 from .errors import FrameRefused
 
 __all__ = ["BlockManager", "EngineChanged", "check", "install"]
+
+logger = logging.getLogger("nanovllm.kvpool")
 
 
 class _FreeBlocks:
@@ -103,6 +106,7 @@ class BlockManager(_Stock):
     def __init__(self, num_blocks: int, block_size: int):
         super().__init__(num_blocks, block_size)
         self.free_block_ids = _FreeBlocks(num_blocks, self._is_cached)
+        logger.info("kvpool active: %d blocks", num_blocks)
 
     @property
     def frames(self) -> FramePool:

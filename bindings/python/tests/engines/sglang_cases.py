@@ -1,10 +1,13 @@
 """Cases of kvpool under SGLang, run in its environment by `test_sglang.py`."""
 
+import os
 import random
 import re
+import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +33,7 @@ from sglang.srt.mem_cache.pool_host.mla import MLATokenToKVPoolHost
 from sglang.srt.mem_cache.storage import StorageBackendFactory
 
 from kvpool.errors import InvalidArgument
+from kvpool_plugin.sglang import register
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from cache_node import CacheNode
@@ -154,12 +158,40 @@ def test_plugin_changes_nothing_unless_named(monkeypatch: pytest.MonkeyPatch) ->
             monkeypatch.delenv(name, raising=False)
         for name, value in setting.items():
             monkeypatch.setenv(name, value)
-        kvpool.sglang.register()
+        register()
         assert kvpool.sglang.host._is_on is wanted
         kvpool.sglang.install("off")
-    monkeypatch.setenv("KVPOOL_SGLANG", "device")
-    with pytest.raises(InvalidArgument, match="'device'"):
-        kvpool.sglang.register()
+
+
+FAILURES = {
+    "a setting": ({"KVPOOL_SGLANG": "device"}, "", "KVPOOL_SGLANG is 'device'"),
+    "an import": ({"SGLANG_PLUGINS": "kvpool"}, "raise ImportError('no extension')", "no extension"),
+    "another version": ({"SGLANG_PLUGINS": "kvpool"}, "", "SGLang 0.5.99 is not one of the versions"),
+}
+
+
+@pytest.mark.parametrize("what", FAILURES)
+def test_a_plugin_that_was_asked_for_and_fails_ends_the_process(what: str, tmp_path: Path) -> None:
+    """Through SGLang's own loader, which logs what plugins raise and continues."""
+    setting, module, reason = FAILURES[what]
+    project = tomllib.loads((Path(kvpool.__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    place = project["entry-points"]["sglang.srt.plugins"]["kvpool"]
+    metadata = tmp_path / "kvpool-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: kvpool\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text(f"[sglang.srt.plugins]\nkvpool = {place}\n")
+    if module:
+        (tmp_path / "kvpool.py").write_text(module)
+    version = "import sglang.version; sglang.version.__version__ = '0.5.99'; " if "version" in what else ""
+    load = f"{version}from sglang.srt.plugins import load_plugins; load_plugins(); print('SGLang runs')"
+
+    def ran(setting: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{os.environ['PYTHONPATH']}", **setting}
+        return subprocess.run([sys.executable, "-c", load], env=environment, capture_output=True, text=True)
+
+    failed, off = ran(setting), ran({"KVPOOL_SGLANG": "off"})
+    assert (failed.returncode, failed.stdout) == (1, "") and f"kvpool cannot be used: {reason}" in failed.stderr
+    assert (off.returncode, off.stdout) == (0, "SGLang runs\n"), off.stderr
 
 
 def test_changed_engine_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +354,7 @@ def test_pages_of_others_are_misses(node: CacheNode, monkeypatch: pytest.MonkeyP
     until(lambda: other.exists(*names(7)))
 
 
-def test_what_a_node_damages_or_loses_is_a_miss() -> None:
+def test_what_a_node_damages_or_loses_is_a_miss(caplog: pytest.LogCaptureFixture) -> None:
     pool = host_pool()
     slots = pool.alloc(10 * PAGE)
     pages = fill(pool, slots, 5)
@@ -345,7 +377,9 @@ def test_what_a_node_damages_or_loses_is_a_miss() -> None:
             return reader._pages["kv"].tier.stats().bad_values > 0
 
         until(read_bad)
-        assert not all(hits)
+        assert hits == [False] * 10
+        assert reader._pages["kv"].tier.stats().bad_values == node.ask("damaged") == 10
+        assert "peer found a value damaged, and dropped it; 10 pages were bad so far" in caplog.text
         assert bytes_of(reader.mem_pool_host, targets) == [
             page if is_hit else old for is_hit, page, old in zip(hits, pages, before)
         ]

@@ -348,7 +348,7 @@ def test_damaged_chunks_are_misses(node: CacheNode, engine: Callable[..., Engine
     one.settle()
     node.ask("damage")
     assert other.read(*range(8)) == []
-    assert other.tier._tier.stats().bad_values >= 8
+    assert other.tier._tier.stats().bad_values == node.ask("damaged") == 8
     # They are computed and stored, and not found behind the damaged ones.
     other.write(*range(8))
     other.settle()

@@ -1,7 +1,7 @@
 //! Outcomes, and what happens to the blocks of a migration at its end.
 
 use kvpool::TransferError;
-use kvpool::transfer::Imported;
+use kvpool::transfer::{Fetched, Imported};
 use kvpool::transport::{SourceState, TransferState};
 
 use super::driver::{Driver, Quarantined};
@@ -81,7 +81,7 @@ impl Driver {
                 }
                 if let Some(answer) = answer {
                     let _ = answer.send(match outcome {
-                        Outcome::Done => Ok(carried),
+                        Outcome::Done => Ok(Fetched { carried, damaged: job.damaged }),
                         _ => Err(error(reason)),
                     });
                 }

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use kvpool::prefix::BlockHash;
-use kvpool::transfer::Imported;
+use kvpool::transfer::{Fetched, Imported};
 use kvpool::transport::{PeerId, TransportError};
 use kvpool::{Carried, TransferError};
 use tokio::sync::oneshot;
@@ -33,7 +33,7 @@ pub(in crate::node) enum Input {
     Over(LinkId, Way, u64),
     /// Sends an export, or a part of one.
     Send(Box<Parcel>, Option<(MigrationId, Part)>),
-    Fetch(String, (u32, Vec<BlockHash>), oneshot::Sender<Result<Carried, TransferError>>),
+    Fetch(String, (u32, Vec<BlockHash>), oneshot::Sender<Result<Fetched, TransferError>>),
     AskCached(String, Vec<BlockHash>, Cached),
     /// Declares that a peer's process has ended; the answer has the sequences that were in doubt.
     PeerEnded(String, oneshot::Sender<Result<Vec<u64>, NodeError>>),

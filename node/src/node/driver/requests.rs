@@ -1,7 +1,8 @@
 use std::sync::Arc;
 
+use kvpool::TransferError;
 use kvpool::prefix::BlockHash;
-use kvpool::{Carried, TransferError};
+use kvpool::transfer::Fetched;
 use tokio::sync::oneshot;
 
 use super::driver::Driver;
@@ -40,7 +41,7 @@ impl Driver {
         &mut self,
         name: &str,
         (first, hashes): (u32, Vec<BlockHash>),
-        answer: oneshot::Sender<Result<Carried, TransferError>>,
+        answer: oneshot::Sender<Result<Fetched, TransferError>>,
     ) {
         let what = work::fetch_bytes(first, &hashes).map_err(|error| of_node(name, &error));
         match what.and_then(|what| self.begin(name, Command::BringBack { what }, None)) {

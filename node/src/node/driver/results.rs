@@ -109,9 +109,9 @@ impl Driver {
     }
 
     pub(super) fn reserved(&mut self, machine: MachineId, reserved: Reserved<Incoming>) -> Work {
-        let Reserved { import: made, blocks, missing, accepted, piece } = reserved;
+        let Reserved { import: made, blocks, missing, accepted, piece, damaged } = reserved;
         let Some(job) = self.jobs.get_mut(&machine) else { return Work::VerifyFailed(Text::new("gone")) };
-        job.blocks = blocks;
+        (job.blocks, job.damaged) = (blocks, damaged);
         if let Some(Piece { runs, .. }) = &piece {
             let blocks = missing.count();
             job.carried.blocks = blocks as usize;

@@ -141,7 +141,7 @@ impl Driver {
                     let found = caught(|| work::export_prefix(&pool, &what, blocks_max, message_max));
                     match found.and_then(|found| found) {
                         Ok(found) => {
-                            counters.count(|counters| counters.bad_blocks += found.damaged as u64);
+                            counters.count(|counters| counters.damaged_blocks += found.damaged as u64);
                             let parcel = Parcel::new(&node, found.export, None);
                             (Some(parcel), Ok((found.manifest, found.blocks)))
                         }

@@ -3,7 +3,7 @@
 **Host pool.** :func:`install` makes SGLang's host pools deal pages from a :class:`kvpool.FramePool`:
 an allocation gets few runs of consecutive pages, also after many frees in another order, so that a
 transfer between host and device has few pieces. Installed as a plugin, if ``SGLANG_PLUGINS`` names
-``kvpool`` or ``KVPOOL_SGLANG=host`` is set.
+``kvpool`` or ``KVPOOL_SGLANG=host`` is set: ``kvpool_plugin.sglang`` is the entry point.
 
 **Storage backend.** :class:`KvpoolStorage` keeps pages in a kvpool node, which several engines
 share::
@@ -18,8 +18,6 @@ It can be imported only where SGLang is installed, and refuses one whose classes
 
 from __future__ import annotations
 
-import logging
-import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from .host import HostPages, check, install
     from .storage import KvpoolStorage, check_storage
 
-__all__ = ["EngineChanged", "HostPages", "KvpoolStorage", "check", "check_storage", "install", "register"]
+__all__ = ["EngineChanged", "HostPages", "KvpoolStorage", "check", "check_storage", "install"]
 
 _MODULES = {
     "EngineChanged": "kvpool._drift",
@@ -47,18 +45,3 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(_MODULES[name]), name)
-
-
-def register() -> None:
-    """The entry point of the group ``sglang.srt.plugins``.
-
-    SGLang loads all installed plugins if ``SGLANG_PLUGINS`` is not set; kvpool's changes nothing
-    unless it is named there, or ``KVPOOL_SGLANG`` is set.
-    """
-    is_named = "kvpool" in (name.strip() for name in os.environ.get("SGLANG_PLUGINS", "").split(","))
-    part = os.environ.get("KVPOOL_SGLANG", "host" if is_named else "off")
-    if part != "off":
-        from .host import install
-
-        install(part)
-        logging.getLogger("sglang.kvpool").info("kvpool: SGLang's host pools are kvpool's")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import torch
 from sglang.srt.mem_cache.pool_host.base import HostKVCache as _StockHost
@@ -9,9 +11,12 @@ from sglang.version import __version__
 
 from .._drift import check_methods
 from .._kvpool import FramePool
+from .._versions import check_version
 from ..errors import FrameRefused, InvalidArgument, OutOfBlocks
 
-__all__ = ["HostPages", "check", "install"]
+__all__ = ["HostPages", "check", "check_tested", "install"]
+
+logger = logging.getLogger("sglang.kvpool")
 
 
 class HostPages:
@@ -36,6 +41,7 @@ class HostPages:
             self.mem_state = torch.zeros((self.logical_size,), dtype=torch.uint8, device=self.device)
             # Always empty here: what is freed can be allocated at once.
             self.release_slots, self.num_release_slots = [], 0
+        logger.info("kvpool active: %d pages of %d slots of a host pool", self.page_num, self.page_size)
 
     def available_size(self):
         if self.frames is None:
@@ -96,12 +102,18 @@ _stock = {name: getattr(_StockHost, name) for name in _DEALT}
 _is_on = False
 
 
+def check_tested() -> str:
+    """Refuses a version of SGLang that was not tested; returns its name."""
+    check_version("SGLang", __version__, "0.5.23")
+    return f"SGLang {__version__}"
+
+
 def check() -> None:
     """Compares the installed SGLang with the one that the host pool was written for.
 
     Raises :class:`EngineChanged`, which names each method that differs.
     """
-    engine = f"SGLang {__version__}"
+    engine = check_tested()
     stock = type("HostKVCache", (), _stock)
     check_methods(engine, stock, HostPages, _DEALT, own=("_free_in_any_order",))
     check_methods(engine, _StockHost, object, ["dcp_size", "logical_size", "_merge_release_slots"])

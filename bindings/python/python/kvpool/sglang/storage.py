@@ -26,11 +26,11 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 from sglang.srt.mem_cache.pool_host.base import HostKVCache
 from sglang.srt.runtime_context import get_server_args
-from sglang.version import __version__
 
 from .._drift import check_methods
 from .._kvpool import Tier
 from ..errors import InvalidArgument, KvPoolError
+from .host import check_tested
 
 __all__ = ["KvpoolStorage", "check_storage"]
 
@@ -102,6 +102,9 @@ class _Pages:
         # Then pages are read into their places. Otherwise, `get_data_page` made two copies.
         self.is_view = one.is_contiguous() and one.data_ptr() == other.data_ptr()
         self._local = threading.local()
+        self._failure: str | None = None
+        place = settings.get("peer", "memory")
+        logger.info("kvpool active: pages of %d bytes of the host pool %s in %s", self.page_bytes, name, place)
         self.timeout = float(settings.get("timeout", 5.0))
         fitting = max(2, WINDOW_BYTES // self.page_bytes)
         self.puts = settings.get("puts", min(STORAGE_BATCH_SIZE, fitting))
@@ -136,6 +139,14 @@ class _Pages:
             **more,
         )
 
+    def _are(self, words: list[str], wanted: str) -> list[bool]:
+        """Compares the words of a call, and logs why pages are missing or not stored, unless it was logged last."""
+        done = [word == wanted for word in words]
+        if not all(done) and (stats := self.tier.stats()).last_failure != self._failure:
+            self._failure = stats.last_failure
+            logger.warning("kvpool: host pool %s: %s; %d pages were bad so far", self.name, self._failure, stats.bad_values)
+        return done
+
     def pieces(self, count: int) -> Sequence[slice]:
         """Batches that are too large for the memory on the way go in several."""
         return [slice(at, min(at + self.puts, count)) for at in range(0, count, self.puts)]
@@ -147,13 +158,13 @@ class _Pages:
         words: list[str] = []
         for part in self.pieces(len(keys)):
             words += self.tier.get(keys[part], targets[part], timeout=self.timeout).wait()
-        return [word == "hit" for word in words]
+        return self._are(words, "hit")
 
     def put(self, keys: list[bytes], values: list[np.ndarray]) -> list[bool]:
         words: list[str] = []
         for part in self.pieces(len(keys)):
             words += self.tier.put(keys[part], values[part], timeout=self.timeout).wait()
-        return [word == "stored" for word in words]
+        return self._are(words, "stored")
 
     def read(self, keys: list[bytes], slots: list[int]) -> list[bool]:
         """Reads pages into the slots that begin at these."""
@@ -443,7 +454,7 @@ def check_storage() -> None:
 
     Raises :class:`EngineChanged`, which names each method that differs.
     """
-    engine = f"SGLang {__version__}"
+    engine = check_tested()
     # SGLang closes a backend that has such a method.
     own = [name for name in vars(KvpoolStorage) if name.startswith("_") or name == "close"]
     functions = [(HiCacheStorageConfig.__init__, _configuration)]
