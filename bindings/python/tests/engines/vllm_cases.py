@@ -9,7 +9,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core import block_pool, kv_cache_coordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_request_block_hasher, init_none_hash
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
 from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
@@ -105,6 +105,43 @@ def test_changed_attributes_are_refused_by_name(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(plugin._STOCK_POOL, "__init__", changed)
     with pytest.raises(kvpool.vllm.EngineChanged, match="free_block_queue is missing"):
         kvpool.vllm.BlockPool(10, True, BLOCK)
+
+
+def test_nothing_is_evicted_ahead_if_vllms_configuration_has_other_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Kind
+
+    from kvpool.vllm import groups
+
+    kvpool.vllm.install(PART)
+    full = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=1, dtype=torch.float32)
+
+    def manager(kind: Kind) -> KVCacheManager:
+        shape = {"block_size": BLOCK, "shapes": ((2, 8),), "dtypes": (torch.float32,)}
+        states = MambaSpec(**shape, mamba_type=kind, mamba_cache_mode="align")
+        layers = [KVCacheGroupSpec(["full"], full), KVCacheGroupSpec(["states"], states)]
+        config = KVCacheConfig(num_blocks=1025, kv_cache_tensors=[], kv_cache_groups=layers)
+        return KVCacheManager(config, max_model_len=8192, scheduler_block_size=BLOCK, hash_block_size=BLOCK)
+
+    for kind in Kind:
+        monkeypatch.setattr(groups, "PROVEN", set())
+        queue = manager(kind).block_pool.free_block_queue
+        assert queue.ahead == 0
+        assert queue.unproven == f"group 1 holds states (MambaSpec, {kind.name})"
+        monkeypatch.setattr(groups, "PROVEN", {kind.name})
+        assert manager(kind).block_pool.free_block_queue.ahead == 8
+    assert manager_of(PART, 1025).block_pool.free_block_queue.ahead == 8
+    monkeypatch.undo()
+    assert groups.PROVEN <= {kind.name for kind in Kind}, "as vLLM names them"
+
+
+@pytest.mark.skipif(PART == "queue", reason="compaction is of the pool")
+def test_compaction_is_refused_where_nothing_is_evicted_ahead() -> None:
+    from kvpool.vllm.compaction import Compactor
+
+    pool = manager_of("pool", 100).block_pool
+    pool.free_block_queue.unproven = "group 1 holds states (MambaSpec, MAMBA7)"
+    with pytest.raises(InvalidArgument, match="compaction evicts ahead, which is refused: group 1 holds states"):
+        Compactor(pool)
 
 
 def test_same_hits_as_stock_over_many_requests() -> None:

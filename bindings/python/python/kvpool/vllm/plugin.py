@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import vllm
 from vllm.logger import init_logger
 from vllm.v1.core import block_pool, kv_cache_coordinator, kv_cache_utils
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from .._drift import check_methods
 from ..errors import InvalidArgument
@@ -20,6 +22,8 @@ logger = init_logger("vllm.kvpool")
 
 _STOCK_POOL = block_pool.BlockPool
 _STOCK_QUEUE = block_pool.FreeKVCacheBlockQueue
+_COORDINATOR = kv_cache_coordinator.KVCacheCoordinator
+_STOCK_START = _COORDINATOR.__init__
 
 # What the classes use without overriding it.
 _POOL_USES = (
@@ -35,7 +39,7 @@ _POOL_USES = (
     "touch",
     "unpin_blocks",
 )
-_QUEUE_OWN = ("_last_places", "_note", "_order", "clear", "discard", "keep", "note_moved", "remove_n")
+_QUEUE_OWN = ("_last_places", "_note", "_order", "clear", "discard", "keep", "note_moved", "remove_n", "use_groups")
 _BLOCK_USES = ("_block_hash", "_block_hash_num_tokens", "block_id", "is_null", "pool", "ref_cnt")
 
 
@@ -64,6 +68,16 @@ def check() -> None:
     names = {name for name in vars(_STOCK_QUEUE) if not name.startswith("_")}
     check_methods(engine, FreeQueue, object, sorted(names))
     check_methods(engine, kv_cache_coordinator, object, ["BlockPool"])  # type: ignore[arg-type]
+    check_methods(engine, KVCacheConfig, object, ["kv_cache_groups"])
+
+
+def _start(self: Any, *args: Any, **kwargs: Any) -> None:
+    """The constructor of vLLM's coordinator, which builds the pool without telling it the groups."""
+    _STOCK_START(self, *args, **kwargs)
+    queue = self.block_pool.free_block_queue
+    if isinstance(queue, FreeQueue):
+        queue.use_groups(self.kv_cache_config.kv_cache_groups)
+        logger.info("kvpool: ahead %d%s", queue.ahead, f": {queue.unproven}" if queue.unproven else "")
 
 
 def install(part: str = "pool") -> None:
@@ -81,6 +95,7 @@ def install(part: str = "pool") -> None:
     if part != "off":
         check()
     kv_cache_coordinator.BlockPool, block_pool.FreeKVCacheBlockQueue = parts[part]
+    _COORDINATOR.__init__ = _STOCK_START if part == "off" else _start
 
 
 def register() -> None:

@@ -11,13 +11,16 @@ counts; kvpool decides which frames are dealt out:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from .._kvpool import FramePool
-from ..errors import OutOfBlocks
+from ..errors import InvalidArgument, OutOfBlocks
 from ._settings import number
+from .groups import unproven
 
 __all__ = ["FreeQueue"]
 
@@ -37,13 +40,27 @@ class FreeQueue:
         """The pool, for its statistics, audit and owners."""
         self._blocks: list[KVCacheBlock | None] = [None] * first + list(blocks)
         # More frames ahead make longer runs, and evict less in the order of use.
-        self._ahead = min(number("KVPOOL_VLLM_AHEAD", int, len(blocks) // 128), len(blocks) // 8)
+        self.ahead = min(number("KVPOOL_VLLM_AHEAD", int, len(blocks) // 128), len(blocks) // 8)
         # Lists of ids in the order in which they were put back: to be evicted last, or, as tuples,
         # first.
         self._log: list[list[int] | tuple[int, ...]] = []
         self._logged = 0
         self.on_short: Callable[[], None] | None = None
         """Called when blocks are missing, before a request is refused: moves in flight hold some."""
+        self.unproven: str | None = None
+        """The group for which nothing is evicted ahead, and why."""
+
+    def use_groups(self, groups: list[Any]) -> None:
+        """Takes the groups that the blocks are dealt out to. Called before the first request.
+
+        Nothing is evicted ahead if a group holds states of a kind that has not been compared.
+        """
+        self.unproven = unproven(groups)
+        if self.unproven is None:
+            return
+        if os.environ.get("KVPOOL_VLLM_AHEAD") is not None and self.ahead:
+            raise InvalidArgument(f"KVPOOL_VLLM_AHEAD is {self.ahead}, expected 0: {self.unproven}")
+        self.ahead = 0
 
     def popleft(self) -> KVCacheBlock:
         """Takes one block. The first of a new queue is block 0: vLLM makes it the null block."""
@@ -60,7 +77,7 @@ class FreeQueue:
             return []
         assert self.num_free_blocks >= n
         try:
-            frames = self.pool.allocate(n, runs=True, ahead=self._ahead)
+            frames = self.pool.allocate(n, runs=True, ahead=self.ahead)
         except OutOfBlocks:
             if self.on_short is None:
                 raise
