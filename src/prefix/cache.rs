@@ -52,6 +52,7 @@ use crate::sync::{AtomicU64, CachePadded, Ordering::*};
 
 use super::config::{CacheParts, Now, PrefixConfig};
 use super::events::{EventQueue, KvEvent};
+use super::eviction_list::EvictionList;
 use super::hash::{BlockHash, PrefixHasher};
 use super::index::{Index, Key};
 use super::names::Names;
@@ -115,6 +116,8 @@ pub struct PrefixCache {
     /// Identifies this cache among those of all processes.
     number: u64,
     origins: OriginTable,
+    /// Only read in frame pools.
+    list: EvictionList,
 }
 
 impl PrefixCache {
@@ -145,6 +148,7 @@ impl PrefixCache {
             uncached: UncachedHashes::default(),
             number: origin::random()?,
             origins: OriginTable::default(),
+            list: EvictionList::default(),
         })
     }
 
@@ -377,6 +381,7 @@ impl PrefixCache {
         let era = self.era();
         // Release: pairs with the Acquire in `releases`. The order itself needs only Relaxed.
         let order = self.order.fetch_add(kept.len() as u64, Release);
+        let is_listed = self.list.is_read();
         let now = asked(|| if self.policy.learns() { self.now() } else { Millis(0) }).unwrap_or_default();
         let evict_first = self.queues.evict_first().filter(|_| policy_info.is_evict_first);
         let mut filing = self.queues.filing(&self.rows);
@@ -403,6 +408,9 @@ impl PrefixCache {
             };
             row.set_place(place.0, place.1.rank, place.1.state);
             filing.add_row(id, row, links);
+        }
+        if is_listed {
+            self.list.add(kept.iter().map(|kept| self.classed(kept.id)));
         }
     }
 
