@@ -381,7 +381,6 @@ impl PrefixCache {
         let era = self.era();
         // Release: pairs with the Acquire in `releases`. The order itself needs only Relaxed.
         let order = self.order.fetch_add(kept.len() as u64, Release);
-        let is_listed = self.list.is_read();
         let now = asked(|| if self.policy.learns() { self.now() } else { Millis(0) }).unwrap_or_default();
         let evict_first = self.queues.evict_first().filter(|_| policy_info.is_evict_first);
         let mut filing = self.queues.filing(&self.rows);
@@ -409,7 +408,8 @@ impl PrefixCache {
             row.set_place(place.0, place.1.rank, place.1.state);
             filing.add_row(id, row, links);
         }
-        if is_listed {
+        // `add_row` swaps a flag of the last block after its place is set.
+        if self.list.is_read() {
             self.list.add(kept.iter().map(|kept| self.classed(kept.id)));
         }
     }

@@ -15,11 +15,12 @@
 //!
 //! # Protocol
 //!
-//! Everything is under a lock but the flag. Release: make the word evictable, fence, read the flag,
-//! append. First read: set the flag, fence, link the blocks whose words are evictable. One of the
-//! two sees the other (as in Dekker's algorithm), so an evictable block is linked once its release
-//! has ended. The first read holds the lock meanwhile, so the release appends after it. Model:
-//! `released_beside_the_first_read` in `loom-tests/tests/frame_pool.rs`.
+//! Everything is under a lock but the flag. Release: make the word evictable, set the place, fence,
+//! read the flag, append. First read: set the flag, fence, link the blocks whose words are
+//! evictable by their places. One of the two sees the other (as in Dekker's algorithm), so an
+//! evictable block is linked in order once its release has ended. The first read holds the lock
+//! meanwhile, so the release appends after it. Model: `released_beside_the_first_read` in
+//! `loom-tests/tests/frame_pool.rs`.
 
 use std::sync::PoisonError;
 
@@ -52,7 +53,7 @@ struct Link {
 
 impl EvictionList {
     /// Returns whether released blocks have to be [added](Self::add). The caller has made their
-    /// words evictable, and performed a read-modify-write since its last store.
+    /// words evictable, set their places, and performed a read-modify-write since.
     #[inline]
     pub(super) fn is_read(&self) -> bool {
         // Pairs with the fence in `read`.
