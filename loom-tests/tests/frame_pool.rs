@@ -3,6 +3,7 @@
 //! is evicted or uncached, and never names other contents: not while its frame is evicted and used
 //! again, nor while an engine takes its keys away. No key outlives the cached frame.
 //! This holds also if an engine adds a key to a frame that another thread frees.
+//! An evictable frame is in the order that is read once its release has ended.
 #![cfg(kvpool_loom)]
 
 use kvpool::prefix::HashKey;
@@ -210,6 +211,35 @@ fn a_list_of_keys_is_read_while_it_is_replaced() {
         assert_eq!(pool.pool.cached(pool.key(2)), Ok(Some(frame)));
         join_last(thread);
         pool.pool.free(&[frame]).unwrap();
+        pool.finish();
+    });
+}
+
+/// The order is read for the first time while frames are released, hit and evicted: it has each
+/// frame once, and afterwards all that are evictable.
+#[test]
+fn released_beside_the_first_read() {
+    check("frame_pool::released_beside_the_first_read", || {
+        let pool = Pool::new(2);
+        let first = pool.keep();
+        let second = pool.take().unwrap();
+        pool.pool.register(&[(second, pool.key(3))]).unwrap();
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            other.pool.free(&[second]).unwrap();
+            if let Some(hit) = other.hit(1) {
+                other.pool.free(&[hit]).unwrap();
+            }
+        });
+        let order = || {
+            let mut order = Vec::new();
+            pool.pool.available_after(None, 9, &mut order).unwrap();
+            order
+        };
+        let during = order();
+        assert!(during.len() <= 2 && during.first() != during.get(1), "{during:?}");
+        thread.join().unwrap();
+        assert_eq!(order(), [second, first], "released in this order");
         pool.finish();
     });
 }

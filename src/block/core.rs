@@ -1,6 +1,6 @@
 //! The state that all references to a pool's blocks share, and the trait of its evictor.
 
-use std::ops::Deref;
+use std::ops::{ControlFlow, Deref};
 
 use crate::clock::{Clock, Watch};
 use crate::config::{FAN_LOG2, MAGAZINE_BLOCKS_MAX};
@@ -368,6 +368,16 @@ impl Core {
     /// Calls `f` with each maximal free run in the bitmaps, ascending; exact if nothing changes.
     pub fn for_each_free_run(&self, f: &mut dyn FnMut(Run)) {
         self.space.frames.for_each_free_run(f);
+    }
+
+    /// Appends up to `most` free frames in open units of the bitmaps to `out`, ascending, from
+    /// `first` on.
+    pub(crate) fn free_frames_from(&self, first: FrameId, most: usize, out: &mut Vec<u32>) {
+        let end = out.len().saturating_add(most);
+        self.space.frames.visit_free_runs(true, &mut |run| {
+            out.extend((run.start.0.max(first.0)..run.end()).take(end - out.len()));
+            if out.len() < end { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
     }
 
     /// Returns the approximate metadata in bytes.

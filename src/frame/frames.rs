@@ -332,12 +332,16 @@ impl Frames {
 
     /// Visits every maximal free run, ascending. Exact without concurrent changes.
     pub fn for_each_free_run(&self, f: &mut dyn FnMut(Run)) {
-        self.with(|map| {
-            map.walk(false, 1, |run| {
-                f(run);
-                ControlFlow::Continue(())
-            });
+        self.visit_free_runs(false, &mut |run| {
+            f(run);
+            ControlFlow::Continue(())
         });
+    }
+
+    /// Like [`for_each_free_run`](Self::for_each_free_run), until `visit` breaks.
+    /// With `open`, omits the closed units.
+    pub fn visit_free_runs(&self, open: bool, visit: &mut dyn FnMut(Run) -> ControlFlow<()>) {
+        self.with(|map| map.walk(open, 1, visit));
     }
 
     /// Checks the invariants of a quiescent point, and names the first violated one: every frame is

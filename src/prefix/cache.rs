@@ -52,6 +52,7 @@ use crate::sync::{AtomicU64, CachePadded, Ordering::*};
 
 use super::config::{CacheParts, Now, PrefixConfig};
 use super::events::{EventQueue, KvEvent};
+use super::eviction_list::EvictionList;
 use super::hash::{BlockHash, PrefixHasher};
 use super::index::{Index, Key};
 use super::names::Names;
@@ -115,6 +116,8 @@ pub struct PrefixCache {
     /// Identifies this cache among those of all processes.
     number: u64,
     origins: OriginTable,
+    /// Only read in frame pools.
+    list: EvictionList,
 }
 
 impl PrefixCache {
@@ -145,6 +148,7 @@ impl PrefixCache {
             uncached: UncachedHashes::default(),
             number: origin::random()?,
             origins: OriginTable::default(),
+            list: EvictionList::default(),
         })
     }
 
@@ -403,6 +407,10 @@ impl PrefixCache {
             };
             row.set_place(place.0, place.1.rank, place.1.state);
             filing.add_row(id, row, links);
+        }
+        // `add_row` swaps a flag of the last block after its place is set.
+        if self.list.is_read() {
+            self.list.add(kept.iter().map(|kept| self.classed(kept.id)));
         }
     }
 

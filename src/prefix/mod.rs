@@ -27,13 +27,15 @@
 
 // `hash`: block hashes; `index`: hash to candidate blocks; `row`: metadata per block; `names`:
 // further hashes in a frame pool; `queue`: a lock-free priority queue; `queues`: queues of
-// evictable blocks; `evict_first`: links of one of them; `policy`: eviction order; `cache`: the
-// whole; `events`: notifications for routers; `origin`: origins of blocks from other pools.
+// evictable blocks; `evict_first`: links of one of them; `eviction_list`: their order, for readers;
+// `policy`: eviction order; `cache`: the whole; `events`: notifications for routers; `origin`:
+// origins of blocks from other pools.
 
 mod cache;
 mod config;
 mod events;
 mod evict_first;
+mod eviction_list;
 mod hash;
 mod index;
 #[cfg(kvpool_loom)]

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use kvpool::compact::Goal;
-use kvpool::{AllocRequest, FrameId, FrameMoves, FramePool, FrameShrinkError, Order};
+use kvpool::{AllocRequest, FrameError, FrameId, FrameMoves, FramePool, FrameShrinkError, Order};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -366,6 +366,26 @@ impl World {
         }
     }
 
+    /// Compares the order, read at once and from a cursor on.
+    fn compare_order(&self) {
+        let model = &self.model;
+        let free = model.frames().into_iter().filter(|&frame| model.is_free(frame));
+        let expected: Vec<u32> =
+            free.chain(model.evict_first.iter().copied()).chain(model.queue.iter().copied()).collect();
+        let read = |cursor, most| {
+            let mut order = vec![7];
+            self.pool.available_after(cursor, most, &mut order).map(|()| order.split_off(1))
+        };
+        assert_eq!(read(None, usize::MAX).unwrap(), expected);
+        for at in (0..expected.len()).step_by(5) {
+            let page: Vec<u32> = expected[at + 1..].iter().take(7).copied().collect();
+            assert_eq!(read(Some(expected[at]), 7).unwrap(), page, "after {} of {expected:?}", expected[at]);
+        }
+        if let Some(frame) = self.held().first() {
+            assert!(matches!(read(Some(*frame), 1), Err(FrameError::InUse { index: 0, .. })));
+        }
+    }
+
     fn compare(&self) {
         let frames = self.model.frames();
         let expected: Vec<u32> = frames.iter().map(|&frame| self.model.references(frame) as u32).collect();
@@ -414,15 +434,18 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 150 }, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_frame_pool_is_the_naive_pool(operations in vec(operation(), 1..120)) {
+    fn a_frame_pool_is_the_naive_pool(operations in vec(operation(), 1..120), first_read in 0..60_usize) {
         let mut world = World { pool: super::pool(FRAMES), model: Model::new(FRAMES) };
-        for operation in &operations {
+        for (done, operation) in operations.iter().enumerate() {
             world.run(operation);
             // An index without room for a key finds less than the model.
             if world.pool.cache_stats().forgotten_blocks > 0 {
                 return Ok(());
             }
             world.compare();
+            if done >= first_read {
+                world.compare_order();
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 """vLLM's own block pool against kvpool's on a trace, through vLLM's KVCacheManager, in one run.
 
     python bindings/python/bench/vllm_trace.py --trace mooncake_conversation.jsonl [--requests 3000]
+        [--blocks 32768 262144 1048576 --parts pool --latency manager]
 
 The trace is a file of JSON lines with `timestamp` (ms), `input_length`, `output_length` and
 `hash_ids` (one for each 512 tokens of the prompt), such as Mooncake's. vLLM is fetched from the
@@ -17,13 +18,21 @@ hit both. Prefix caching is on, and the pool is full after the first requests.
 | moved | blocks moved per request |
 
 A decoding step allocates one block: steps between block boundaries cost the same with both pools.
+
+With `--latency manager`, each call of the manager is timed, and the median, the 99.9th percentile and the
+maximum are printed, in us of the calling thread's CPU time; with `--latency pool`, also the calls within:
+of the pool and of its queue. `--offload N`
+also reads N blocks in the order of eviction in each step, from a cursor on, as vLLM's lazy offloader to
+CPU memory does. The garbage collector is off, unless `--gc` is given: then it is on for all pools.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import gc
+import itertools
 import json
 import os
 import subprocess
@@ -86,12 +95,36 @@ class Replay:
         self.blocks: list[int] = []
         self.query = self.hits = self.preempted = self.steps = 0
         self.compactor: Any = None
+        self.latencies: dict[str, list[int]] = collections.defaultdict(list)
+        self.offload, self.cursor = 0, None
 
     def call(self, part: str, function: Callable, *arguments, **named):
         begin = time.thread_time()
-        outcome = function(*arguments, **named)
+        outcome = self.timed(function, *arguments, **named)
         self.cpu[part] += time.thread_time() - begin
         return outcome
+
+    def timed(self, function: Callable, *arguments, **named):
+        begin = time.thread_time_ns()
+        outcome = function(*arguments, **named)
+        self.latencies[function.__name__].append(time.thread_time_ns() - begin)
+        return outcome
+
+    def time_pool(self) -> None:
+        """Times calls of the pool and its queue too."""
+        pool = self.manager.block_pool
+        queue = ("popleft_n", "append_n", "prepend_n")
+        for owner, names in ((pool, ("get_new_blocks", "touch", "free_blocks")), (pool.free_block_queue, queue)):
+            for name in names:
+                setattr(owner, name, functools.partial(self.timed, getattr(owner, name)))
+
+    def read_order(self) -> None:
+        """Visits blocks that are evicted soon, as `SimpleCPUOffloadManager._prepare_lazy_store_specs`."""
+        if self.cursor is not None and self.cursor.ref_cnt > 0:
+            self.cursor = None
+        blocks = self.manager.block_pool.free_block_queue.iter_blocks_after(self.cursor)
+        for block in itertools.islice(blocks, self.offload):
+            self.cursor = block
 
     def add(self, number: int, prompt: int, output: int, hash_ids: list[int]) -> None:
         from vllm.sampling_params import SamplingParams
@@ -105,6 +138,8 @@ class Replay:
         return not (self.waiting or self.prefilling or self.running)
 
     def step(self) -> None:
+        if self.offload:
+            self.timed(self.read_order)
         if self.compactor is not None:
             # As `kvpool.vllm.compaction` does; the copies of a step are made when it has ended.
             self.call("compaction", self.compactor.commit)
@@ -193,13 +228,14 @@ def manager_of(part: str, blocks: int):
     return KVCacheManager(config, max_model_len=1 << 18, scheduler_block_size=BLOCK, hash_block_size=BLOCK)
 
 
-def drive(replays: list[Replay], path: str, limit: int) -> None:
+def drive(replays: list[Replay], path: str, limit: int, collects: bool) -> None:
     rows = collections.deque(rows_of(path, limit))
     now = 0.0
     # As vLLM does: the blocks are many objects.
     gc.collect()
     gc.freeze()
-    gc.disable()
+    if not collects:
+        gc.disable()
     while rows or not all(replay.is_idle() for replay in replays):
         while rows and rows[0][1] <= now:
             number, _, prompt, output, hash_ids = rows.popleft()
@@ -233,6 +269,18 @@ def report(replays: list[Replay], skip: int, blocks: int) -> None:
     print(f"{ratio:.1f}x fewer descriptors, {sum(ours.cpu.values()) / sum(stock.cpu.values()):.2f}x the CPU time")
 
 
+def report_latencies(replays: list[Replay]) -> None:
+    print("| call | " + " | ".join(f"{replay.name}: calls | p50 | p99.9 | max" for replay in replays) + " |")
+    print("|---|" + "---|---|---|---|" * len(replays))
+    for name in dict.fromkeys(name for replay in replays for name in replay.latencies):
+        cells = []
+        for replay in replays:
+            taken = sorted(replay.latencies[name]) or [0]
+            points = (taken[len(taken) // 2], taken[int(len(taken) * 0.999)], taken[-1])
+            cells += [str(len(replay.latencies[name])), *(f"{nanos / 1e3:.1f}" for nanos in points)]
+        print(f"| `{name}` | {' | '.join(cells)} |")
+
+
 def show_errors(replay: Replay) -> None:
     """A double free and a leak in the manager of the run: both are named."""
     from kvpool import vllm
@@ -251,17 +299,23 @@ def show_errors(replay: Replay) -> None:
     pool.free_blocks(leaked)
 
 
-def run(arguments: argparse.Namespace) -> None:
-    replays = [Replay("vLLM", manager_of("off", arguments.blocks))]
+def run(arguments: argparse.Namespace, blocks: int) -> None:
+    replays = [Replay("vLLM", manager_of("off", blocks))]
     for part in arguments.parts:
-        replay = Replay(f"kvpool, {part}", manager_of("queue" if part == "queue" else "pool", arguments.blocks))
+        replay = Replay(f"kvpool, {part}", manager_of("queue" if part == "queue" else "pool", blocks))
         if part == "compaction":
             from kvpool.vllm.compaction import Compactor
 
             replay.compactor = Compactor(replay.manager.block_pool)
         replays.append(replay)
-    drive(replays, arguments.trace, arguments.requests)
-    report(replays, min(arguments.requests // 3, 1000), arguments.blocks)
+    for replay in replays:
+        replay.offload = arguments.offload
+        if arguments.latency == "pool":
+            replay.time_pool()
+    drive(replays, arguments.trace, arguments.requests, arguments.gc)
+    report(replays, min(arguments.requests // 3, 1000), blocks)
+    if arguments.latency:
+        report_latencies(replays)
     if arguments.parts[-1] != "queue":
         show_errors(replays[-1])
 
@@ -270,14 +324,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="vLLM's block pool against kvpool's on a trace")
     parser.add_argument("--trace", default=os.environ.get("KVPOOL_TRACE"), help="also KVPOOL_TRACE")
     parser.add_argument("--requests", type=int, default=3000)
-    parser.add_argument("--blocks", type=int, default=65536)
+    parser.add_argument("--blocks", type=int, nargs="+", default=[65536])
+    parser.add_argument("--latency", choices=["manager", "pool"], help="the time of each call")
+    parser.add_argument("--offload", type=int, default=0, help="blocks to read in the order of eviction per step")
+    parser.add_argument("--gc", action="store_true", help="leave the garbage collector on")
     parser.add_argument("--parts", nargs="+", default=["queue", "pool"], choices=["queue", "pool", "compaction"])
     arguments = parser.parse_args()
     if not arguments.trace:
         print("SKIPPED: no trace, name one by --trace or KVPOOL_TRACE", file=sys.stderr)
         return 0
     if "KVPOOL_ENGINE_READY" in os.environ:
-        run(arguments)
+        for blocks in arguments.blocks:
+            run(arguments, blocks)
+            gc.unfreeze()
         return 0
     sys.path.insert(0, str(HERE.parent / "tests"))
     from engines.fetch import Unavailable, environment_of, fetch, python_of

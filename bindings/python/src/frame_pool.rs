@@ -11,11 +11,9 @@ mod keys;
 mod lists;
 mod moves;
 
-use std::sync::OnceLock;
-
 use kvpool::compact::{FRAGMENTATION_PENALTY, Goal};
 use kvpool::{
-    AllocRequest, FrameGroup, FrameKey, FramePool as Pool, Order, Run, SequenceId, prefix::HashKey,
+    AllocError, AllocRequest, FrameGroup, FramePool as Pool, Order, Run, SequenceId, prefix::HashKey,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -25,12 +23,17 @@ use crate::batch::check_batches;
 use crate::error::{Outcome, invalid};
 use crate::process::{Own, Process};
 
-use keys::FrameKeys;
+use keys::{FrameKeys, OwnKeys};
 use lists::{Numbers, frames_of, keys_of, writable, write_frames};
 use moves::{FrameBatch, FrameMoves};
 
-/// Group of the keys by which [`FramePool::keep`] caches frames.
-const OWN_GROUP: FrameGroup = FrameGroup(u32::MAX);
+/// Number of frames from which on a call releases the GIL.
+const DETACHED_FRAMES: usize = 512;
+
+/// Does work on `frames` frames, without the GIL if they are many.
+fn detached<R: Send>(py: Python<'_>, frames: usize, work: impl FnOnce() -> R + Send) -> R {
+    if frames < DETACHED_FRAMES { work() } else { py.detach(work) }
+}
 
 /// A pool whose ids are frames, for engines with ids, hashes and schedulers of their own.
 ///
@@ -46,7 +49,7 @@ pub struct FramePool {
     made_in: Process,
     pool: Own<Pool>,
     /// The keys of [`keep`](Self::keep), by frame.
-    own_keys: OnceLock<Vec<FrameKey>>,
+    own_keys: OwnKeys,
     numbers: Numbers,
 }
 
@@ -86,31 +89,30 @@ impl FramePool {
         }
     }
 
-    fn allocated(&self, blocks: usize, runs: bool, ahead: usize, sequence: Option<Id>) -> Outcome<Vec<u32>> {
+    fn allocated(
+        &self,
+        py: Python<'_>,
+        blocks: usize,
+        runs: bool,
+        ahead: usize,
+        sequence: Option<Id>,
+    ) -> Outcome<Vec<u32>> {
         let pool = self.here()?;
-        Self::evict_ahead(pool, blocks, ahead);
         let request = request(blocks, sequence);
-        let mut frames = Vec::new();
-        if runs && blocks > 1 {
-            let mut found = Vec::new();
-            pool.allocate_runs(request, &mut found)?;
-            found.sort_unstable_by_key(|run| run.start);
-            frames.extend(found.into_iter().flat_map(|run| run.start.0..run.end()));
-        } else {
-            pool.allocate(request, &mut frames)?;
-        }
-        Ok(frames)
-    }
-
-    fn own_keys(&self, pool: &Pool, frames: &[u32]) -> Outcome<Vec<(u32, FrameKey)>> {
-        let own = |frame: u32| pool.key(OWN_GROUP, &frame.to_le_bytes());
-        // A pool that has grown since derives the keys of its new frames each time.
-        let known = self.own_keys.get_or_init(|| (0..pool.frames() as u32).flat_map(own).collect());
-        let named = frames.iter().map(|&frame| {
-            let key = known.get(frame as usize).copied().map_or_else(|| own(frame), Ok)?;
-            Ok((frame, key))
+        let frames = detached(py, blocks, || {
+            Self::evict_ahead(pool, blocks, ahead);
+            let mut frames = Vec::new();
+            if runs && blocks > 1 {
+                let mut found = Vec::new();
+                pool.allocate_runs(request, &mut found)?;
+                found.sort_unstable_by_key(|run| run.start);
+                frames.extend(found.into_iter().flat_map(|run| run.start.0..run.end()));
+            } else {
+                pool.allocate(request, &mut frames)?;
+            }
+            Ok::<_, AllocError>(frames)
         });
-        named.collect()
+        Ok(frames?)
     }
 }
 
@@ -136,7 +138,7 @@ impl FramePool {
         hash_key: Option<Key>,
     ) -> Outcome<Self> {
         let mut builder = Pool::builder(frames.0);
-        if let Some(frames) = frames_max {
+        if let Some(frames) = &frames_max {
             builder = builder.frames_max(frames.0);
         }
         if let Some(frames) = segment_frames {
@@ -157,11 +159,14 @@ impl FramePool {
         if let Some(key) = hash_key {
             builder = builder.hash_key(HashKey::from_bytes(key.0));
         }
+        let pool = builder.build()?;
+        // With the null block.
+        let frames_max = frames_max.map_or(0, |most| most.0 + 1).max(pool.frames());
         Ok(Self {
             made_in: Process::current(),
-            pool: Own::new(builder.build()?),
-            own_keys: OnceLock::new(),
-            numbers: Numbers::default(),
+            pool: Own::new(pool),
+            own_keys: OwnKeys::new(frames_max),
+            numbers: Numbers::new(frames_max),
         })
     }
 
@@ -180,8 +185,8 @@ impl FramePool {
         ahead: Frames,
         sequence: Option<Id>,
     ) -> Outcome<Bound<'py, PyList>> {
-        let frames = self.allocated(blocks.0, runs, ahead.0, sequence)?;
-        Ok(self.numbers.list(py, &frames, self.pool.get().frames())?)
+        let frames = self.allocated(py, blocks.0, runs, ahead.0, sequence)?;
+        Ok(self.numbers.list(py, &frames)?)
     }
 
     /// Fills a buffer of u32 with newly allocated frames, as `allocate` does.
@@ -195,61 +200,81 @@ impl FramePool {
     ) -> Outcome<()> {
         // Held from here on, so that its size is that of the request.
         let buffer = writable(frames)?;
-        write_frames(&buffer, &self.allocated(buffer.item_count(), runs, ahead.0, sequence)?);
+        let allocated = self.allocated(frames.py(), buffer.item_count(), runs, ahead.0, sequence)?;
+        write_frames(&buffer, &allocated);
         Ok(())
     }
 
     /// Allocates `blocks` frames in few runs: pairs of first frame and length.
     #[pyo3(signature = (blocks, *, ahead=Frames(0), sequence=None))]
-    fn allocate_runs(&self, blocks: Frames, ahead: Frames, sequence: Option<Id>) -> Outcome<Vec<(u32, u32)>> {
+    fn allocate_runs(
+        &self,
+        py: Python<'_>,
+        blocks: Frames,
+        ahead: Frames,
+        sequence: Option<Id>,
+    ) -> Outcome<Vec<(u32, u32)>> {
         let pool = self.here()?;
-        Self::evict_ahead(pool, blocks.0, ahead.0);
         let mut found: Vec<Run> = Vec::new();
-        pool.allocate_runs(request(blocks.0, sequence), &mut found)?;
+        detached(py, blocks.0, || {
+            Self::evict_ahead(pool, blocks.0, ahead.0);
+            pool.allocate_runs(request(blocks.0, sequence), &mut found)
+        })?;
         Ok(found.into_iter().map(|run| (run.start.0, run.len)).collect())
     }
 
     /// Allocates `blocks` consecutive frames, and returns the first. Raises `NoRun` if there
     /// is no such run.
     #[pyo3(signature = (blocks, *, sequence=None))]
-    fn allocate_run(&self, blocks: Frames, sequence: Option<Id>) -> Outcome<u32> {
+    fn allocate_run(&self, py: Python<'_>, blocks: Frames, sequence: Option<Id>) -> Outcome<u32> {
+        let (pool, request) = (self.here()?, request(blocks.0, sequence).contiguous());
         let mut found: Vec<Run> = Vec::new();
-        self.here()?.allocate_runs(request(blocks.0, sequence).contiguous(), &mut found)?;
+        detached(py, blocks.0, || pool.allocate_runs(request, &mut found))?;
         Ok(found.first().map_or(0, |run| run.start.0))
     }
 
     /// Allocates `count` runs of `blocks` consecutive frames each, or none, and returns their first
     /// frames.
     #[pyo3(signature = (blocks, count, *, sequence=None))]
-    fn allocate_equal_runs(&self, blocks: Frames, count: Count, sequence: Option<Id>) -> Outcome<Vec<u32>> {
+    fn allocate_equal_runs(
+        &self,
+        py: Python<'_>,
+        blocks: Frames,
+        count: Count,
+        sequence: Option<Id>,
+    ) -> Outcome<Vec<u32>> {
         let pool = self.here()?;
-        let mut found: Vec<Run> = Vec::new();
-        for _ in 0..count.0 {
-            let mut run = Vec::with_capacity(1);
-            if let Err(error) = pool.allocate_runs(request(blocks.0, sequence).contiguous(), &mut run) {
-                let frames: Vec<u32> = found.iter().flat_map(|run| run.start.0..run.end()).collect();
-                pool.free(&frames)?;
-                return Err(error.into());
+        detached(py, blocks.0.saturating_mul(count.0), || {
+            let mut found: Vec<Run> = Vec::new();
+            for _ in 0..count.0 {
+                let mut run = Vec::with_capacity(1);
+                if let Err(error) = pool.allocate_runs(request(blocks.0, sequence).contiguous(), &mut run) {
+                    let frames: Vec<u32> = found.iter().flat_map(|run| run.start.0..run.end()).collect();
+                    pool.free(&frames)?;
+                    return Err(error.into());
+                }
+                found.extend(run);
             }
-            found.extend(run);
-        }
-        Ok(found.into_iter().map(|run| run.start.0).collect())
+            Ok(found.into_iter().map(|run| run.start.0).collect())
+        })
     }
 
     /// Allocates the named frames, each with one reference. They must have no references; cached
     /// ones are evicted.
     fn claim(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
-        Ok(self.here()?.claim(&frames_of(frames)?)?)
+        let (pool, py, frames) = (self.here()?, frames.py(), frames_of(frames)?);
+        Ok(detached(py, frames.len(), || pool.claim(&frames))?)
     }
 
     /// Drops one reference on each frame. Frames without further references become free, or are
     /// cached if they have hashes: to be evicted in this order.
     fn free(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
-        Ok(self.here()?.free(&frames_of(frames)?)?)
+        let (pool, py, frames) = (self.here()?, frames.py(), frames_of(frames)?);
+        Ok(detached(py, frames.len(), || pool.free(&frames))?)
     }
 
     /// Drops one reference on each of `blocks` consecutive frames.
-    fn free_run(&self, first: Frame, blocks: RunLength) -> Outcome<()> {
+    fn free_run(&self, py: Python<'_>, first: Frame, blocks: RunLength) -> Outcome<()> {
         let (Frame(first), RunLength(blocks)) = (first, blocks);
         let pool = self.here()?;
         let end = u64::from(first) + u64::from(blocks);
@@ -261,43 +286,50 @@ impl FramePool {
             }
             .into());
         }
-        Ok(pool.free(&(first..end as u32).collect::<Vec<_>>())?)
+        Ok(detached(py, blocks as usize, || pool.free(&(first..end as u32).collect::<Vec<_>>()))?)
     }
 
     /// Frees frames like `free`, to be evicted before all that were freed in that way.
     fn free_evict_first(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
-        Ok(self.here()?.free_evict_first(&frames_of(frames)?)?)
+        let (pool, py, frames) = (self.here()?, frames.py(), frames_of(frames)?);
+        Ok(detached(py, frames.len(), || pool.free_evict_first(&frames))?)
     }
 
     /// Adds one reference to each frame, which must be referenced or cached.
     fn share(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
-        Ok(self.here()?.share(&frames_of(frames)?)?)
+        let (pool, py, frames) = (self.here()?, frames.py(), frames_of(frames)?);
+        Ok(detached(py, frames.len(), || pool.share(&frames))?)
     }
 
     /// Drops one reference on each frame, and caches those without further references: for engines
     /// that look up hashes themselves. The pool needs to know that contents are worth keeping, and
     /// not by which hash. They are evicted in this order; `take` gets them back.
     fn keep(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
-        let (pool, frames) = (self.here()?, frames_of(frames)?);
-        pool.register(&self.own_keys(pool, &frames)?)?;
-        pool.free(&frames).or_else(|error| {
-            // None is freed, so none is cached either.
-            pool.uncache(&frames)?;
-            Err(error)
-        })?;
-        Ok(())
+        let (pool, py, frames) = (self.here()?, frames.py(), frames_of(frames)?);
+        let kept = detached(py, frames.len(), || {
+            pool.register(&self.own_keys.of(pool, &frames)?)?;
+            pool.free(&frames).or_else(|error| {
+                // None is freed, so none is cached either.
+                pool.uncache(&frames)?;
+                Err(error)
+            })
+        });
+        Ok(kept?)
     }
 
     /// Drops one reference on each frame, and forgets what it was cached by: the frame becomes free.
     fn discard(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
-        let (pool, frames) = (self.here()?, frames_of(frames)?);
-        let mut references = Vec::with_capacity(frames.len());
-        pool.references(&frames, &mut references)?;
-        if are_enough(&frames, &references) {
-            pool.uncache(&frames)?;
-        }
-        // A frame without references is refused by name.
-        Ok(pool.free(&frames)?)
+        let (pool, py, frames) = (self.here()?, frames.py(), frames_of(frames)?);
+        let discarded = detached(py, frames.len(), || {
+            let mut references = Vec::with_capacity(frames.len());
+            pool.references(&frames, &mut references)?;
+            if are_enough(&frames, &references) {
+                pool.uncache(&frames)?;
+            }
+            // A frame without references is refused by name.
+            pool.free(&frames)
+        });
+        Ok(discarded?)
     }
 
     /// Takes a reference on each frame, with its contents: of those that are in use or cached, and
@@ -306,26 +338,29 @@ impl FramePool {
     /// For engines that know themselves which contents a frame still has: a frame keeps them until
     /// it is allocated.
     fn take(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
-        let (pool, frames) = (self.here()?, frames_of(frames)?);
-        if pool.share(&frames).is_ok() {
-            return Ok(());
-        }
-        for (index, &frame) in frames.iter().enumerate() {
-            let taken = pool.share(&[frame]).or_else(|_| pool.claim(&[frame]));
-            if let Err(error) = taken {
-                // As before: those that were free are free again.
-                pool.free(&frames[..index])?;
-                return Err(at(error, index).into());
+        let (pool, py, frames) = (self.here()?, frames.py(), frames_of(frames)?);
+        let taken = detached(py, frames.len(), || {
+            if pool.share(&frames).is_ok() {
+                return Ok(());
             }
-        }
-        Ok(())
+            for (index, &frame) in frames.iter().enumerate() {
+                let taken = pool.share(&[frame]).or_else(|_| pool.claim(&[frame]));
+                if let Err(error) = taken {
+                    // As before: those that were free are free again.
+                    pool.free(&frames[..index])?;
+                    return Err(at(error, index));
+                }
+            }
+            Ok(())
+        });
+        Ok(taken?)
     }
 
     /// The number of references of each frame.
     fn references(&self, frames: &Bound<'_, PyAny>) -> Outcome<Vec<u32>> {
-        let (pool, frames) = (self.here()?, frames_of(frames)?);
+        let (pool, py, frames) = (self.here()?, frames.py(), frames_of(frames)?);
         let mut references = Vec::with_capacity(frames.len());
-        pool.references(&frames, &mut references)?;
+        detached(py, frames.len(), || pool.references(&frames, &mut references))?;
         Ok(references)
     }
 
@@ -336,17 +371,19 @@ impl FramePool {
 
     /// The frames with references, in ascending order: `(frame, references, sequence)`, with the
     /// sequence that the frame was allocated for, or None.
-    fn owners(&self) -> Outcome<Vec<(u32, u32, Option<u64>)>> {
+    fn owners(&self, py: Python<'_>) -> Outcome<Vec<(u32, u32, Option<u64>)>> {
         let pool = self.here()?;
         let mut owners = Vec::new();
         let mut info = Vec::with_capacity(1);
-        for frame in 0..pool.frames() as u32 {
-            info.clear();
-            // The null block and free frames are refused.
-            if pool.info(&[frame], &mut info).is_ok() && info[0].references > 0 {
-                owners.push((frame, info[0].references, info[0].sequence.map(|sequence| sequence.0)));
+        detached(py, pool.frames(), || {
+            for frame in 0..pool.frames() as u32 {
+                info.clear();
+                // The null block and free frames are refused.
+                if pool.info(&[frame], &mut info).is_ok() && info[0].references > 0 {
+                    owners.push((frame, info[0].references, info[0].sequence.map(|sequence| sequence.0)));
+                }
             }
-        }
+        });
         Ok(owners)
     }
 
@@ -360,20 +397,21 @@ impl FramePool {
     /// reference on each.
     #[pyo3(signature = (frames, hashes, group=Group(0)))]
     fn register(&self, frames: &Bound<'_, PyAny>, hashes: &Bound<'_, PyAny>, group: Group) -> Outcome<()> {
-        let (pool, frames) = (self.here()?, frames_of(frames)?);
+        let (pool, py, frames) = (self.here()?, frames.py(), frames_of(frames)?);
         let keys = keys_of(pool, hashes, group.0)?;
         if frames.len() != keys.len() {
             return Err(invalid(format!("{} frames and {} hashes", frames.len(), keys.len())));
         }
-        Ok(pool.register(&frames.into_iter().zip(keys).collect::<Vec<_>>())?)
+        let register = || pool.register(&frames.iter().copied().zip(keys).collect::<Vec<_>>());
+        Ok(detached(py, frames.len(), register)?)
     }
 
     /// A frame for each of the leading hashes that are known, without references on them.
     #[pyo3(signature = (hashes, group=Group(0)))]
     fn lookup(&self, hashes: &Bound<'_, PyAny>, group: Group) -> Outcome<Vec<u32>> {
         let pool = self.here()?;
-        let mut frames = Vec::new();
-        pool.cached_prefix(&keys_of(pool, hashes, group.0)?, &mut frames)?;
+        let (keys, mut frames) = (keys_of(pool, hashes, group.0)?, Vec::new());
+        detached(hashes.py(), keys.len(), || pool.cached_prefix(&keys, &mut frames))?;
         Ok(frames)
     }
 
@@ -381,8 +419,8 @@ impl FramePool {
     #[pyo3(signature = (hashes, group=Group(0)))]
     fn hit(&self, hashes: &Bound<'_, PyAny>, group: Group) -> Outcome<Vec<u32>> {
         let pool = self.here()?;
-        let mut frames = Vec::new();
-        pool.hit(&keys_of(pool, hashes, group.0)?, &mut frames)?;
+        let (keys, mut frames) = (keys_of(pool, hashes, group.0)?, Vec::new());
+        detached(hashes.py(), keys.len(), || pool.hit(&keys, &mut frames))?;
         Ok(frames)
     }
 
@@ -396,7 +434,8 @@ impl FramePool {
     /// Takes all hashes of these frames away. Those without references become free. Returns the
     /// number of frames that had any.
     fn uncache(&self, frames: &Bound<'_, PyAny>) -> Outcome<usize> {
-        Ok(self.here()?.uncache(&frames_of(frames)?)?)
+        let (pool, py, frames) = (self.here()?, frames.py(), frames_of(frames)?);
+        Ok(detached(py, frames.len(), || pool.uncache(&frames))?)
     }
 
     /// Moves all hashes of a frame to another one. The caller has a reference on both.
@@ -406,19 +445,44 @@ impl FramePool {
 
     /// Evicts up to `frames` cached frames without references, the oldest first. Returns their
     /// number.
-    fn evict(&self, frames: Frames) -> Outcome<usize> {
-        Ok(self.here()?.evict(frames.0))
+    fn evict(&self, py: Python<'_>, frames: Frames) -> Outcome<usize> {
+        let pool = self.here()?;
+        Ok(detached(py, frames.0, || pool.evict(frames.0)))
+    }
+
+    /// Returns up to `frames` frames without references, in the order in which allocations use them,
+    /// those after frame `cursor`, or the first ones: free frames, ascending, then cached ones in the
+    /// order of eviction. To read on, pass the last frame as `cursor`.
+    ///
+    /// The list is no reservation: a frame whose state another thread changes meanwhile may be
+    /// missing or appear twice. A cursor with references is refused. The first call visits every
+    /// frame; later ones take time in proportion to the frames that they return, and to those that
+    /// were listed, freed or evicted since.
+    #[pyo3(signature = (frames, cursor=None))]
+    fn available_after<'py>(
+        &self,
+        py: Python<'py>,
+        frames: Frames,
+        cursor: Option<Frame>,
+    ) -> Outcome<Bound<'py, PyList>> {
+        let pool = self.here()?;
+        let mut found = Vec::new();
+        // The first call sorts the cached frames.
+        py.detach(|| pool.available_after(cursor.map(|frame| frame.0), frames.0, &mut found))?;
+        Ok(self.numbers.list(py, &found)?)
     }
 
     /// Clears the cache if no frame has references, and returns the number of frames evicted. Raises
     /// `FrameRefused` otherwise.
-    fn clear(&self) -> Outcome<usize> {
-        Ok(self.here()?.clear_idle()?)
+    fn clear(&self, py: Python<'_>) -> Outcome<usize> {
+        let pool = self.here()?;
+        Ok(detached(py, pool.frames(), || pool.clear_idle())?)
     }
 
     /// Clears the cache if no frame has references. Returns whether it did.
-    fn reset(&self) -> Outcome<bool> {
-        Ok(self.here()?.clear_idle().is_ok())
+    fn reset(&self, py: Python<'_>) -> Outcome<bool> {
+        let pool = self.here()?;
+        Ok(detached(py, pool.frames(), || pool.clear_idle()).is_ok())
     }
 
     /// Proposes at most `moves_max` moves of cached frames without references: towards free runs of

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import array
 import random
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 from kvpool import FramePool
@@ -285,3 +287,73 @@ def test_repr_and_audit(pool: FramePool) -> None:
     pool.free(pool.allocate(3))
     assert repr(pool) == f"FramePool(frames={FRAMES}, free={FRAMES}, evictable=0, used=0)"
     assert pool.audit()["total"] == FRAMES + 1
+
+
+def test_order_is_read_in_pages_from_a_cursor(pool: FramePool) -> None:
+    frames = pool.allocate(FRAMES)
+    order: list[int] = []
+    dice = random.Random(5)
+    for _ in range(60):
+        kept = dice.sample([frame for frame in frames if frame not in order], dice.randrange(1, 30))
+        pool.keep(kept)
+        order += kept
+        again = dice.sample(order, dice.randrange(0, len(order)))
+        pool.take(again)
+        pool.keep(again)
+        order = [frame for frame in order if frame not in again] + again
+        assert pool.available_after(FRAMES) == order
+        at = dice.randrange(len(order))
+        assert pool.available_after(9, order[at]) == order[at + 1 : at + 10]
+        if len(order) > FRAMES - 30:
+            gone = order[::3]
+            pool.take(gone)
+            order = [frame for frame in order if frame not in gone]
+    pool.evict(20)
+    assert pool.available_after(FRAMES) == sorted(order[:20]) + order[20:]
+    assert pool.available_after(3, sorted(order[:20])[-1]) == order[20:23]
+    used = next(frame for frame in frames if frame not in order)
+    with pytest.raises(FrameRefused, match=f"frame {used}"):
+        pool.available_after(1, used)
+    pool.take(order)
+    assert pool.available_after(FRAMES) == []
+
+
+def test_another_thread_runs_during_calls_of_many_frames() -> None:
+    count = 262_144
+    pool = FramePool(count, magazine_frames=0)
+    turns, is_done = [0], threading.Event()
+
+    def spin() -> None:
+        while not is_done.is_set():
+            turns[0] += 1
+            time.sleep(0)  # gives the GIL to the calling thread
+
+    def has_progress(call: Callable[[], object]) -> bool:
+        before = turns[0]
+        call()
+        return turns[0] > before
+
+    interval = sys.getswitchinterval()
+    thread = threading.Thread(target=spin)
+    thread.start()
+    try:
+        # The interpreter takes the GIL from no thread: the other one runs only if a call gives it away.
+        sys.setswitchinterval(1000)
+        frames = array.array("I", [0]) * count
+        calls = {
+            "allocate_into": lambda: pool.allocate_into(frames),
+            "references": lambda: pool.references(frames),
+            "keep": lambda: pool.keep(frames),
+            "available_after": lambda: pool.available_after(count),
+            "take": lambda: pool.take(frames),
+            "discard": lambda: pool.discard(frames),
+        }
+        missing = set(calls)
+        for _ in range(20):
+            missing -= {name for name, call in calls.items() if has_progress(call)}
+        assert not missing
+    finally:
+        is_done.set()
+        sys.setswitchinterval(interval)
+        thread.join()
+    pool.audit()

@@ -271,6 +271,64 @@ impl FramePool {
         self.0.blocks.evict_free(frames)
     }
 
+    /// Appends up to `most` frames without references to `out`, in the order of
+    /// [allocations](Self#eviction-order): free frames, ascending, then cached ones; those after
+    /// `cursor`, or the first ones. To read on, pass the last frame as the cursor.
+    ///
+    /// The list is no reservation. Without concurrent calls it has each such frame once, except
+    /// free frames in [magazines](crate::FramePoolBuilder::magazine_frames) and those that batches
+    /// in flight may see. Otherwise, a frame whose state changes may be missing or appear twice. A
+    /// cursor with references is an error.
+    ///
+    /// The first call visits every frame, and from then on each free of cached frames takes a lock.
+    /// Later calls take time in proportion to the listed frames, and to the frames that were
+    /// listed, freed or evicted since.
+    ///
+    /// ```
+    /// # use kvpool::{AllocRequest, FrameGroup, FramePool};
+    /// let pool = FramePool::builder(6).build()?;
+    /// let mut table = Vec::new();
+    /// pool.allocate(AllocRequest::new(6), &mut table)?;
+    /// for &frame in &[5, 2, 4] {
+    ///     pool.register(&[(frame, pool.key(FrameGroup(0), &frame.to_le_bytes())?)])?;
+    /// }
+    /// pool.free(&[5, 1, 2, 6, 4])?;
+    /// let mut order = Vec::new();
+    /// pool.available_after(None, 3, &mut order)?;
+    /// assert_eq!(order, [1, 6, 5]);
+    /// pool.available_after(Some(5), 10, &mut order)?;
+    /// assert_eq!(order, [1, 6, 5, 2, 4]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn available_after(
+        &self,
+        cursor: Option<u32>,
+        most: usize,
+        out: &mut Vec<u32>,
+    ) -> Result<(), FrameError> {
+        let _call = call();
+        let Shared { blocks, cache, .. } = &*self.0;
+        let before = out.len();
+        let mut block = None;
+        if let Some(frame) = cursor {
+            let id = blocks.block_in_place(0, frame)?;
+            let word = blocks.word(id);
+            if word.is_owned() && word.frame().0 == frame {
+                return Err(FrameError::InUse { index: 0, frame: FrameId(frame), references: word.refs() });
+            }
+            block = (word.is_evictable() && word.frame().0 == frame).then_some(id);
+        }
+        if block.is_none() {
+            let first = cursor.map_or(0, |frame| frame + 1);
+            blocks.free_frames_from(FrameId(first), most, out);
+        }
+        let most = most - (out.len() - before);
+        if most > 0 {
+            cache.evictable_after(blocks, block, most, out);
+        }
+        Ok(())
+    }
+
     /// Returns free frames in magazines to the bitmaps, where they merge into runs.
     pub fn trim(&self) {
         let _call = call();

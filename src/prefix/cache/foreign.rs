@@ -24,6 +24,7 @@ use crate::error::PrefixError;
 use crate::ids::{BlockId, FrameId};
 use crate::sync::fence_after_rmw;
 
+use super::super::eviction_list::Classed;
 use super::{BlockHash, Index, KvEvent, Names, PrefixCache, PrefixConfig, Queues, key_of};
 
 /// Factor by which the index is larger than for one hash per block; some blocks have two.
@@ -84,6 +85,32 @@ impl PrefixCache {
                 }
             }
         })
+    }
+
+    /// Appends the frames of up to `most` evictable blocks after `cursor`, or of the first ones, in
+    /// eviction order. The first call visits every block.
+    pub(crate) fn evictable_after(
+        &self,
+        core: &Core,
+        cursor: Option<BlockId>,
+        most: usize,
+        out: &mut Vec<u32>,
+    ) {
+        let all = || {
+            let ids = (0..core.rows() as u32).map(BlockId).filter(|&id| core.word(id).is_evictable());
+            let mut ids: Vec<(Classed, u64)> =
+                ids.map(|id| (self.classed(id), self.row(id).place().1)).collect();
+            ids.sort_unstable_by_key(|&((class, _), rank)| (class, rank));
+            ids.into_iter().map(|(classed, _)| classed).collect()
+        };
+        let frame_of = |id| Some(core.word(id)).filter(|word| word.is_evictable()).map(|word| word.frame());
+        self.list.read(cursor, most, all, frame_of, out);
+    }
+
+    pub(super) fn classed(&self, id: BlockId) -> Classed {
+        let queue = self.row(id).queue();
+        let class = if queue < self.queues.useless() { 2 } else { queue - self.queues.useless() };
+        (class as u32, id)
     }
 
     /// Adds hashes to blocks on which the caller has references. `check` runs first, under the

@@ -64,20 +64,26 @@ fn plain_numbers(list: &Bound<'_, PyList>) -> Option<Vec<u32>> {
 }
 
 /// The numbers of a pool's frames as Python objects: a list of frames is made of them, as Python has
-/// the small integers.
-#[derive(Default)]
-pub struct Numbers(PyOnceLock<Vec<Py<PyInt>>>);
+/// the small integers. Each part is made when it is first needed.
+pub struct Numbers(Box<[PyOnceLock<Box<[Py<PyInt>]>>]>);
+
+/// Numbers that are made together, which takes some microseconds.
+const PART: usize = 64;
 
 impl Numbers {
-    /// Makes a list of frames of a pool that has `frames` frames.
-    pub fn list<'py>(&self, py: Python<'py>, frames: &[u32], total: usize) -> PyResult<Bound<'py, PyList>> {
+    pub fn new(frames_max: usize) -> Self {
+        Self((0..frames_max.div_ceil(PART)).map(|_| PyOnceLock::new()).collect())
+    }
+
+    /// Makes a list of frames.
+    pub fn list<'py>(&self, py: Python<'py>, frames: &[u32]) -> PyResult<Bound<'py, PyList>> {
         let number =
             |frame: u32| frame.into_pyobject(py).map(Bound::unbind).unwrap_or_else(|never| match never {});
-        let known = self.0.get_or_init(py, || (0..total as u32).map(number).collect());
-        // A pool that has grown since makes the numbers of its new frames each time.
-        let numbers = frames.iter().map(|&frame| match known.get(frame as usize) {
-            Some(known) => known.clone_ref(py),
-            None => number(frame),
+        let numbers = frames.iter().map(|&frame| {
+            let at = frame as usize;
+            let Some(part) = self.0.get(at / PART) else { return number(frame) };
+            let first = frame - (at % PART) as u32;
+            part.get_or_init(py, || (first..).take(PART).map(number).collect())[at % PART].clone_ref(py)
         });
         PyList::new(py, numbers)
     }

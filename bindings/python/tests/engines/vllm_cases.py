@@ -1,5 +1,6 @@
 """Cases of kvpool under vLLM, run in vLLM's environment by `test_vllm.py`."""
 
+import itertools
 import os
 import random
 
@@ -232,6 +233,42 @@ def test_queue_takes_named_blocks_and_orders_evictions() -> None:
     assert queue.num_free_blocks == 39
     with pytest.raises(ValueError, match="not consecutive"):
         kvpool.vllm.FreeQueue([KVCacheBlock(3), KVCacheBlock(5)])
+
+
+def test_order_of_eviction_is_that_of_frees_and_is_read_in_pages() -> None:
+    """As vLLM's lazy offloader reads it: some blocks in each step, from a cursor on."""
+    queue = kvpool.vllm.FreeQueue([KVCacheBlock(i) for i in range(1, 5001)])
+    blocks = queue.popleft_n(5000)
+    dice = random.Random(1)
+    dice.shuffle(blocks)
+    queue.append_n(blocks)
+    for _ in range(50):
+        # Hits, and their ends: the queue keeps the order of the others.
+        hits = dice.sample(blocks, 100)
+        for block in hits:
+            queue.remove(block)
+        moved = {block.block_id for block in hits}
+        rest = [block for block in blocks if block.block_id not in moved]
+        assert queue.get_all_free_blocks() == rest
+        assert list(queue.iter_blocks_after(hits[0])) == []
+        queue.append_n(hits)
+        blocks = rest + hits
+        assert queue.get_all_free_blocks() == blocks
+        at = dice.randrange(5000)
+        assert list(queue.iter_blocks_after(blocks[at])) == blocks[at + 1 :]
+
+    read: list[int] = []
+
+    class Counting:
+        def available_after(self, frames: int, cursor: int | None) -> list[int]:
+            read.append(frames)
+            return pool.available_after(frames, cursor)
+
+    pool, queue.pool = queue.pool, Counting()
+    for start in (None, blocks[4000]):
+        read.clear()
+        assert len(list(itertools.islice(queue.iter_blocks_after(start), 200))) == 200
+        assert sum(read) <= 2 * 200 + 64
 
 
 @pytest.mark.skipif(PART == "queue", reason="compaction is of the pool")

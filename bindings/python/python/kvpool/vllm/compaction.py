@@ -102,7 +102,6 @@ class Compactor:
         pool = self.pool
         for source, target in moved:
             pool.move_block_hashes(pool.blocks[source], pool.blocks[target])
-        pool.free_block_queue.note_moved(moved)
         self.moved += len(moved)
         return len(moved)
 

@@ -39,7 +39,7 @@ _POOL_USES = (
     "touch",
     "unpin_blocks",
 )
-_QUEUE_OWN = ("_last_places", "_note", "_order", "clear", "discard", "keep", "note_moved", "remove_n", "use_groups")
+_QUEUE_OWN = ("clear", "discard", "keep", "remove_n", "use_groups")
 _BLOCK_USES = ("_block_hash", "_block_hash_num_tokens", "block_id", "is_null", "pool", "ref_cnt")
 
 

@@ -112,26 +112,25 @@ class BlockPool(stock.BlockPool):
         keep: list[int] = []
         discard: list[int] = []
         other_pools: dict[stock.BlockPool, list[KVCacheBlock]] = {}
-        caches = self.enable_caching
+        null, caches = self.null_block, self.enable_caching
         blocks = list(ordered_blocks)
-        for index, block in enumerate(blocks):
-            if block.is_null:
-                continue
+        rest = iter(blocks)
+        for block in rest:
             pool = block.pool
-            if pool is not self and pool is not None:
-                other_pools.setdefault(pool, []).append(block)
-                continue
-            count = block.ref_cnt - 1
-            if count > 0:
-                block.ref_cnt = count
-            elif count == 0:
-                block.ref_cnt = 0
-                if caches and block._block_hash is not None:
-                    keep.append(block.block_id)
-                else:
-                    discard.append(block.block_id)
+            if pool is not self or block is null:
+                if block.is_null:
+                    continue
+                if pool is not None and pool is not self:
+                    other_pools.setdefault(pool, []).append(block)
+                    continue
+            block.ref_cnt = count = block.ref_cnt - 1
+            if count:
+                if count < 0:
+                    self._refuse_free(blocks, len(blocks) - 1 - sum(1 for _ in rest))
+            elif block._block_hash is None or not caches:
+                discard.append(block.block_id)
             else:
-                self._refuse_free(blocks, index)
+                keep.append(block.block_id)
         queue = self.free_block_queue
         if discard:
             queue.discard(discard)
@@ -141,8 +140,8 @@ class BlockPool(stock.BlockPool):
             pool.free_blocks(others)
 
     def _refuse_free(self, blocks: list[KVCacheBlock], index: int) -> None:
-        """Undoes the frees before ``index``, and names the block that has no references."""
-        for block in blocks[:index]:
+        """Undoes the frees up to ``index``, and names the block there, which had no references."""
+        for block in blocks[: index + 1]:
             if not block.is_null and (block.pool is self or block.pool is None):
                 block.ref_cnt += 1
         block_id = blocks[index].block_id

@@ -18,11 +18,15 @@ from typing import Any
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from .._kvpool import FramePool
-from ..errors import InvalidArgument, OutOfBlocks
+from ..errors import FrameRefused, InvalidArgument, OutOfBlocks
 from ._settings import number
 from .groups import unproven
 
 __all__ = ["FreeQueue"]
+
+# Blocks that one call reads, from the first to the last one of an iteration.
+_PAGE_MIN, _PAGE_MAX = 64, 4096
+
 
 class FreeQueue:
     """Free blocks. The order of ``popleft_n`` is kvpool's; all names are those of vLLM's queue.
@@ -41,10 +45,6 @@ class FreeQueue:
         self._blocks: list[KVCacheBlock | None] = [None] * first + list(blocks)
         # More frames ahead make longer runs, and evict less in the order of use.
         self.ahead = min(number("KVPOOL_VLLM_AHEAD", int, len(blocks) // 128), len(blocks) // 8)
-        # Lists of ids in the order in which they were put back: to be evicted last, or, as tuples,
-        # first.
-        self._log: list[list[int] | tuple[int, ...]] = []
-        self._logged = 0
         self.on_short: Callable[[], None] | None = None
         """Called when blocks are missing, before a request is refused: moves in flight hold some."""
         self.unproven: str | None = None
@@ -114,67 +114,37 @@ class FreeQueue:
         """Puts blocks back by id, with contents worth keeping."""
         self.pool.keep(ids)
         self.num_free_blocks += len(ids)
-        self._note(ids)
 
     def discard(self, ids: list[int]) -> None:
         """Puts blocks back by id, without contents."""
         self.pool.discard(ids)
         self.num_free_blocks += len(ids)
-        self._note(tuple(ids))
-
-    def note_moved(self, moved: list[tuple[int, int]]) -> None:
-        """Notes blocks in the queue whose contents are in other blocks now."""
-        self._note(tuple(source for source, _ in moved))
-        self._note([target for _, target in moved])
 
     def clear(self) -> None:
         """Forgets all contents. All blocks are in the queue."""
         if self.pool is not None:
             self.pool.clear()
-        self._log.clear()
-        self._logged = 0
 
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
         """All free blocks, those to be evicted first before the others. O(blocks)."""
+        if self.pool is None:
+            return []
         blocks = self._blocks
-        return [blocks[block_id] for block_id in self._order()]
+        return [blocks[frame] for frame in self.pool.available_after(len(blocks))]
 
     def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
-        """Free blocks after ``cursor``, in the order of eviction. O(blocks)."""
-        order = self._order()
-        start = 0
-        if cursor is not None:
-            start = order.index(cursor.block_id) + 1 if cursor.block_id in order else len(order)
-        blocks = self._blocks
-        for block_id in order[start:]:
-            yield blocks[block_id]
+        """Free blocks after ``cursor``, in the order of eviction: none after a block in use.
 
-    def _note(self, ids: list[int] | tuple[int, ...]) -> None:
-        self._log.append(ids)
-        self._logged += len(ids)
-        if self._logged > 4 * len(self._blocks):
-            kept, first = self._last_places()
-            self._log = [tuple(first), kept]
-            self._logged = len(kept) + len(first)
-
-    def _last_places(self) -> tuple[list[int], list[int]]:
-        """The free blocks to be evicted last and first, in that order each."""
-        if self.pool is None:
-            return [], []
-        first = 1 if self._blocks[0] is None else 0
-        references = self.pool.references(range(first, len(self._blocks)))
-        is_free = {first + i for i, count in enumerate(references) if not count}
-        kept: list[int] = []
-        discarded: list[int] = []
-        for ids in reversed(self._log):
-            place = discarded if isinstance(ids, tuple) else kept
-            for block_id in reversed(ids):
-                if block_id in is_free:
-                    is_free.remove(block_id)
-                    place.append(block_id)
-        kept.reverse()
-        return kept, discarded[::-1] + sorted(is_free)
-
-    def _order(self) -> list[int]:
-        kept, discarded = self._last_places()
-        return discarded + kept
+        Blocks are read in pages. The first call reads the whole pool.
+        """
+        after, page, blocks = None if cursor is None else cursor.block_id, _PAGE_MIN, self._blocks
+        while self.pool is not None:
+            try:
+                frames = self.pool.available_after(page, after)
+            except FrameRefused:
+                return
+            for frame in frames:
+                yield blocks[frame]
+            if len(frames) < page:
+                return
+            after, page = frames[-1], min(2 * page, _PAGE_MAX)
