@@ -73,6 +73,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "layer_types": ["conv", "full_attention"] * 2,
             "conv_L_cache": 3,
             "conv_dim": 128,
+            "block_dim": 128,
             "block_auto_adjust_ff_dim": False,
             "tie_word_embeddings": True,
         },
