@@ -111,6 +111,7 @@ def test_blocks_are_evicted_ahead_for_attention_and_compared_states(plugin: Any)
     for specs in ([full], [full, window], [convolution, full], [Layers(full, window)]):
         queue = start(plugin, *specs)
         assert queue.unproven is None
+        assert (queue.states is not None) == (convolution in specs), "its blocks are not moved"
         assert queue.ahead == BLOCKS // 128
         first, got = dealt(queue)
         assert first != got, "the request gets a longer run than the oldest blocks form"

@@ -129,19 +129,20 @@ def test_nothing_is_evicted_ahead_if_vllms_configuration_has_other_states(monkey
         assert queue.ahead == 0
         assert queue.unproven == f"group 1 holds states (MambaSpec, {kind.name})"
         monkeypatch.setattr(groups, "PROVEN", {kind.name})
-        assert manager(kind).block_pool.free_block_queue.ahead == 8
+        queue = manager(kind).block_pool.free_block_queue
+        assert queue.ahead == 8 and queue.states
     assert manager_of(PART, 1025).block_pool.free_block_queue.ahead == 8
     monkeypatch.undo()
     assert groups.PROVEN <= {kind.name for kind in Kind}, "as vLLM names them"
 
 
 @pytest.mark.skipif(PART == "queue", reason="compaction is of the pool")
-def test_compaction_is_refused_where_nothing_is_evicted_ahead() -> None:
+def test_compaction_is_refused_for_states() -> None:
     from kvpool.vllm.compaction import Compactor
 
     pool = manager_of("pool", 100).block_pool
-    pool.free_block_queue.unproven = "group 1 holds states (MambaSpec, MAMBA7)"
-    with pytest.raises(InvalidArgument, match="compaction evicts ahead, which is refused: group 1 holds states"):
+    pool.free_block_queue.states = "group 1 holds states (MambaSpec, SHORT_CONV)"
+    with pytest.raises(InvalidArgument, match="moves blocks of keys and values only: group 1 holds states"):
         Compactor(pool)
 
 

@@ -49,8 +49,8 @@ class Compactor:
     def __init__(self, pool: BlockPool, moves_max: int = MOVES_MAX, fragmentation: float = FRAGMENTATION) -> None:
         if not isinstance(pool, BlockPool):
             raise InvalidArgument("compaction needs kvpool's block pool: VLLM_PLUGINS has to name kvpool")
-        if pool.free_block_queue.unproven:
-            raise InvalidArgument(f"compaction evicts ahead, which is refused: {pool.free_block_queue.unproven}")
+        if pool.free_block_queue.states:
+            raise InvalidArgument(f"compaction moves blocks of keys and values only: {pool.free_block_queue.states}")
         self.pool = pool
         self.moves_max = moves_max
         blocks = pool.num_gpu_blocks

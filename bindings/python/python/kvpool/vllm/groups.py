@@ -8,14 +8,15 @@ an engine share one pool, so that one group of another kind stops eviction ahead
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 __all__ = ["PROVEN", "unproven"]
 
 PROVEN = {"SHORT_CONV"}
-"""Kinds of states, by vLLM's name of their backend, whose tokens were equal to stock
-(``examples/vllm_cpu.py``)."""
+"""Kinds of states, by vLLM's name of their backend, whose tokens were equal to stock with eviction ahead
+(``examples/vllm_cpu.py``). Their blocks are not moved: where states and keys share memory, vLLM copies
+one of the views at an address, which may be the states alone."""
 
 
 def _specs(spec: Any) -> Iterator[Any]:
@@ -24,13 +25,13 @@ def _specs(spec: Any) -> Iterator[Any]:
     yield from (spec,) if inner is None else inner.values()
 
 
-def unproven(groups: Iterable[Any]) -> str | None:
-    """Names the first of vLLM's groups with states of a kind that has not been compared."""
+def unproven(groups: Iterable[Any], proven: Container[str]) -> str | None:
+    """Names the first of vLLM's groups with states of a kind that is not in ``proven``."""
     for number, group in enumerate(groups):
         for spec in _specs(group.kv_cache_spec):
             if any(base.__name__ == "AttentionSpec" for base in type(spec).__mro__):
                 continue
             kind = getattr(getattr(spec, "mamba_type", None), "name", "unknown")
-            if kind not in PROVEN:
+            if kind not in proven:
                 return f"group {number} holds states ({type(spec).__name__}, {kind})"
     return None

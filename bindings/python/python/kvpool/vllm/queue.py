@@ -20,7 +20,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from .._kvpool import FramePool
 from ..errors import FrameRefused, InvalidArgument, OutOfBlocks
 from ._settings import number
-from .groups import unproven
+from . import groups as kinds
 
 __all__ = ["FreeQueue"]
 
@@ -49,13 +49,16 @@ class FreeQueue:
         """Called when blocks are missing, before a request is refused: moves in flight hold some."""
         self.unproven: str | None = None
         """The group for which nothing is evicted ahead, and why."""
+        self.states: str | None = None
+        """A group of states of any kind: its blocks are not moved."""
 
     def use_groups(self, groups: list[Any]) -> None:
         """Takes the groups that the blocks are dealt out to. Called before the first request.
 
         Nothing is evicted ahead if a group holds states of a kind that has not been compared.
         """
-        self.unproven = unproven(groups)
+        self.states = kinds.unproven(groups, ())
+        self.unproven = kinds.unproven(groups, kinds.PROVEN)
         if self.unproven is None:
             return
         if os.environ.get("KVPOOL_VLLM_AHEAD") is not None and self.ahead:
