@@ -73,6 +73,7 @@ pub use by_hash::UncachedBlocks;
 use by_hash::UncachedHashes;
 pub(crate) use cold_blocks::ColdBlock;
 use eviction::Eviction;
+use foreign::NAMELESS;
 
 /// Distance, in blocks, at which a release prefetches rows.
 const KEPT_AHEAD: usize = 16;
@@ -358,7 +359,7 @@ impl PrefixCache {
             let (hash, is_of_era) = (self.row(id).hash(), self.row(id).is_of(era));
             // The row counts only if the word did not change while the row was read.
             let now = core.word(id);
-            (word.is_cached() && is_of_era && now == word).then_some((id, hash))
+            (word.is_cached() && is_of_era && now == word && hash != NAMELESS).then_some((id, hash))
         };
         (0..core.rows() as u32).map(BlockId).filter_map(cached).collect()
     }
@@ -373,7 +374,7 @@ impl PrefixCache {
             (Some(names), Some(_)) => names.parts(id),
             _ => (true, Vec::new()),
         };
-        first.filter(|_| is_first).into_iter().chain(further).map(key_of)
+        first.filter(|&hash| is_first && hash != NAMELESS).into_iter().chain(further).map(key_of)
     }
 
     /// Enqueues blocks that became evictable, in the queues that the policy chooses.
@@ -445,15 +446,16 @@ impl PrefixCache {
     /// Removes blocks from the index, and publishes their removal.
     fn forget_uncached(&self, core: &Core, ids: &[BlockId]) {
         let further = self.take_further(ids);
-        let entries = ids.iter().map(|&id| (key_of(self.row(id).hash()), id));
+        let named = ids.iter().map(|&id| (id, self.row(id).hash())).filter(|&(_, hash)| hash != NAMELESS);
+        let entries = named.clone().map(|(id, hash)| (key_of(hash), id));
         let entries = entries.chain(further.hashes.iter().map(|&(id, hash)| (key_of(hash), id)));
         self.index.remove_all(entries, |id| self.registered(core, id));
         let era = self.era();
-        for &id in ids {
+        for (id, hash) in named {
             let row = self.row(id);
             // The `Cleared` event covers the removal of a block of an earlier era.
             if row.is_of(era) && !further.without_first.contains(&id) {
-                self.events.publish_in(row.era(), || KvEvent::Removed { block: id, hash: row.hash() });
+                self.events.publish_in(row.era(), || KvEvent::Removed { block: id, hash });
             }
         }
         self.tell_further(&further, era);

@@ -151,13 +151,23 @@ mod tests {
         let ids = |cursor: Option<u32>, most, gone: &[u32]| {
             let mut out = Vec::new();
             let frame_of = |id: BlockId| (!gone.contains(&id.0)).then_some(FrameId(id.0));
-            list.read(cursor.map(BlockId), most, || vec![(0, BlockId(4)), (2, BlockId(9))], frame_of, &mut out);
+            list.read(
+                cursor.map(BlockId),
+                most,
+                || vec![(0, BlockId(4)), (2, BlockId(9))],
+                frame_of,
+                &mut out,
+            );
             out
         };
         assert!(!list.is_read());
         assert_eq!(ids(None, 9, &[]), [4, 9]);
         assert!(list.is_read());
-        list.add([(2, 1), (1, 7), (2, 0), (0, 5), (1, 6), (2, 9)].map(|(class, id)| (class, BlockId(id))).into_iter());
+        list.add(
+            [(2, 1), (1, 7), (2, 0), (0, 5), (1, 6), (2, 9)]
+                .map(|(class, id)| (class, BlockId(id)))
+                .into_iter(),
+        );
         assert_eq!(ids(None, 9, &[]), [4, 5, 7, 6, 1, 0, 9]);
         assert_eq!(ids(Some(5), 3, &[]), [7, 6, 1]);
         assert_eq!(ids(Some(4), 9, &[5, 6, 9]), [7, 1, 0]);

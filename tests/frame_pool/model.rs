@@ -11,6 +11,8 @@ use super::{key, references};
 
 const FRAMES: usize = 40;
 const CONTENTS: u64 = 30;
+/// Stands for the unknown contents of a frame that is kept without a key.
+const KEPT: u64 = u64::MAX;
 
 #[derive(Clone, Debug)]
 enum Operation {
@@ -19,6 +21,7 @@ enum Operation {
     Claim(Vec<u32>),
     Free(Vec<u32>),
     FreeHeld { take: usize, skip: usize, evict_first: bool },
+    KeepHeld { take: usize, skip: usize },
     Share(Vec<u32>),
     Register(Vec<(u32, u64)>),
     RegisterHeld { skip: usize, contents: Vec<u64> },
@@ -43,6 +46,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         1 => vec(frame(), 1..4).prop_map(Free),
         7 => (1..20_usize, 0..30_usize, prop::bool::weighted(0.3))
             .prop_map(|(take, skip, evict_first)| FreeHeld { take, skip, evict_first }),
+        3 => (1..20_usize, 0..30_usize).prop_map(|(take, skip)| KeepHeld { take, skip }),
         2 => vec(frame(), 1..4).prop_map(Share),
         1 => vec((frame(), content()), 1..4).prop_map(Register),
         6 => (0..30_usize, vec(content(), 1..10)).prop_map(|(skip, contents)| RegisterHeld { skip, contents }),
@@ -309,6 +313,14 @@ impl World {
                 let held: Vec<u32> = self.held().into_iter().skip(*skip).take(*take).rev().collect();
                 self.free(&held, *evict_first);
             }
+            KeepHeld { take, skip } => {
+                let held: Vec<u32> = self.held().into_iter().skip(*skip).take(*take).rev().collect();
+                self.pool.keep(&held).unwrap();
+                for frame in held {
+                    self.model.keys.entry(frame).or_insert_with(|| BTreeSet::from([KEPT]));
+                    self.model.release(frame, false);
+                }
+            }
             Share(frames) => {
                 let shared = self.pool.share(frames);
                 let can = frames.iter().all(|&frame| !self.model.is_free(frame));
@@ -345,12 +357,13 @@ impl World {
                 let is_owned = |frame| self.model.references(frame) > 0;
                 let can = is_owned(*from) && is_owned(*to) && from != to && !self.model.keys.contains_key(to);
                 assert_eq!(moved.is_ok(), can, "{moved:?}");
-                if let Ok(moved) = moved
-                    && moved > 0
-                {
-                    let keys = self.model.keys.remove(from).unwrap();
+                if let Ok(moved) = moved {
+                    let mut keys = self.model.keys.remove(from).unwrap_or_default();
+                    keys.remove(&KEPT);
                     assert_eq!(moved, keys.len());
-                    self.model.keys.insert(*to, keys);
+                    if moved > 0 {
+                        self.model.keys.insert(*to, keys);
+                    }
                 }
             }
             Clear => {
@@ -391,20 +404,21 @@ impl World {
         let expected: Vec<u32> = frames.iter().map(|&frame| self.model.references(frame) as u32).collect();
         assert_eq!(references(&self.pool, &frames), expected);
         for &frame in &frames {
-            let (references, keys) = (self.model.references(frame), self.model.keys.get(&frame));
+            let (references, mut keys) = (self.model.references(frame), self.model.keys.get(&frame).cloned());
+            let is_cached = keys.as_mut().map(|keys| keys.remove(&KEPT)).is_some();
             if !self.model.is_free(frame) {
                 let mut info = Vec::new();
                 self.pool.info(&[frame], &mut info).unwrap();
-                let hashes = keys.map_or(0, BTreeSet::len);
+                let hashes = keys.as_ref().map_or(0, BTreeSet::len);
                 assert_eq!((info[0].references as usize, info[0].hashes), (references, hashes));
             }
             if references > 0 {
-                let is_writable = references == 1 && keys.is_none();
+                let is_writable = references == 1 && !is_cached;
                 assert_eq!(self.pool.is_writable(frame), Ok(is_writable), "frame {frame}");
             }
             let mut hashes = self.pool.hashes(frame).unwrap();
             let keys = keys.into_iter().flatten();
-            let mut expected: Vec<_> = keys.map(|&content| key(&self.pool, content).hash()).collect();
+            let mut expected: Vec<_> = keys.map(|content| key(&self.pool, content).hash()).collect();
             hashes.sort_unstable();
             expected.sort_unstable();
             assert_eq!(hashes, expected, "of frame {frame}");

@@ -5,11 +5,13 @@
 //! |---|---|
 //! | `lists` | lists and buffers of frames, and hashes, from Python |
 //! | `keys` | keys that are derived once |
+//! | `work` | what a call does with its list, without the GIL if that is long |
 //! | `moves` | compaction in two steps, and batches |
 
 mod keys;
 mod lists;
 mod moves;
+mod work;
 
 use kvpool::compact::{FRAGMENTATION_PENALTY, Goal};
 use kvpool::{
@@ -23,17 +25,10 @@ use crate::batch::check_batches;
 use crate::error::{Outcome, invalid};
 use crate::process::{Own, Process};
 
-use keys::{FrameKeys, OwnKeys};
+use keys::FrameKeys;
 use lists::{Numbers, frames_of, keys_of, writable, write_frames};
 use moves::{FrameBatch, FrameMoves};
-
-/// Number of frames from which on a call releases the GIL.
-const DETACHED_FRAMES: usize = 512;
-
-/// Does work on `frames` frames, without the GIL if they are many.
-fn detached<R: Send>(py: Python<'_>, frames: usize, work: impl FnOnce() -> R + Send) -> R {
-    if frames < DETACHED_FRAMES { work() } else { py.detach(work) }
-}
+use work::{detached, discard, take};
 
 /// A pool whose ids are frames, for engines with ids, hashes and schedulers of their own.
 ///
@@ -48,19 +43,7 @@ fn detached<R: Send>(py: Python<'_>, frames: usize, work: impl FnOnce() -> R + S
 pub struct FramePool {
     made_in: Process,
     pool: Own<Pool>,
-    /// The keys of [`keep`](Self::keep), by frame.
-    own_keys: OwnKeys,
     numbers: Numbers,
-}
-
-/// Returns whether each frame has a reference for each time that it is named.
-fn are_enough(frames: &[u32], references: &[u32]) -> bool {
-    if frames.is_sorted_by(|a, b| a < b) || frames.is_sorted_by(|a, b| a > b) {
-        return !references.contains(&0);
-    }
-    let mut counted: Vec<(u32, u32)> = frames.iter().copied().zip(references.iter().copied()).collect();
-    counted.sort_unstable();
-    counted.chunk_by(|a, b| a.0 == b.0).all(|same| same.len() <= same[0].1 as usize)
 }
 
 impl FramePool {
@@ -162,12 +145,7 @@ impl FramePool {
         let pool = builder.build()?;
         // With the null block.
         let frames_max = frames_max.map_or(0, |most| most.0 + 1).max(pool.frames());
-        Ok(Self {
-            made_in: Process::current(),
-            pool: Own::new(pool),
-            own_keys: OwnKeys::new(frames_max),
-            numbers: Numbers::new(frames_max),
-        })
+        Ok(Self { made_in: Process::current(), pool: Own::new(pool), numbers: Numbers::new(frames_max) })
     }
 
     /// Allocates `blocks` frames, each with one reference.
@@ -306,30 +284,13 @@ impl FramePool {
     /// not by which hash. They are evicted in this order; `take` gets them back.
     fn keep(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
         let (pool, py, frames) = (self.here()?, frames.py(), frames_of(frames)?);
-        let kept = detached(py, frames.len(), || {
-            pool.register(&self.own_keys.of(pool, &frames)?)?;
-            pool.free(&frames).or_else(|error| {
-                // None is freed, so none is cached either.
-                pool.uncache(&frames)?;
-                Err(error)
-            })
-        });
-        Ok(kept?)
+        Ok(detached(py, frames.len(), || pool.keep(&frames))?)
     }
 
     /// Drops one reference on each frame, and forgets what it was cached by: the frame becomes free.
     fn discard(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
         let (pool, py, frames) = (self.here()?, frames.py(), frames_of(frames)?);
-        let discarded = detached(py, frames.len(), || {
-            let mut references = Vec::with_capacity(frames.len());
-            pool.references(&frames, &mut references)?;
-            if are_enough(&frames, &references) {
-                pool.uncache(&frames)?;
-            }
-            // A frame without references is refused by name.
-            pool.free(&frames)
-        });
-        Ok(discarded?)
+        Ok(detached(py, frames.len(), || discard(pool, &frames))?)
     }
 
     /// Takes a reference on each frame, with its contents: of those that are in use or cached, and
@@ -339,21 +300,7 @@ impl FramePool {
     /// it is allocated.
     fn take(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
         let (pool, py, frames) = (self.here()?, frames.py(), frames_of(frames)?);
-        let taken = detached(py, frames.len(), || {
-            if pool.share(&frames).is_ok() {
-                return Ok(());
-            }
-            for (index, &frame) in frames.iter().enumerate() {
-                let taken = pool.share(&[frame]).or_else(|_| pool.claim(&[frame]));
-                if let Err(error) = taken {
-                    // As before: those that were free are free again.
-                    pool.free(&frames[..index])?;
-                    return Err(at(error, index));
-                }
-            }
-            Ok(())
-        });
-        Ok(taken?)
+        Ok(detached(py, frames.len(), || take(pool, &frames))?)
     }
 
     /// The number of references of each frame.
@@ -620,18 +567,6 @@ impl FramePool {
             counts.evictable,
             counts.used()
         ))
-    }
-}
-
-/// The error of a single frame, as that of the list which it is in.
-fn at(error: kvpool::FrameError, position: usize) -> kvpool::FrameError {
-    use kvpool::FrameError as E;
-    match error {
-        E::OutOfRange { frame, frames, .. } => E::OutOfRange { index: position, frame, frames },
-        E::Null { frame, .. } => E::Null { index: position, frame },
-        E::Unavailable { frame, .. } => E::Unavailable { index: position, frame },
-        E::InUse { frame, references, .. } => E::InUse { index: position, frame, references },
-        error => error,
     }
 }
 

@@ -84,6 +84,36 @@ impl FramePool {
         })
     }
 
+    /// Drops one reference on each frame, and caches those without further references, also without
+    /// a key: for an engine that looks up hashes itself. The pool needs to know that the contents
+    /// are worth keeping, and not by which hash. [`share`](Self::share) gets a frame back, and
+    /// [`uncache`](Self::uncache) forgets its contents.
+    ///
+    /// ```
+    /// # use kvpool::{AllocRequest, FramePool};
+    /// let pool = FramePool::builder(10).build()?;
+    /// let mut table = Vec::new();
+    /// pool.allocate(AllocRequest::new(10), &mut table)?;
+    /// pool.keep(&table)?;
+    /// assert_eq!((pool.counts().free(), pool.counts().evictable), (0, 10));
+    /// pool.share(&table[..1])?;
+    /// assert!(pool.allocate(AllocRequest::new(10), &mut table).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn keep(&self, frames: &[u32]) -> Result<(), FrameError> {
+        let _call = call();
+        let Shared { blocks, cache, .. } = &*self.0;
+        cache.keep_nameless(blocks, || {
+            let frames = frames.iter().enumerate();
+            frames.map(|(index, &frame)| self.owned_block(index, frame)).collect()
+        })?;
+        self.free(frames).or_else(|error| {
+            // None is freed, so none is cached either.
+            self.uncache(frames)?;
+            Err(error)
+        })
+    }
+
     fn owned_block(&self, index: usize, frame: u32) -> Result<BlockId, FrameError> {
         let (id, word) = self.0.blocks.used_in_place(index, frame)?;
         if word.is_owned() { Ok(id) } else { Err(FrameError::Unreferenced { index, frame: word.frame() }) }

@@ -30,6 +30,10 @@ use super::{BlockHash, Index, KvEvent, Names, PrefixCache, PrefixConfig, Queues,
 /// Factor by which the index is larger than for one hash per block; some blocks have two.
 const ENTRIES_PER_BLOCK: usize = 2;
 
+/// In the row of a block that is [kept](PrefixCache::keep_nameless) without a hash. No lookup has it,
+/// and no index entry: it equals a derived hash with probability 2^-192.
+pub(super) const NAMELESS: BlockHash = BlockHash::new(0, 0);
+
 #[derive(Default)]
 pub(super) struct Further {
     pub(super) hashes: Vec<(BlockId, BlockHash)>,
@@ -124,6 +128,30 @@ impl PrefixCache {
         let _lock = self.names.as_ref().map(Names::lock);
         check()?;
         self.name_all(core, blocks);
+        Ok(())
+    }
+
+    /// Makes blocks cached that have no hash, for an engine that looks up hashes itself. `named`
+    /// runs first, under the lock, and names them: the caller has references on all.
+    pub(crate) fn keep_nameless<E>(
+        &self,
+        core: &Core,
+        named: impl FnOnce() -> Result<Vec<BlockId>, E>,
+    ) -> Result<(), E> {
+        let _lock = self.names.as_ref().map(Names::lock);
+        let (ids, era, mut cached) = (named()?, self.era(), 0);
+        for id in ids {
+            if core.word(id).is_cached() {
+                if self.row(id).is_of(era) || !core.uncache(id) {
+                    continue;
+                }
+                // It was cached before a clear.
+                self.forget_uncached(core, &[id]);
+            }
+            self.note(id, NAMELESS, era, 0, 0);
+            cached += usize::from(core.seal_cached(core.handle(id)));
+        }
+        self.tallies.registered(cached);
         Ok(())
     }
 
@@ -268,7 +296,8 @@ impl PrefixCache {
                 return Vec::new();
             }
             let first = self.row(id).hash();
-            let hashes = self.names.as_ref().map_or_else(|| vec![first], |names| names.all(id, first));
+            let mut hashes = self.names.as_ref().map_or_else(|| vec![first], |names| names.all(id, first));
+            hashes.retain(|&hash| hash != NAMELESS);
             // The row and the names count only if the word did not change meanwhile.
             if core.word(id) == word {
                 return hashes;

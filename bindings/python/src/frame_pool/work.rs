@@ -1,0 +1,61 @@
+//! What calls do with their lists of frames.
+
+use kvpool::{FrameError, FramePool};
+use pyo3::prelude::*;
+
+/// Number of frames from which on a call releases the GIL.
+const DETACHED_FRAMES: usize = 512;
+
+/// Does work on `frames` frames, without the GIL if they are many.
+pub fn detached<R: Send>(py: Python<'_>, frames: usize, work: impl FnOnce() -> R + Send) -> R {
+    if frames < DETACHED_FRAMES { work() } else { py.detach(work) }
+}
+
+/// Drops a reference on each frame, and uncaches it.
+pub fn discard(pool: &FramePool, frames: &[u32]) -> Result<(), FrameError> {
+    let mut references = Vec::with_capacity(frames.len());
+    pool.references(frames, &mut references)?;
+    if are_enough(frames, &references) {
+        pool.uncache(frames)?;
+    }
+    // A frame without references is refused by name.
+    pool.free(frames)
+}
+
+/// Takes a reference on each frame with its contents, whether it is in use, cached or free.
+pub fn take(pool: &FramePool, frames: &[u32]) -> Result<(), FrameError> {
+    if pool.share(frames).is_ok() {
+        return Ok(());
+    }
+    for (index, &frame) in frames.iter().enumerate() {
+        let taken = pool.share(&[frame]).or_else(|_| pool.claim(&[frame]));
+        if let Err(error) = taken {
+            // As before: those that were free are free again.
+            pool.free(&frames[..index])?;
+            return Err(at(error, index));
+        }
+    }
+    Ok(())
+}
+
+/// Returns whether each frame has a reference for each time that it is named.
+fn are_enough(frames: &[u32], references: &[u32]) -> bool {
+    if frames.is_sorted_by(|a, b| a < b) || frames.is_sorted_by(|a, b| a > b) {
+        return !references.contains(&0);
+    }
+    let mut counted: Vec<(u32, u32)> = frames.iter().copied().zip(references.iter().copied()).collect();
+    counted.sort_unstable();
+    counted.chunk_by(|a, b| a.0 == b.0).all(|same| same.len() <= same[0].1 as usize)
+}
+
+/// The error of a single frame, as that of the list which it is in.
+fn at(error: FrameError, position: usize) -> FrameError {
+    use FrameError as E;
+    match error {
+        E::OutOfRange { frame, frames, .. } => E::OutOfRange { index: position, frame, frames },
+        E::Null { frame, .. } => E::Null { index: position, frame },
+        E::Unavailable { frame, .. } => E::Unavailable { index: position, frame },
+        E::InUse { frame, references, .. } => E::InUse { index: position, frame, references },
+        error => error,
+    }
+}
