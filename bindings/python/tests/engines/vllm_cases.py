@@ -14,6 +14,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
 import kvpool.vllm
+import kvpool_plugin
 from kvpool.errors import FrameRefused, InvalidArgument
 
 BLOCK = 16
@@ -45,7 +46,7 @@ def start(manager: KVCacheManager, request: Request) -> bool:
 
 
 def test_entry_point_installs_by_name() -> None:
-    kvpool.vllm.register()
+    kvpool_plugin.register_vllm()
     ours = kvpool.vllm.BlockPool if PART == "pool" else kvpool.vllm.FreeQueue
     assert ours in (kv_cache_coordinator.BlockPool, block_pool.FreeKVCacheBlockQueue)
     with pytest.raises(InvalidArgument, match="KVPOOL_VLLM is 'both'"):
@@ -63,7 +64,7 @@ def test_an_entry_point_that_is_not_named_changes_nothing(monkeypatch: pytest.Mo
             monkeypatch.delenv("VLLM_PLUGINS", raising=False)
         else:
             monkeypatch.setenv("VLLM_PLUGINS", named)
-        kvpool.vllm.register()
+        kvpool_plugin.register_vllm()
         assert (kv_cache_coordinator.BlockPool is not plugin._STOCK_POOL) == ours
     kvpool.vllm.install("off")
 

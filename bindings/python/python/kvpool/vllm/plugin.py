@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import os
-
-import vllm
-from vllm.logger import init_logger
 from vllm.v1.core import block_pool, kv_cache_coordinator, kv_cache_utils
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from .._drift import check_methods
 from ..errors import InvalidArgument
+from . import _tested
 from .pool import BlockPool
 from .queue import FreeQueue
 
-__all__ = ["check", "install", "register"]
-
-logger = init_logger("vllm.kvpool")
+__all__ = ["check", "install"]
 
 _STOCK_POOL = block_pool.BlockPool
 _STOCK_QUEUE = block_pool.FreeKVCacheBlockQueue
@@ -26,13 +21,8 @@ _POOL_USES = (
     "_maybe_evict_cached_block",
     "_notify_reuse",
     "_remove_cached_block_hashes",
-    "cache_full_blocks",
-    "free_blocks",
-    "get_new_blocks",
     "get_num_free_blocks",
     "move_block_hashes",
-    "reset_prefix_cache",
-    "touch",
     "unpin_blocks",
 )
 _QUEUE_OWN = ("_last_places", "_note", "_order", "clear", "discard", "keep", "note_moved", "remove_n")
@@ -52,18 +42,17 @@ def check() -> None:
 
     Raises :class:`EngineChanged`, which names each method that differs.
     """
-    engine = f"vLLM {vllm.__version__}"
     functions = (
         (kv_cache_utils.make_block_hash_with_group_id, _make_block_hash_with_group_id),
         (kv_cache_utils.resolve_block_hashes, _resolve_block_hashes),
     )
-    check_methods(engine, _STOCK_POOL, BlockPool, _POOL_USES, functions, own=("_refuse_free", "audit", "held"))
-    check_methods(engine, _STOCK_QUEUE, FreeQueue, own=_QUEUE_OWN)
-    check_methods(engine, KVCacheBlock, object, _BLOCK_USES)
+    _tested.check(_STOCK_POOL, BlockPool, _POOL_USES, functions, own=("_refuse_free", "audit", "compare", "held"))
+    _tested.check(_STOCK_QUEUE, FreeQueue, own=_QUEUE_OWN)
+    _tested.check(KVCacheBlock, object, _BLOCK_USES)
     # Their own methods: one that kvpool lacks would be called on its queue.
     names = {name for name in vars(_STOCK_QUEUE) if not name.startswith("_")}
-    check_methods(engine, FreeQueue, object, sorted(names))
-    check_methods(engine, kv_cache_coordinator, object, ["BlockPool"])  # type: ignore[arg-type]
+    check_methods(_tested.ENGINE, FreeQueue, object, sorted(names))
+    _tested.check(kv_cache_coordinator, object, ["BlockPool"])  # type: ignore[arg-type]
 
 
 def install(part: str = "pool") -> None:
@@ -81,15 +70,3 @@ def install(part: str = "pool") -> None:
     if part != "off":
         check()
     kv_cache_coordinator.BlockPool, block_pool.FreeKVCacheBlockQueue = parts[part]
-
-
-def register() -> None:
-    """The entry point of the group ``vllm.general_plugins``.
-
-    vLLM loads all installed plugins if ``VLLM_PLUGINS`` is not set; kvpool's changes nothing unless it
-    is named there, or ``KVPOOL_VLLM`` is set.
-    """
-    is_named = "kvpool" in os.environ.get("VLLM_PLUGINS", "").split(",")
-    part = os.environ.get("KVPOOL_VLLM", "pool" if is_named else "off")
-    install(part)
-    logger.info("kvpool: %s", "not in use" if part == "off" else f"vLLM's block {part} is kvpool's")

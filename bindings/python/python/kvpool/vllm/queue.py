@@ -13,13 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from vllm.logger import init_logger
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from .._kvpool import FramePool
 from ..errors import OutOfBlocks
 from ._settings import number
+from ._tested import ENGINE
 
 __all__ = ["FreeQueue"]
+
+logger = init_logger("vllm.kvpool")
+
 
 class FreeQueue:
     """Free blocks. The order of ``popleft_n`` is kvpool's; all names are those of vLLM's queue.
@@ -44,6 +49,7 @@ class FreeQueue:
         self._logged = 0
         self.on_short: Callable[[], None] | None = None
         """Called when blocks are missing, before a request is refused: moves in flight hold some."""
+        logger.info("kvpool active in %s: %d frames, ahead %d", ENGINE, len(blocks), self._ahead)
 
     def popleft(self) -> KVCacheBlock:
         """Takes one block. The first of a new queue is block 0: vLLM makes it the null block."""
