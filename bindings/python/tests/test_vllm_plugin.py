@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from engines.fetch import HERE, PACKAGE, VLLM_VERSIONS, Engine, environment_of, python_of
-from engines.upstream import fetched
+from engines.upstream import fetched, install
 
 TIMEOUT_S = 300
 REFUSED = "vllm-0.25"
@@ -22,19 +22,6 @@ ACTIVE = """
 from vllm.v1.core import kv_cache_coordinator
 print(kv_cache_coordinator.BlockPool.__module__)
 """
-
-
-def install(folder: Path) -> None:
-    """Writes metadata of an installation in place into a folder, with the project's entry points."""
-    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
-    metadata = folder / f"{project['name']}-0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n")
-    groups = [
-        f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in entries.items())
-        for group, entries in project["entry-points"].items()
-    ]
-    (metadata / "entry_points.txt").write_text("\n".join(groups))
 
 
 def load(engine: Engine, folder: Path, code: str = LOADS, first: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
 
-from engines.fetch import HERE, Engine, Unavailable, environment_of, fetch, python_of
+from engines.fetch import HERE, PACKAGE, Engine, Unavailable, environment_of, fetch, python_of
 
 TIMEOUT_S = 300
 PYTEST = ["-m", "pytest", "--noconftest", "-c", "/dev/null", "-p", "no:cacheprovider", "-q", "-W", "ignore"]
@@ -23,6 +24,19 @@ def fetched(name: str) -> Engine:
         message = f"{name} CANNOT BE FETCHED, its tests do not run: {error}"
         print(f"\n{message}", file=sys.__stderr__)
         pytest.skip(message)
+
+
+def install(folder: Path) -> None:
+    """Writes metadata of an installation in place into a folder, with the project's entry points."""
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    metadata = folder / f"{project['name']}-0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n")
+    groups = [
+        f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in entries.items())
+        for group, entries in project["entry-points"].items()
+    ]
+    (metadata / "entry_points.txt").write_text("\n".join(groups))
 
 
 def run(engine: Engine, arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -179,6 +180,24 @@ pool.get_usage()
         assert line in ran.stdout.splitlines(), ran.stdout
     assert [line for line in ran.stdout.splitlines() if line.startswith("kvpool:used_blocks{pid=") and line.endswith(" 30.0")]
     assert not os.path.exists(ran.stdout.split("FOLDER ")[1].strip()), "removed at the front end's end"
+
+
+@pytest.mark.skipif(PART == "queue", reason="vLLM's pool has no metrics of kvpool")
+def test_metrics_of_several_front_ends_are_in_vllms_folder(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    pool = kvpool.vllm.BlockPool(101, True, BLOCK)
+    pool.get_usage()
+    found = {metric.name: metric.samples[0].value for metric in MultiProcessCollector(None, str(tmp_path)).collect()}
+    assert found["kvpool:audited_blocks"] == 100 and found["kvpool:free_blocks"] == 100
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "removed"))
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    for _ in range(2):
+        pool.get_usage()
+    assert caplog.text.count("kvpool: no metrics: ") == 1, "said once, and the engine goes on"
 
 
 @pytest.mark.skipif(PART == "queue", reason="vLLM's pool has no metrics of kvpool")

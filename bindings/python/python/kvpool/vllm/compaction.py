@@ -108,7 +108,7 @@ class Compactor:
     def cancel(self) -> None:
         """The copies are not made: nothing has moved."""
         if self._moves is not None:
-            self.pool.meter.counts["cancelled_blocks"] += len(self._moves.pairs())
+            self.pool.meter.counts["cancelled_blocks"] += len(self._moves)
             self._moves.cancel()
             self._moves = None
 

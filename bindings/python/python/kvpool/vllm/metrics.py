@@ -81,6 +81,7 @@ class Meter:
         self._due = 0.0
         self._compared = 1
         self._files: dict[str, Any] = {}
+        self._cannot_write = False
 
     def note_freed(self, blocks: Sequence[KVCacheBlock]) -> None:
         """Notes a block table, which vLLM frees from its end."""
@@ -116,25 +117,30 @@ class Meter:
     def _values(self) -> dict[str, float]:
         frames = self._pool.frames
         stats = frames.stats()
-        values: dict[str, float] = {name: self.counts[name] for name in COUNTERS}
-        values["used_blocks"], values["cached_blocks"], values["free_blocks"] = (
-            stats[state] for state in ("used", "evictable", "free")
-        )
-        return {**values, "fragmentation": frames.fragmentation()}
+        states = {"used_blocks": "used", "cached_blocks": "evictable", "free_blocks": "free"}
+        return {
+            **{name: self.counts[name] for name in COUNTERS},
+            **{name: stats[state] for name, state in states.items()},
+            "fragmentation": frames.fragmentation(),
+        }
 
     def _write(self) -> None:
         # vLLM has a folder of its own for several front ends.
         folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR") or os.environ.get(FOLDER)
-        if folder is None or not os.path.isdir(folder):
+        if self._cannot_write or folder is None:
             return
         from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
         values = self._values()
-        # Collectors read the type, how to join the values of processes, and the label `pid` from the name.
+        # Collectors read the type, how to join the values of processes, and the label `pid` from the file's name.
         for kind, suffix, texts in (("counter_kvpool", "_total", COUNTERS), ("gauge_liveall", "", GAUGES)):
             path = os.path.join(folder, f"{kind}_{os.getpid()}.db")
-            if path not in self._files:
-                self._files[path] = MmapedDict(path)
+            try:
+                file = self._files.get(path) or self._files.setdefault(path, MmapedDict(path))
+            except OSError as error:
+                self._cannot_write = True
+                logger.warning("kvpool: no metrics: %s", error)
+                return
             for name, text in texts.items():
                 key = mmap_key(f"kvpool:{name}", f"kvpool:{name}{suffix}", [], [], text)
-                self._files[path].write_value(key, values[name], time.time())
+                file.write_value(key, values[name], time.time())
