@@ -6,7 +6,7 @@ vLLM's source is fetched from the package index; without it, these tests are ski
 from __future__ import annotations
 
 import pytest
-from engines.fetch import Engine
+from engines.fetch import VLLM_VERSIONS, Engine
 from engines.upstream import PYTEST, fetched, run, verdicts
 
 CORE = "tests/v1/core"
@@ -44,16 +44,16 @@ OFFLOAD_DIFFERENCES = {
 }
 
 
-@pytest.fixture(scope="module")
-def vllm() -> Engine:
-    return fetched("vllm")
+@pytest.fixture(scope="module", params=VLLM_VERSIONS)
+def vllm(request: pytest.FixtureRequest) -> Engine:
+    return fetched(request.param)
 
 
 def test_upstream_tests_differ_only_where_named(vllm: Engine) -> None:
     stock = verdicts(vllm, FILES, {"KVPOOL_VLLM": "off"})
     ours = verdicts(vllm, FILES, {"KVPOOL_VLLM": "pool"}, plugin="vllm_plugin")
     passed = [name for name, verdict in stock.items() if verdict == "passed"]
-    assert len(passed) > 450, "most of vLLM's tests run without a device"
+    assert len(passed) > 300, "most of vLLM's tests run without a device"
     differences = {name for name in passed if ours.get(name) != "passed"}
     assert differences == set(DIFFERENCES)
     assert not [name for name in ours if ours[name] == "passed" and stock.get(name) != "passed"]
@@ -62,7 +62,7 @@ def test_upstream_tests_differ_only_where_named(vllm: Engine) -> None:
 def test_upstream_tests_of_offloading_differ_only_where_named(vllm: Engine) -> None:
     stock = verdicts(vllm, OFFLOAD_FILES, {"KVPOOL_VLLM": "off"})
     ours = verdicts(vllm, OFFLOAD_FILES, {"KVPOOL_VLLM": "offload"}, plugin="vllm_plugin")
-    assert len(stock) > 70
+    assert len(stock) > 55
     assert set(stock.values()) == {"passed"}
     assert {name for name in stock if ours.get(name) != "passed"} == set(OFFLOAD_DIFFERENCES)
 

@@ -55,17 +55,28 @@ class Engine:
         return TARGET / f"{self.name}-{self.version}"
 
 
-ENGINES = {
-    "vllm": Engine(
+
+def _vllm(version: str) -> Engine:
+    return Engine(
         "vllm",
-        "0.33.0",
+        version,
         (
             "numpy msgspec pyzmq cbor2 cloudpickle pydantic regex cachetools psutil pybase64 blake3 pillow"
             " prometheus_client requests pyyaml jinja2 pytest"
         ).split(),
         build=("setuptools>=77", "setuptools-scm", "setuptools-rust", "wheel", "packaging", "jinja2"),
-        environment={"VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": "0.33.0"},
-    ),
+        environment={"VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": version},
+    )
+
+
+VLLM_VERSIONS = ("vllm", "vllm-0.32", "vllm-0.31")
+"""Names of the versions of vLLM that kvpool supports."""
+ENGINES = {
+    "vllm": _vllm("0.33.0"),
+    "vllm-0.32": _vllm("0.32.0"),
+    "vllm-0.31": _vllm("0.31.0"),
+    # Refused, as are all before it: it skips plugins that cannot be imported, as they all do.
+    "vllm-0.25": _vllm("0.25.1"),
     # The only nano-vllm on the index: a copy of its main branch with guidance added.
     "nano-vllm-fork": Engine(
         "nano-vllm-fork", "20260210", ("numpy", "xxhash", "pytest"), is_wheel=True

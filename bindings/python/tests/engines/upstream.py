@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import tomllib
 import xml.etree.ElementTree
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from engines.fetch import HERE, Engine, Unavailable, environment_of, fetch, python_of
+from engines.fetch import HERE, PACKAGE, Engine, Unavailable, environment_of, fetch, python_of
 
 TIMEOUT_S = 300
 PYTEST = ["-m", "pytest", "--noconftest", "-c", "/dev/null", "-p", "no:cacheprovider", "-q", "-W", "ignore"]
@@ -30,6 +32,19 @@ def fetched(name: str) -> Engine:
         return fetch(name)
     except Unavailable as error:
         unavailable(name, error)
+
+
+def install(folder: Path) -> None:
+    """Writes metadata of an installation in place into a folder, with the project's entry points."""
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    metadata = folder / f"{project['name']}-0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 0\n")
+    groups = [
+        f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in entries.items())
+        for group, entries in project["entry-points"].items()
+    ]
+    (metadata / "entry_points.txt").write_text("\n".join(groups))
 
 
 def run(engine: Engine, arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:

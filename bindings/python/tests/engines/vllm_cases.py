@@ -1,11 +1,17 @@
 """Cases of kvpool under vLLM, run in vLLM's environment by `test_vllm.py`."""
 
 import itertools
+import linecache
+import logging
 import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+import vllm
 from vllm.utils.hashing import sha256
 from vllm.v1.core import block_pool, kv_cache_coordinator
 from vllm.v1.core.kv_cache_manager import KVCacheManager
@@ -15,6 +21,7 @@ from vllm.sampling_params import SamplingParams
 from vllm.v1.request import Request
 
 import kvpool.vllm
+import kvpool_plugin
 from kvpool.errors import FrameRefused, InvalidArgument
 
 BLOCK = 16
@@ -46,7 +53,7 @@ def start(manager: KVCacheManager, request: Request) -> bool:
 
 
 def test_entry_point_installs_by_name() -> None:
-    kvpool.vllm.register()
+    kvpool_plugin.register_vllm()
     ours = kvpool.vllm.BlockPool if PART == "pool" else kvpool.vllm.FreeQueue
     assert ours in (kv_cache_coordinator.BlockPool, block_pool.FreeKVCacheBlockQueue)
     with pytest.raises(InvalidArgument, match="KVPOOL_VLLM is 'both'"):
@@ -64,7 +71,7 @@ def test_an_entry_point_that_is_not_named_changes_nothing(monkeypatch: pytest.Mo
             monkeypatch.delenv("VLLM_PLUGINS", raising=False)
         else:
             monkeypatch.setenv("VLLM_PLUGINS", named)
-        kvpool.vllm.register()
+        kvpool_plugin.register_vllm()
         assert (kv_cache_coordinator.BlockPool is not plugin._STOCK_POOL) == ours
     kvpool.vllm.install("off")
 
@@ -91,6 +98,128 @@ def test_changed_engine_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setattr(KVCacheBlock, "ref_cnt", None)
         monkeypatch.delattr(KVCacheBlock, "ref_cnt")
         kvpool.vllm.install(PART)
+
+
+def test_a_changed_body_is_refused_by_name_unless_allowed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from kvpool.vllm import plugin
+
+    def popleft_n(self, n: int) -> list[KVCacheBlock]:
+        return [self.popleft() for _ in range(n)]
+
+    # As a patch of vLLM's own source has it: the same name in the same module.
+    popleft_n.__module__ = plugin._STOCK_QUEUE.__module__
+    popleft_n.__qualname__ = plugin._STOCK_QUEUE.popleft_n.__qualname__
+    monkeypatch.setattr(plugin._STOCK_QUEUE, "popleft_n", popleft_n)
+    with pytest.raises(kvpool.vllm.EngineChanged, match="the body of FreeKVCacheBlockQueue.popleft_n is another one"):
+        kvpool.vllm.install(PART)
+    monkeypatch.setenv("KVPOOL_VLLM_UNTESTED", "1")
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    kvpool.vllm.install(PART)
+    assert "the body of FreeKVCacheBlockQueue.popleft_n is another one" in caplog.text
+    monkeypatch.setattr(plugin._STOCK_QUEUE, "popleft_n", lambda self: None)
+    with pytest.raises(kvpool.vllm.EngineChanged, match=r"popleft_n\(self\), expected"):
+        kvpool.vllm.install(PART)
+
+
+def test_the_log_says_that_kvpool_is_active(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    caplog.set_level(logging.INFO, "vllm.kvpool")
+    frames = len(manager_of(PART, 1281).block_pool.free_block_queue.get_all_free_blocks())
+    assert f"kvpool active in vLLM {vllm.__version__}: {frames} frames, ahead " in caplog.text
+    caplog.clear()
+    manager_of("off", 1281)
+    assert "kvpool" not in caplog.text
+
+
+def test_comments_and_docstrings_are_no_change() -> None:
+    from kvpool._drift import body_of
+
+    def scope(text: str) -> object:
+        name = f"<{text}>"
+        linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+        exec(compile(text, name, "exec"), space := {})
+        return space["f"]
+
+    plain = body_of(scope("def f(a):\n    return a + 1\n"))
+    assert plain == body_of(scope('def f(a):\n    """Adds."""\n    # One.\n    return (a\n            + 1)\n'))
+    assert plain != body_of(scope("def f(a):\n    return a + 2\n"))
+
+
+@pytest.mark.skipif(PART == "queue", reason="vLLM's pool has no metrics of kvpool")
+def test_values_of_an_engine_are_in_the_front_ends_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KVPOOL_VLLM_METRICS", raising=False)
+    front = """
+import os, subprocess, sys
+from prometheus_client import generate_latest
+from kvpool.vllm import metrics
+metrics.share()
+folder = os.environ["KVPOOL_VLLM_METRICS"]
+subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
+print(generate_latest().decode(), "FOLDER", folder)
+"""
+    engine = """
+import os
+from kvpool.vllm import BlockPool, metrics
+inherited = os.environ["KVPOOL_VLLM_METRICS"]
+metrics.share()
+assert os.environ["KVPOOL_VLLM_METRICS"] == inherited
+pool = BlockPool(101, True, 16)
+for _ in range(34):
+    pool.free_blocks(reversed(pool.get_new_blocks(10)))
+pool.free_blocks(pool.get_new_blocks(1))
+held = pool.get_new_blocks(30)
+pool.get_usage()
+"""
+    ran = subprocess.run([sys.executable, "-c", front, engine], capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    for line in (
+        "kvpool:tables_total 2.0", "kvpool:table_blocks_total 20.0", "kvpool:table_runs_total 2.0",
+        "kvpool:audited_blocks_total 100.0", "kvpool:audit_failures_total 0.0", "kvpool:moved_blocks_total 0.0",
+    ):
+        assert line in ran.stdout.splitlines(), ran.stdout
+    assert [line for line in ran.stdout.splitlines() if line.startswith("kvpool:used_blocks{pid=") and line.endswith(" 30.0")]
+    assert not os.path.exists(ran.stdout.split("FOLDER ")[1].strip()), "removed at the front end's end"
+
+
+@pytest.mark.skipif(PART == "queue", reason="vLLM's pool has no metrics of kvpool")
+def test_metrics_of_several_front_ends_are_in_vllms_folder(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    pool = kvpool.vllm.BlockPool(101, True, BLOCK)
+    pool.get_usage()
+    found = {metric.name: metric.samples[0].value for metric in MultiProcessCollector(None, str(tmp_path)).collect()}
+    assert found["kvpool:audited_blocks"] == 100 and found["kvpool:free_blocks"] == 100
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "removed"))
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    for _ in range(2):
+        pool.get_usage()
+    assert caplog.text.count("kvpool: no metrics: ") == 1, "said once, and the engine goes on"
+
+
+@pytest.mark.skipif(PART == "queue", reason="vLLM's pool has no metrics of kvpool")
+def test_audits_are_bounded_and_counted(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    pool = kvpool.vllm.BlockPool(5001, True, BLOCK)
+    audited = []
+    for _ in range(4):
+        pool.meter._due = 0.0
+        pool.get_usage()
+        audited.append(pool.meter.counts["audited_blocks"])
+        pool.get_usage()
+    assert audited == [2048, 4096, 5000, 7048], "at most AUDITED for each interval, from the first again"
+    pool.blocks[2100].ref_cnt = 1
+    pool.meter._due = 0.0
+    pool.get_usage()
+    assert pool.meter.counts["audit_failures"] == 1
+    assert "block 2100 has 1 references in vLLM and 0 in kvpool" in caplog.text
+    pool.blocks[2100].ref_cnt = 0
+    assert pool.reset_prefix_cache()
+    assert pool.meter.counts["audited_blocks"] == 9096 + 5000 and pool.meter.counts["audit_failures"] == 1
 
 
 @pytest.mark.skipif(PART == "queue", reason="vLLM's pool makes its own attributes")

@@ -258,6 +258,11 @@ class Engine:
         self.manager.shutdown()
 
 
+def flush_reset(manager: TieringOffloadingManager) -> None:
+    """Ends a reset, which takes two calls from vLLM 0.33 on."""
+    getattr(manager, "on_reset_flushed", lambda: None)()
+
+
 def content(key: bytes) -> np.ndarray:
     return np.frombuffer(np.random.default_rng(list(key)).bytes(CHUNK_BYTES), np.int8)
 
@@ -309,7 +314,7 @@ def test_chunks_of_one_engine_are_hits_in_another(engine: Callable[..., Engine])
     for each in (one, other):
         each.settle()
         each.manager.reset_cache()
-        each.manager.on_reset_flushed()
+        flush_reset(each.manager)
         assert each.read(0, 1, 2) in ([0, 1, 2], [0, 1], [0], [])
 
 
@@ -384,7 +389,7 @@ def test_a_reset_waits_for_jobs(engine: Callable[..., Engine]) -> None:
         one.write(number * 10, number * 10 + 1)
     one.manager.reset_cache()
     assert not one.manager._jobs
-    one.manager.on_reset_flushed()
+    flush_reset(one.manager)
     assert one.read(0, 1) == [0, 1]
 
 

@@ -12,9 +12,9 @@ be imported only where vLLM is installed, and refuses a vLLM whose block pool ha
 from __future__ import annotations
 
 from .._drift import EngineChanged
-from .plugin import check, install, register
+from .plugin import check, install
 from .owners import Owners, owners
 from .pool import BlockPool
 from .queue import FreeQueue
 
-__all__ = ["BlockPool", "EngineChanged", "FreeQueue", "Owners", "check", "install", "owners", "register"]
+__all__ = ["BlockPool", "EngineChanged", "FreeQueue", "Owners", "check", "install", "owners"]

@@ -22,15 +22,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import vllm
 from vllm.v1.core.kv_cache_utils import KVCacheBlockCopy
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from .._drift import check_methods
 from ..errors import InvalidArgument
 from ._settings import number
+from ._tested import check
 from .pool import BlockPool
 
 __all__ = ["CompactingAsyncScheduler", "CompactingScheduler", "Compactor"]
@@ -103,11 +102,14 @@ class Compactor:
         for source, target in moved:
             pool.move_block_hashes(pool.blocks[source], pool.blocks[target])
         self.moved += len(moved)
+        pool.meter.counts["moved_blocks"] += len(moved)
+        pool.meter.counts["compactions"] += 1
         return len(moved)
 
     def cancel(self) -> None:
         """The copies are not made: nothing has moved."""
         if self._moves is not None:
+            self.pool.meter.counts["cancelled_blocks"] += len(self._moves)
             self._moves.cancel()
             self._moves = None
 
@@ -155,7 +157,6 @@ class CompactingAsyncScheduler(_Compacting, AsyncScheduler):
 def _copy(src_block_id, dst_block_id): ...
 
 
-_ENGINE = f"vLLM {vllm.__version__}"
 for _stock in (Scheduler, AsyncScheduler):
-    check_methods(_ENGINE, _stock, _Compacting, functions=[(KVCacheBlockCopy, _copy)])
-check_methods(_ENGINE, SchedulerOutput, object, ["kv_cache_block_copies", "total_num_scheduled_tokens"])
+    check(_stock, _Compacting, functions=[(KVCacheBlockCopy, _copy)])
+check(SchedulerOutput, object, ["kv_cache_block_copies", "total_num_scheduled_tokens"])

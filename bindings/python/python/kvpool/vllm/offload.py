@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import vllm
 from vllm.v1.kv_offload.base import OffloadingManager, OffloadKey, PrepareStoreOutput, ReqContext
 from vllm.v1.kv_offload.cpu import spec as _spec
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
@@ -23,6 +22,7 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from .._drift import check_methods
 from .._kvpool import FramePool
+from ._tested import ENGINE, check
 
 __all__ = ["KvpoolOffloadingManager", "KvpoolOffloadingSpec"]
 
@@ -35,7 +35,7 @@ class KvpoolOffloadingManager(CPUOffloadingManager):
 
     def __init__(self, num_chunks: int, *args: Any, **kwargs: Any):
         super().__init__(num_chunks, *args, **kwargs)
-        check_methods(_ENGINE, self, object, _USES)
+        check_methods(ENGINE, self, object, _USES)
         self._frames: FramePool | None = None
         self._freed: list[int] = []
         self._ahead = int(num_chunks * AHEAD)
@@ -110,16 +110,14 @@ class KvpoolOffloadingSpec(CPUOffloadingSpec):
 def _chunk(self, chunk_id): ...
 
 
-_ENGINE = f"vLLM {vllm.__version__}"
 # Attributes of a manager that the class reads, or on which it relies to stay as it leaves them.
 _USES = ("_free_list", "_num_allocated_chunks", "_num_chunks", "_num_evictable_cache_chunks", "_policy")
-check_methods(
-    _ENGINE,
+check(
     CPUOffloadingManager,
     KvpoolOffloadingManager,
     functions=[(ChunkStatus.__init__, _chunk)],
     own=("_reset_frames", "_settle"),
 )
-check_methods(_ENGINE, ChunkStatus, object, ["chunk_id"])
-check_methods(_ENGINE, CPUOffloadingSpec, KvpoolOffloadingSpec)
-check_methods(_ENGINE, _spec, object, ["CPUOffloadingManager"])
+check(ChunkStatus, object, ["chunk_id"])
+check(CPUOffloadingSpec, KvpoolOffloadingSpec)
+check(_spec, object, ["CPUOffloadingManager"])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-import vllm
 from vllm.logger import init_logger
 from vllm.v1.core import block_pool, kv_cache_coordinator, kv_cache_utils
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -13,10 +11,11 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from .._drift import check_methods
 from ..errors import InvalidArgument
+from . import _tested
 from .pool import BlockPool
 from .queue import FreeQueue
 
-__all__ = ["check", "install", "register"]
+__all__ = ["check", "install"]
 
 logger = init_logger("vllm.kvpool")
 
@@ -30,13 +29,8 @@ _POOL_USES = (
     "_maybe_evict_cached_block",
     "_notify_reuse",
     "_remove_cached_block_hashes",
-    "cache_full_blocks",
-    "free_blocks",
-    "get_new_blocks",
     "get_num_free_blocks",
     "move_block_hashes",
-    "reset_prefix_cache",
-    "touch",
     "unpin_blocks",
 )
 _QUEUE_OWN = ("clear", "discard", "keep", "remove_n", "use_groups")
@@ -56,19 +50,19 @@ def check() -> None:
 
     Raises :class:`EngineChanged`, which names each method that differs.
     """
-    engine = f"vLLM {vllm.__version__}"
     functions = (
         (kv_cache_utils.make_block_hash_with_group_id, _make_block_hash_with_group_id),
         (kv_cache_utils.resolve_block_hashes, _resolve_block_hashes),
     )
-    check_methods(engine, _STOCK_POOL, BlockPool, _POOL_USES, functions, own=("_refuse_free", "audit", "held"))
-    check_methods(engine, _STOCK_QUEUE, FreeQueue, own=_QUEUE_OWN)
-    check_methods(engine, KVCacheBlock, object, _BLOCK_USES)
+    _tested.check(_STOCK_POOL, BlockPool, _POOL_USES, functions, own=("_refuse_free", "audit", "compare", "held"))
+    _tested.check(_STOCK_QUEUE, FreeQueue, own=_QUEUE_OWN)
+    _tested.check(KVCacheBlock, object, _BLOCK_USES)
     # Their own methods: one that kvpool lacks would be called on its queue.
     names = {name for name in vars(_STOCK_QUEUE) if not name.startswith("_")}
-    check_methods(engine, FreeQueue, object, sorted(names))
-    check_methods(engine, kv_cache_coordinator, object, ["BlockPool"])  # type: ignore[arg-type]
-    check_methods(engine, KVCacheConfig, object, ["kv_cache_groups"])
+    check_methods(_tested.ENGINE, FreeQueue, object, sorted(names))
+    _tested.check(kv_cache_coordinator, object, ["BlockPool"])  # type: ignore[arg-type]
+    _tested.check(_COORDINATOR, object, ["__init__"])
+    _tested.check(KVCacheConfig, object, ["kv_cache_groups"])
 
 
 def _start(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -77,7 +71,9 @@ def _start(self: Any, *args: Any, **kwargs: Any) -> None:
     queue = self.block_pool.free_block_queue
     if isinstance(queue, FreeQueue):
         queue.use_groups(self.kv_cache_config.kv_cache_groups)
-        logger.info("kvpool: ahead %d%s", queue.ahead, f": {queue.unproven}" if queue.unproven else "")
+        why = f" ({queue.unproven})" if queue.unproven else ""
+        frames = queue.num_free_blocks
+        logger.info("kvpool active in %s: %d frames, ahead %d%s", _tested.ENGINE, frames, queue.ahead, why)
 
 
 def install(part: str = "pool") -> None:
@@ -96,15 +92,3 @@ def install(part: str = "pool") -> None:
         check()
     kv_cache_coordinator.BlockPool, block_pool.FreeKVCacheBlockQueue = parts[part]
     _COORDINATOR.__init__ = _STOCK_START if part == "off" else _start
-
-
-def register() -> None:
-    """The entry point of the group ``vllm.general_plugins``.
-
-    vLLM loads all installed plugins if ``VLLM_PLUGINS`` is not set; kvpool's changes nothing unless it
-    is named there, or ``KVPOOL_VLLM`` is set.
-    """
-    is_named = "kvpool" in os.environ.get("VLLM_PLUGINS", "").split(",")
-    part = os.environ.get("KVPOOL_VLLM", "pool" if is_named else "off")
-    install(part)
-    logger.info("kvpool: %s", "not in use" if part == "off" else f"vLLM's block {part} is kvpool's")

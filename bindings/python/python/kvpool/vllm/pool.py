@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import vllm
 from vllm.v1.core import block_pool as stock
 from vllm.v1.core.kv_cache_utils import (
     KVCacheBlock,
@@ -21,6 +20,8 @@ from vllm.v1.request import Request
 
 from .._drift import check_methods
 from ..errors import FrameRefused
+from ._tested import ENGINE
+from .metrics import Meter
 from .queue import FreeQueue
 
 __all__ = ["BlockPool"]
@@ -47,11 +48,12 @@ class BlockPool(stock.BlockPool):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        check_methods(f"vLLM {vllm.__version__}", self, object, _USES)
+        check_methods(ENGINE, self, object, _USES)
         # The null block has left vLLM's own queue, and the others leave it now.
         for block in self.blocks:
             block.prev_free_block = block.next_free_block = None
         self.free_block_queue = FreeQueue(self.blocks[1:])
+        self.meter = Meter(self)
 
     @property
     def frames(self) -> Any:
@@ -114,6 +116,7 @@ class BlockPool(stock.BlockPool):
         other_pools: dict[stock.BlockPool, list[KVCacheBlock]] = {}
         null, caches = self.null_block, self.enable_caching
         blocks = list(ordered_blocks)
+        self.meter.note_freed(blocks)
         rest = iter(blocks)
         for block in rest:
             pool = block.pool
@@ -193,7 +196,14 @@ class BlockPool(stock.BlockPool):
         if not super().reset_prefix_cache():
             return False
         self.free_block_queue.clear()
+        self.meter.audit(self.audit, self.num_gpu_blocks - 1)
         return True
+
+    def get_usage(self) -> float:
+        usage = super().get_usage()
+        # vLLM asks when it collects statistics, once in a step.
+        self.meter.note_step(is_idle=not usage)
+        return usage
 
     def held(self) -> list[tuple[int, int]]:
         """The blocks in use, in ascending order: pairs of block id and number of references."""
@@ -202,12 +212,15 @@ class BlockPool(stock.BlockPool):
     def audit(self) -> dict[str, int]:
         """Recounts every frame, and compares kvpool's state of each block with vLLM's count."""
         counts = self.frames.audit()
-        references = self.frames.references(range(1, self.num_gpu_blocks))
-        for block, in_use in zip(self.blocks[1:], references):
+        self.compare(1, self.num_gpu_blocks)
+        return counts
+
+    def compare(self, first: int, end: int) -> None:
+        """Compares kvpool's state of some blocks with vLLM's count."""
+        for block, in_use in zip(self.blocks[first:end], self.frames.references(range(first, end))):
             if (block.ref_cnt > 0) != (in_use > 0):
                 raise FrameRefused(
                     f"block {block.block_id} has {block.ref_cnt} references in vLLM and {in_use} in kvpool",
                     kind="Audit",
                     frame=block.block_id,
                 )
-        return counts

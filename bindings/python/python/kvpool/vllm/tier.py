@@ -22,7 +22,6 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
-import vllm
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     Locality,
@@ -36,9 +35,9 @@ from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.base import JobId, JobResult, SecondaryTierManager, TransferJob
 
-from .._drift import check_methods
 from .._kvpool import Call, Tier
 from ..errors import InvalidArgument
+from ._tested import check
 
 __all__ = ["KvpoolTier"]
 
@@ -216,9 +215,7 @@ def _job(self, job_id, keys, chunk_ids, is_promotion, req_context, submit_time=.
 def _result(self, job_id, success, successful_keys=None, transfer_time=None, transfer_bytes=None): ...
 
 
-_ENGINE = f"vLLM {vllm.__version__}"
-check_methods(
-    _ENGINE,
+check(
     SecondaryTierManager,
     KvpoolTier,
     functions=[
@@ -229,4 +226,4 @@ check_methods(
     own=("_layout", "_note_failure", "_submit", "_views"),
 )
 _USES = ["cleanup", "flush", "lookup", "mark_miss", "shutdown"]
-check_methods(_ENGINE, AsyncLookupManager, _Lookups, _USES, [(AsyncLookupManager.__init__, _lookups)])
+check(AsyncLookupManager, _Lookups, _USES, [(AsyncLookupManager.__init__, _lookups)])

@@ -9,6 +9,7 @@ Nothing computes: a test that needs a tensor's values fails.
 import abc
 import importlib.abc
 import importlib.machinery
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -248,3 +249,13 @@ def is_installed(name):
 
 ABSENT = {name for name in ABSENT if not is_installed(name)}
 sys.meta_path.insert(0, Finder())
+
+installed_version = importlib.metadata.version
+
+
+def version(name):
+    """Engines ask for the version of transformers while they are imported."""
+    return "5.9.0" if name == "transformers" and name in ABSENT else installed_version(name)
+
+
+importlib.metadata.version = version
