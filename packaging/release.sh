@@ -26,7 +26,7 @@ export CARGO_PROFILE_RELEASE_DEBUG=0 CARGO_PROFILE_RELEASE_STRIP=debuginfo
 MATURIN=(maturin==1.16.0 wheel==0.45.1)
 ZIG=(cargo-zigbuild==0.24.1 ziglang==0.17.1)
 PYTEST=(pytest==9.2.0 numpy==2.4.6)
-WHEEL_BYTES_MAX=12000000
+WHEEL_BYTES_MAX=8000000
 # Tests of the package that need only it.
 TESTS=(tests/test_{asyncio,copies,errors,memory,numbers,processes,tier,usage}.py)
 FEATURES=top,redis
