@@ -7,13 +7,14 @@
 #               library of this machine where it cannot
 #     wheel     the Python package, for CPython 3.11 and later. For glibc 2.17 and later (manylinux2014)
 #               where that can be built, and for this machine where it cannot
+#     sdist     the source of the Python package, from which pip builds a wheel
 #
-#     packaging/release.sh               # both
+#     packaging/release.sh               # all
 #     packaging/release.sh archive       # one of them
 #
 # Needs rustup, a C toolchain and Python 3.11. The tools (maturin, cargo-zigbuild, and zig as the C
-# compiler and linker) come from the Python package index, into target/packaging. Both parts have the
-# licences of the crates that are linked into them.
+# compiler and linker) come from the Python package index, into target/packaging. The first two parts have the
+# licences of the crates that are linked into them. The wheel is tried with each Python of this machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,6 +25,10 @@ export CARGO_PROFILE_RELEASE_DEBUG=0 CARGO_PROFILE_RELEASE_STRIP=debuginfo
 
 MATURIN=(maturin==1.16.0 wheel==0.45.1)
 ZIG=(cargo-zigbuild==0.24.1 ziglang==0.17.1)
+PYTEST=(pytest==9.2.0 numpy==2.4.6)
+WHEEL_BYTES_MAX=8000000
+# Tests of the package that need only it.
+TESTS=(tests/test_{asyncio,copies,errors,memory,numbers,processes,tier,usage}.py)
 FEATURES=top,redis
 SHELLS=(bash elvish fish powershell zsh)
 OUT=$PWD/target/release-files
@@ -113,52 +118,81 @@ try_archive() { # try_archive FILE FOLDER: unpacks and runs it without an enviro
 
 # ---- The wheel
 
-wheel() {
+# Sets BUILD to the options of maturin.
+maturin_options() {
     tools "${MATURIN[@]}" || fail "maturin cannot be had"
-    local build=(build --release --locked -m bindings/python/Cargo.toml --out "$WORK/wheel") made
-    say "building the wheel"
     if tools "${ZIG[@]}" && "$VENV/bin/python" -m ziglang version >/dev/null; then
         # zig links against the symbols of an older C library than this machine's.
-        build+=(--zig --compatibility manylinux2014)
+        BUILD=(--zig --compatibility manylinux2014)
     else
         note "zig cannot be had: the wheel is for the C library of this machine and later ones"
-        build+=(--compatibility linux)
+        BUILD=(--compatibility linux)
     fi
-    env "PATH=$VENV/bin:$PATH" maturin "${build[@]}"
+}
+
+wheel() {
+    local made bytes
+    maturin_options
+    say "building the wheel"
+    env "PATH=$VENV/bin:$PATH" maturin build --release --locked -m bindings/python/Cargo.toml --out "$WORK/wheel" "${BUILD[@]}"
     made=$(echo "$WORK"/wheel/kvpool-*.whl)
     # The licences of what is linked into it, beside its own.
     "$VENV/bin/python" -m wheel unpack --dest "$WORK" "$made" >/dev/null
     (($(find "$WORK/kvpool-$VERSION" -path '*licenses/LICENSE-*' | wc -l) == 2)) || fail "$made has not both licences"
     python3 packaging/notices.py kvpool-python "$MACHINE-unknown-linux-gnu" >"$(dirname "$(find "$WORK/kvpool-$VERSION" -name LICENSE-MIT)")/THIRD-PARTY.txt"
     sed -i '0,/^License-File:/s//License-File: THIRD-PARTY.txt\n&/' "$WORK/kvpool-$VERSION"/kvpool-*.dist-info/METADATA
+    rm -f "$OUT"/kvpool-*.whl
     "$VENV/bin/python" -m wheel pack --dest-dir "$OUT" "$WORK/kvpool-$VERSION" >/dev/null
     made=$OUT/${made##*/}
     [[ -f $made ]] || fail "$made was not packed"
-    try_wheel "$made"
-    say "${made##*/} has $(stat -c %s "$made") bytes"
+    [[ $made == *-cp311-abi3-* ]] || fail "${made##*/} is not for the stable ABI of Python 3.11"
+    bytes=$(stat -c %s "$made")
+    ((bytes <= WHEEL_BYTES_MAX)) || fail "${made##*/} has $bytes bytes, more than $WHEEL_BYTES_MAX: it is not stripped, or has grown"
+    for python in python3.{11..19}; do
+        ! command -v "$python" >/dev/null || try_wheel "$python" "$made"
+    done
+    say "${made##*/} has $bytes bytes"
 }
 
-try_wheel() { # try_wheel FILE: installs and runs it where there is no Rust
-    say "running ${1##*/} in an environment of its own, without Rust"
-    local clean=(env -i HOME="$WORK" PATH="$WORK/venv/bin:/usr/bin:/bin" LANG=C.UTF-8) tool
-    python3 -m venv "$WORK/venv"
+try_wheel() { # try_wheel PYTHON FILE: installs and tests it where there is no Rust
+    say "running ${2##*/} in an environment of its own, without Rust, under $1"
+    local place=$WORK/$1 tool
+    local clean=(env -i HOME="$place" PATH="$place/venv/bin:/usr/bin:/bin" LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1)
+    "$1" -m venv "$place/venv"
     for tool in cargo rustc maturin; do
         ! "${clean[@]}" sh -c "command -v $tool" || fail "the environment has $tool"
     done
-    "${clean[@]}" python -m pip install --quiet --disable-pip-version-check --only-binary :all: "$1"
-    cp bindings/python/examples/engine_loop.py "$WORK"
-    (cd "$WORK" && "${clean[@]}" python engine_loop.py)
+    "${clean[@]}" python -m pip install --quiet --disable-pip-version-check --only-binary :all: "$2" "${PYTEST[@]}"
+    cp -r bindings/python/{examples,tests} "$place"
+    (
+        cd "$place"
+        "${clean[@]}" python examples/engine_loop.py
+        "${clean[@]}" python -m pytest -q -p no:cacheprovider -W error "${TESTS[@]}"
+    )
+}
+
+sdist() {
+    maturin_options
+    say "building a wheel from the source of the package"
+    rm -f "$OUT/kvpool-$VERSION.tar.gz"
+    "$VENV/bin/maturin" sdist -m bindings/python/Cargo.toml --out "$OUT" 2>"$WORK/said" || { cat "$WORK/said" && fail "no sdist"; }
+    # As pip does for users without a wheel. With the options of the wheel, for the crates that it has compiled.
+    CARGO_TARGET_DIR=$(realpath "$TARGETS") PATH=$VENV/bin:$PATH MATURIN_PEP517_ARGS="${BUILD[*]}" "$VENV/bin/python" -m pip wheel \
+        --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir "$WORK/from-sdist" "$OUT/kvpool-$VERSION.tar.gz"
+    python3 -m venv "$WORK/sdist"
+    "$WORK/sdist/bin/python" -m pip install --quiet --disable-pip-version-check "$WORK"/from-sdist/kvpool-*.whl
+    (cd "$WORK" && sdist/bin/python "$OLDPWD/bindings/python/examples/engine_loop.py")
 }
 
 # ---- All parts
 
 [[ $(uname -s) == Linux ]] || fail "releases are built on Linux"
 parts=("$@")
-(($#)) || parts=(archive wheel)
+(($#)) || parts=(archive wheel sdist)
 mkdir -p "$OUT"
 for part in "${parts[@]}"; do
     case $part in
-        archive | wheel) "$part" ;;
+        archive | wheel | sdist) "$part" ;;
         *) echo "packaging/release.sh: there is no part $part" >&2 && exit 2 ;;
     esac
 done

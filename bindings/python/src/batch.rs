@@ -240,7 +240,7 @@ impl PyBatch {
 
     /// Writes the slots of tokens into a one-dimensional int32 or int64 buffer, from element `at`
     /// on. Returns their number.
-    #[pyo3(signature = (sequence, start, stop, out, at=Place(0)))]
+    #[pyo3(signature = (sequence, start, stop, out, at=Place(0)), text_signature = "($self, sequence, start, stop, out, at=0)")]
     fn slot_mapping(
         &self,
         sequence: &Bound<'_, PySequence>,

@@ -8,12 +8,11 @@ use std::task::{Context, Poll, Waker};
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning, PyStopIteration};
 use pyo3::prelude::*;
-use pyo3_async_runtimes::generic::future_into_py;
 
 use crate::error::Outcome;
-use crate::parcel::Parcel;
 use crate::process::Process;
-use crate::runtime::{Bridge, runtime, wait};
+use crate::runtime::{runtime, wait};
+use crate::waiter::Waiter;
 
 /// How a call is made: awaited in asyncio, or by a thread that waits for it.
 #[derive(Clone, Copy)]
@@ -26,8 +25,8 @@ pub struct Caller<'py> {
 pub enum Begun {
     /// It has its result.
     Ready(Py<PyAny>),
-    /// It waits: a future of asyncio.
-    Waits(Py<PyAny>),
+    /// It waits.
+    Waits(Waiter),
 }
 
 impl Caller<'_> {
@@ -51,8 +50,8 @@ impl Caller<'_> {
         }
     }
 
-    /// Begins to wait for a future, as a task of the extension's runtime. Cancelling the future of
-    /// asyncio drops it. A thread waits for it here, without the GIL.
+    /// Begins to wait for a future, which a task of the extension's runtime polls. A thread waits
+    /// for it here, without the GIL.
     pub fn waits<T>(self, future: impl Future<Output = Outcome<T>> + Send + 'static) -> Outcome<Begun>
     where
         T: for<'py> IntoPyObject<'py> + Send + 'static,
@@ -60,23 +59,15 @@ impl Caller<'_> {
         if self.blocks {
             return Ok(Begun::Ready(wait(self.py, future)??.into_py_any(self.py)?));
         }
-        runtime()?;
-        let future = future_into_py::<Bridge, _, T>(self.py, async move { Ok(future.await?) })?;
-        Ok(Begun::Waits(future.unbind()))
+        Ok(Begun::Waits(Waiter::new(self.py, future)?))
     }
-}
-
-/// The future of asyncio that a call waits for, and its iterator.
-struct Waiting {
-    future: Py<PyAny>,
-    iterator: Py<PyAny>,
 }
 
 type First = Box<dyn FnOnce(Caller<'_>) -> Outcome<Begun> + Send>;
 
 enum State {
     New(First),
-    Waiting(Waiting),
+    Waiting(Waiter),
     Done,
 }
 
@@ -109,19 +100,17 @@ impl Call {
         Ok(self.replace(State::Done))
     }
 
-    /// Resumes the future's iterator by one of its methods.
-    fn resume(
-        &self,
-        py: Python<'_>,
-        waiting: Waiting,
-        step: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<Py<PyAny>>,
-    ) -> PyResult<Py<PyAny>> {
-        match step(waiting.iterator.bind(py)) {
+    /// Yields to the event loop, or ends with the result.
+    fn resume(&self, py: Python<'_>, waiter: Waiter) -> PyResult<Py<PyAny>> {
+        match waiter.next(py) {
             Ok(yielded) => {
-                self.replace(State::Waiting(waiting));
+                self.replace(State::Waiting(waiter));
                 Ok(yielded)
             }
-            Err(end) => Err(opened(py, end)),
+            Err(end) if end.is_instance_of::<PyStopIteration>(py) => {
+                Err(PyStopIteration::new_err((waiter.result(py)?,)))
+            }
+            Err(error) => Err(error),
         }
     }
 }
@@ -152,13 +141,10 @@ impl Call {
     fn __next__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         match self.take()? {
             State::New(first) => match first(Caller { py, blocks: false })? {
-                Begun::Ready(value) => Err(opened(py, PyStopIteration::new_err((value,)))),
-                Begun::Waits(future) => {
-                    let iterator = future.bind(py).call_method0("__await__")?.unbind();
-                    self.resume(py, Waiting { future, iterator }, next)
-                }
+                Begun::Ready(value) => Err(PyStopIteration::new_err((value,))),
+                Begun::Waits(waiter) => self.resume(py, waiter),
             },
-            State::Waiting(waiting) => self.resume(py, waiting, next),
+            State::Waiting(waiter) => self.resume(py, waiter),
             State::Done => Err(reused()),
         }
     }
@@ -174,10 +160,9 @@ impl Call {
                 return Err(reused());
             }
         };
-        let (Begun::Ready(value) | Begun::Waits(value)) = first(Caller { py, blocks: true })?;
-        match value.bind(py).cast::<Parcel>() {
-            Ok(parcel) => parcel.get().open(py),
-            Err(_) => Ok(value),
+        match first(Caller { py, blocks: true })? {
+            Begun::Ready(value) => Ok(value),
+            Begun::Waits(_) => unreachable!("a caller that blocks waits in the call"),
         }
     }
 
@@ -188,7 +173,9 @@ impl Call {
         self.__next__(py)
     }
 
-    /// Raises an exception inside of the coroutine.
+    /// Raises an exception inside of the coroutine, for example a cancellation. What it waits for is
+    /// dropped first, together with a result that it did not take: blocks are free again when the
+    /// task sees the exception.
     #[pyo3(signature = (kind, value=None, traceback=None))]
     fn throw(
         &self,
@@ -202,22 +189,14 @@ impl Call {
             Some(value) if !value.is_none(py) => value.into_bound(py),
             _ => kind.into_bound(py),
         };
-        match self.take()? {
-            State::Waiting(waiting) => {
-                self.resume(py, waiting, |iterator| Ok(iterator.call_method1("throw", (error,))?.unbind()))
-            }
-            State::New(_) | State::Done => {
-                let error = if error.is_callable() { error.call0()? } else { error };
-                Err(PyErr::from_value(error))
-            }
-        }
+        drop(self.take()?);
+        let error = if error.is_callable() { error.call0()? } else { error };
+        Err(PyErr::from_value(error))
     }
 
     /// Ends the coroutine: what it waits for is dropped.
-    fn close(&self, py: Python<'_>) -> PyResult<()> {
-        if let State::Waiting(waiting) = self.take()? {
-            waiting.future.bind(py).call_method0("cancel")?;
-        }
+    fn close(&self) -> PyResult<()> {
+        drop(self.take()?);
         Ok(())
     }
 }
@@ -234,20 +213,4 @@ fn warn_unused(py: Python<'_>) {
 
 fn reused() -> PyErr {
     PyRuntimeError::new_err("cannot reuse already awaited coroutine")
-}
-
-/// Opens the parcel that a call ends with, if it does.
-fn opened(py: Python<'_>, end: PyErr) -> PyErr {
-    let result = end.value(py).getattr("value").ok().filter(|_| end.is_instance_of::<PyStopIteration>(py));
-    match result.as_ref().and_then(|result| result.cast::<Parcel>().ok()) {
-        Some(parcel) => match parcel.get().open(py) {
-            Ok(result) => PyStopIteration::new_err((result,)),
-            Err(error) => error,
-        },
-        None => end,
-    }
-}
-
-fn next(iterator: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
-    Ok(iterator.call_method0("__next__")?.unbind())
 }

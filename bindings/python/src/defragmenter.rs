@@ -24,7 +24,7 @@ impl PyPool {
     /// Starts a task, on a thread of the package, that compacts the pool while its fragmentation
     /// rate is above `threshold` (0 to 1), and looks every `interval` seconds. In a pool full of
     /// evictable blocks: above 0.25, and at most a `share` (0 to 1) of the allocated blocks.
-    #[pyo3(signature = (*, threshold=Share(0.02), interval=Seconds(Duration::from_millis(2)), share=Share(0.02)))]
+    #[pyo3(signature = (*, threshold=Share(0.02), interval=Seconds(Duration::from_millis(2)), share=Share(0.02)), text_signature = "($self, *, threshold=0.02, interval=0.002, share=0.02)")]
     fn start_defragmenter(
         &self,
         threshold: Share,

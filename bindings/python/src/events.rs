@@ -10,9 +10,9 @@ use tokio::sync::Mutex;
 use crate::args::Count;
 use crate::call::Call;
 use crate::error::{Failure, Outcome};
-use crate::parcel::{Parcel, Received, Returned};
 use crate::process::{Own, Process};
 use crate::record::record;
+use crate::returned::{Received, Returned};
 use crate::runtime::wait;
 
 record! {
@@ -20,7 +20,7 @@ record! {
     Event {
         /// "stored", "removed", "cleared" or "resync". After a resync, events were lost because they
         /// were received too slowly: list the cached blocks again.
-        kind: &'static str,
+        kind: String,
         /// Number of events before it, since the subscription.
         number: u64,
         /// The block that was stored or removed.
@@ -44,7 +44,7 @@ record! {
 impl From<Numbered> for Event {
     fn from(Numbered { number, event }: Numbered) -> Self {
         let empty = Self {
-            kind: "cleared",
+            kind: "cleared".to_owned(),
             number,
             block: None,
             hash: None,
@@ -56,7 +56,7 @@ impl From<Numbered> for Event {
         };
         match event {
             KvEvent::Stored { block, hash, parent, tokens, block_tokens, extra_keys } => Self {
-                kind: "stored",
+                kind: "stored".to_owned(),
                 block: Some(block.0),
                 hash: Some(hash.to_string()),
                 parent: parent.map(|parent| parent.to_string()),
@@ -65,10 +65,13 @@ impl From<Numbered> for Event {
                 extra_keys: extra_keys.iter().map(|(at, key)| (*at, key.key.to_vec())).collect(),
                 ..empty
             },
-            KvEvent::Removed { block, hash } => {
-                Self { kind: "removed", block: Some(block.0), hash: Some(hash.to_string()), ..empty }
-            }
-            KvEvent::Resync { lost } => Self { kind: "resync", lost, ..empty },
+            KvEvent::Removed { block, hash } => Self {
+                kind: "removed".to_owned(),
+                block: Some(block.0),
+                hash: Some(hash.to_string()),
+                ..empty
+            },
+            KvEvent::Resync { lost } => Self { kind: "resync".to_owned(), lost, ..empty },
             _ => empty,
         }
     }
@@ -136,7 +139,7 @@ impl PyEvents {
             caller.start(async move {
                 let ended = || Failure::from(PyStopAsyncIteration::new_err("the pool is closed"));
                 let event = Self::recv(&events, &returned).await.ok_or_else(ended)?;
-                Ok(Parcel::new(Received::new(event, &returned)))
+                Ok(Received::new(event, &returned))
             })
         }))
     }

@@ -316,7 +316,7 @@ impl PyEvictionOrder {
 
     /// Adds a block that the cache has got, for this request and at this position in it; for none if the
     /// number is None. It is held unless `evictable`. A block that is there already is replaced.
-    #[pyo3(signature = (key, request=None, position=Place(0), *, evictable=false))]
+    #[pyo3(signature = (key, request=None, position=Place(0), *, evictable=false), text_signature = "($self, key, request=None, position=0, *, evictable=False)")]
     fn insert(
         &self,
         key: &Bound<'_, PyBytes>,

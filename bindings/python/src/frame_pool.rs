@@ -154,7 +154,7 @@ impl FramePool {
     /// which they were freed. With `runs`, the frames lie in few runs, in ascending order.
     /// `ahead` is the number of frames to keep free beyond the request, by eviction: more to
     /// choose from makes longer runs. `sequence` is noted for `owners`.
-    #[pyo3(signature = (blocks, *, runs=false, ahead=Frames(0), sequence=None))]
+    #[pyo3(signature = (blocks, *, runs=false, ahead=Frames(0), sequence=None), text_signature = "($self, blocks, *, runs=False, ahead=0, sequence=None)")]
     fn allocate<'py>(
         &self,
         py: Python<'py>,
@@ -168,7 +168,7 @@ impl FramePool {
     }
 
     /// Fills a buffer of u32 with newly allocated frames, as `allocate` does.
-    #[pyo3(signature = (frames, *, runs=false, ahead=Frames(0), sequence=None))]
+    #[pyo3(signature = (frames, *, runs=false, ahead=Frames(0), sequence=None), text_signature = "($self, frames, *, runs=False, ahead=0, sequence=None)")]
     fn allocate_into(
         &self,
         frames: &Bound<'_, PyAny>,
@@ -184,7 +184,7 @@ impl FramePool {
     }
 
     /// Allocates `blocks` frames in few runs: pairs of first frame and length.
-    #[pyo3(signature = (blocks, *, ahead=Frames(0), sequence=None))]
+    #[pyo3(signature = (blocks, *, ahead=Frames(0), sequence=None), text_signature = "($self, blocks, *, ahead=0, sequence=None)")]
     fn allocate_runs(
         &self,
         py: Python<'_>,
@@ -335,14 +335,14 @@ impl FramePool {
     }
 
     /// Derives the keys of hashes in a group of layers, for several calls.
-    #[pyo3(signature = (hashes, group=Group(0)))]
+    #[pyo3(signature = (hashes, group=Group(0)), text_signature = "($self, hashes, group=0)")]
     fn keys(&self, hashes: &Bound<'_, PyAny>, group: Group) -> Outcome<FrameKeys> {
         Ok(FrameKeys::new(keys_of(self.here()?, hashes, group.0)?))
     }
 
     /// Makes frames known by hashes: one each. Their contents must be final, and the caller has a
     /// reference on each.
-    #[pyo3(signature = (frames, hashes, group=Group(0)))]
+    #[pyo3(signature = (frames, hashes, group=Group(0)), text_signature = "($self, frames, hashes, group=0)")]
     fn register(&self, frames: &Bound<'_, PyAny>, hashes: &Bound<'_, PyAny>, group: Group) -> Outcome<()> {
         let (pool, py, frames) = (self.here()?, frames.py(), frames_of(frames)?);
         let keys = keys_of(pool, hashes, group.0)?;
@@ -354,7 +354,7 @@ impl FramePool {
     }
 
     /// A frame for each of the leading hashes that are known, without references on them.
-    #[pyo3(signature = (hashes, group=Group(0)))]
+    #[pyo3(signature = (hashes, group=Group(0)), text_signature = "($self, hashes, group=0)")]
     fn lookup(&self, hashes: &Bound<'_, PyAny>, group: Group) -> Outcome<Vec<u32>> {
         let pool = self.here()?;
         let (keys, mut frames) = (keys_of(pool, hashes, group.0)?, Vec::new());
@@ -363,7 +363,7 @@ impl FramePool {
     }
 
     /// A frame for each of the leading hashes that are known, with one reference taken on each.
-    #[pyo3(signature = (hashes, group=Group(0)))]
+    #[pyo3(signature = (hashes, group=Group(0)), text_signature = "($self, hashes, group=0)")]
     fn hit(&self, hashes: &Bound<'_, PyAny>, group: Group) -> Outcome<Vec<u32>> {
         let pool = self.here()?;
         let (keys, mut frames) = (keys_of(pool, hashes, group.0)?, Vec::new());
@@ -372,7 +372,7 @@ impl FramePool {
     }
 
     /// Takes a hash away from all frames that are known by it. Returns their number.
-    #[pyo3(signature = (hash, group=Group(0)))]
+    #[pyo3(signature = (hash, group=Group(0)), text_signature = "($self, hash, group=0)")]
     fn unregister(&self, hash: &[u8], group: Group) -> Outcome<usize> {
         let pool = self.here()?;
         Ok(pool.unregister(pool.key(FrameGroup(group.0), hash)?)?)

@@ -4,6 +4,7 @@ use kvpool::storage::{Arrangement, KvPlanes, Scales};
 use kvpool::{BuildError, Dtype, KvLayout};
 use pyo3::basic::CompareOp;
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
 
 use crate::args::Count;
 use crate::error::{Outcome, invalid, raise};
@@ -31,7 +32,7 @@ pub fn dtype(name: &str) -> Outcome<Dtype> {
 #[pymethods]
 impl PyLayout {
     #[new]
-    #[pyo3(signature = (*, layers, head_dim, kv_heads=None, block_tokens=Count(16), dtype="bf16", tensor_parallel=Count(1), replicate_kv_heads=false, latent=false, joined=false, arrangement="layer_first", dynamic_scales=false))]
+    #[pyo3(signature = (*, layers, head_dim, kv_heads=None, block_tokens=Count(16), dtype="bf16", tensor_parallel=Count(1), replicate_kv_heads=false, latent=false, joined=false, arrangement="layer_first", dynamic_scales=false), text_signature = r#"(*, layers, head_dim, kv_heads=None, block_tokens=16, dtype="bf16", tensor_parallel=1, replicate_kv_heads=False, latent=False, joined=False, arrangement="layer_first", dynamic_scales=False)"#)]
     #[allow(clippy::too_many_arguments)]
     fn new(
         layers: Count,
@@ -84,7 +85,7 @@ impl PyLayout {
 
     /// Returns the layout of a known model, on one rank of `tensor_parallel`.
     #[staticmethod]
-    #[pyo3(signature = (name, *, block_tokens=None, dtype=None, tensor_parallel=Count(1)))]
+    #[pyo3(signature = (name, *, block_tokens=None, dtype=None, tensor_parallel=Count(1)), text_signature = "(name, *, block_tokens=None, dtype=None, tensor_parallel=1)")]
     fn named(
         name: &str,
         block_tokens: Option<Count>,
@@ -162,6 +163,24 @@ impl PyLayout {
             CompareOp::Ne => Ok(self.0 != other.0),
             _ => Err(raise("InvalidArgument", "layouts have no order", Vec::new())),
         }
+    }
+
+    /// Arguments that make an equal layout, for `pickle` and `copy`.
+    fn __getnewargs_ex__<'py>(&self, py: Python<'py>) -> PyResult<((), Bound<'py, PyDict>)> {
+        let (layout, named) = (&self.0, PyDict::new(py));
+        let is_block_first = layout.arrangement() == Arrangement::BlockFirst;
+        named.set_item("layers", layout.layers())?;
+        named.set_item("kv_heads", layout.kv_heads_total())?;
+        named.set_item("head_dim", layout.head_dim())?;
+        named.set_item("block_tokens", layout.block_tokens())?;
+        named.set_item("dtype", layout.dtype().name())?;
+        named.set_item("tensor_parallel", layout.tensor_parallel())?;
+        named.set_item("replicate_kv_heads", layout.kv_head_replicas() > 1)?;
+        named.set_item("latent", layout.parts() == KvPlanes::Latent)?;
+        named.set_item("joined", layout.parts() == KvPlanes::Joined)?;
+        named.set_item("arrangement", if is_block_first { "block_first" } else { "layer_first" })?;
+        named.set_item("dynamic_scales", *layout.scales() == Scales::PerTokenHead)?;
+        Ok(((), named))
     }
 
     fn __repr__(&self) -> String {

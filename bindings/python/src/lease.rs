@@ -96,7 +96,7 @@ impl PyLease {
     }
 
     /// Marks the bytes of the blocks in a range of indices as final: compaction may move them.
-    #[pyo3(signature = (start=Place(0), stop=None))]
+    #[pyo3(signature = (start=Place(0), stop=None), text_signature = "($self, start=0, stop=None)")]
     fn seal(&self, start: Place, stop: Option<Place>) -> Outcome<()> {
         let mut lease = self.lease.enter()?;
         let range = range(start, stop, lease.blocks().len(), "blocks")?;

@@ -21,11 +21,11 @@ mod handle;
 mod layout;
 mod lease;
 mod node;
-mod parcel;
 mod pool;
 mod prefix;
 mod process;
 mod record;
+mod returned;
 mod runtime;
 mod sequence;
 mod stats;
@@ -34,6 +34,7 @@ mod tensor;
 mod tier;
 mod values;
 mod views;
+mod waiter;
 mod waiting;
 
 /// The compiled part of kvpool.

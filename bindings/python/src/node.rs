@@ -16,10 +16,10 @@ use crate::args::Seconds;
 use crate::call::Call;
 use crate::error::{Failure, Outcome, invalid};
 use crate::exclusive::Open;
-use crate::parcel::{Parcel, Received, Returned};
 use crate::pool::PyPool;
 use crate::process::Own;
 use crate::record::record;
+use crate::returned::{Received, Returned};
 use crate::sequence::PySequence;
 
 /// A pool with links to the pools of other processes. `await Node.start(pool, ...)` makes one.
@@ -120,10 +120,7 @@ impl PyNode {
     /// seconds without a link to its target, a sequence in doubt is this node's own again; if the
     /// target lives, both may run it.
     #[staticmethod]
-    #[pyo3(signature = (
-        pool, name, *, listen=Vec::new(), peers=HashMap::new(), token=None, tls=None, restarts="proven",
-        doubt_limit=None,
-    ))]
+    #[pyo3(signature = (pool, name, *, listen=Vec::new(), peers=HashMap::new(), token=None, tls=None, restarts="proven", doubt_limit=None), text_signature = r#"(pool, name, *, listen=(), peers={}, token=None, tls=None, restarts="proven", doubt_limit=None)"#)]
     #[allow(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn start(
         pool: &Bound<'_, PyPool>,
@@ -229,14 +226,14 @@ impl PyNode {
                     Some((PySequence::new(arrival.sequence), arrival.from))
                 };
                 let arrived = returned.or_next(next).await.ok_or_else(ended)?;
-                Ok(Parcel::new(Received::new(arrived, &returned)))
+                Ok(Received::new(arrived, &returned))
             })
         }))
     }
 
     /// Ends the node in an orderly way: no migration begins, and those under way get `patience`
     /// seconds. Returns whether nothing was left. Closes the node.
-    #[pyo3(signature = (patience=Seconds(Duration::from_secs(10))))]
+    #[pyo3(signature = (patience=Seconds(Duration::from_secs(10))), text_signature = "($self, patience=10.0)")]
     fn shutdown(slf: &Bound<'_, Self>, patience: Seconds) -> Outcome<Call> {
         let (node, this) = (slf.get().node.share()?, slf.clone().unbind());
         Ok(Call::new(move |caller| {

@@ -159,7 +159,7 @@ pub(crate) use with_options;
 #[pymethods]
 impl PyPool {
     #[new]
-    #[pyo3(signature = (layout, blocks, *, blocks_max=None, reserve=Blocks(0), prefix_cache=None, events=None, hashing=None, hash_key=None, storage=true, device=None, null_block=true, threads=None, zero_on_free=false))]
+    #[pyo3(signature = (layout, blocks, *, blocks_max=None, reserve=Blocks(0), prefix_cache=None, events=None, hashing=None, hash_key=None, storage=true, device=None, null_block=true, threads=None, zero_on_free=false), text_signature = "(layout, blocks, *, blocks_max=None, reserve=0, prefix_cache=None, events=None, hashing=None, hash_key=None, storage=True, device=None, null_block=True, threads=None, zero_on_free=False)")]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -255,7 +255,7 @@ impl PyPool {
     /// Allocates blocks that are free now, or raises OutOfBlocks. Never waits.
     ///
     /// `contiguous` asks for one run of consecutive frames; `pinned` blocks are not moved.
-    #[pyo3(signature = (blocks, *, sequence=None, priority=Rank::default(), pinned=false, contiguous=false))]
+    #[pyo3(signature = (blocks, *, sequence=None, priority=Rank::default(), pinned=false, contiguous=false), text_signature = r#"($self, blocks, *, sequence=None, priority="normal", pinned=False, contiguous=False)"#)]
     fn try_allocate(
         &self,
         blocks: Blocks,
@@ -274,7 +274,7 @@ impl PyPool {
     /// Only sequences with equal `salt` and `adapter` share blocks. `extra_keys` are
     /// start, end and key of ranges of tokens, such as images: from these on, keys must be equal
     /// too. `reuse_tail` also allows hits that fill a block in part.
-    #[pyo3(signature = (id, tokens=None, *, priority=Rank::default(), salt=None, adapter=None, extra_keys=None, reuse_tail=false))]
+    #[pyo3(signature = (id, tokens=None, *, priority=Rank::default(), salt=None, adapter=None, extra_keys=None, reuse_tail=false), text_signature = r#"($self, id, tokens=None, *, priority="normal", salt=None, adapter=None, extra_keys=None, reuse_tail=False)"#)]
     #[allow(clippy::too_many_arguments)]
     fn sequence(
         &self,
@@ -298,7 +298,7 @@ impl PyPool {
     /// Opens a sequence with the cached prefix of its prompt, and reserves the blocks for the rest
     /// of it and for `headroom` tokens, or raises OutOfBlocks. Never waits. Admits only if `leave`
     /// blocks stay available besides, for running sequences.
-    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false, leave=Count(0)))]
+    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false, leave=Count(0)), text_signature = r#"($self, id, prompt, *, headroom=0, priority="normal", salt=None, adapter=None, extra_keys=None, reuse_tail=False, contiguous=False, leave=0)"#)]
     #[allow(clippy::too_many_arguments)]
     fn try_admit(
         &self,
@@ -326,7 +326,7 @@ impl PyPool {
     /// While no other call uses the pool, no batch is in flight and no request waits, it is
     /// admitted if and only if this is at most `available_blocks`; see the core's documentation for
     /// the exceptions.
-    #[pyo3(signature = (prompt, *, headroom=Tokens(0), salt=None, adapter=None, extra_keys=None))]
+    #[pyo3(signature = (prompt, *, headroom=Tokens(0), salt=None, adapter=None, extra_keys=None), text_signature = "($self, prompt, *, headroom=0, salt=None, adapter=None, extra_keys=None)")]
     fn blocks_needed(
         &self,
         prompt: Numbers,

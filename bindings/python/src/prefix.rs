@@ -99,13 +99,14 @@ impl PyPrefixCache {
     }
 
     /// Evicts blocks without an owner until `keep` are left. Returns how many were evicted.
-    #[pyo3(signature = (keep=Blocks(0)))]
+    #[pyo3(signature = (keep=Blocks(0)), text_signature = "($self, keep=0)")]
     fn evict(&self, py: Python<'_>, keep: Blocks) -> Outcome<usize> {
         let pool = self.pool.get().share()?;
         Ok(py.detach(|| pool.evict_cached(keep.0)))
     }
 
-    /// Makes all blocks of these hashes unfindable, because their contents are wrong; their owners keep them: also those that were written before and are registered later. Returns the number of
+    /// Makes all blocks of these hashes unfindable, because their contents are wrong; their owners
+    /// keep them: also those that were written before and are registered later. Returns the number of
     /// blocks that became free, and of those that their owners keep.
     ///
     /// Blocks that were computed from them have other hashes: pass these too. Raises CacheError for

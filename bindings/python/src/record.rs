@@ -1,11 +1,16 @@
 //! Records: results with named fields, for example statistics and reports.
 
-/// Defines a class with read-only attributes, `as_dict` and a representation.
+use pyo3::conversion::FromPyObjectOwned;
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// Defines a class with read-only attributes, `as_dict`, equality, a representation and pickling.
 macro_rules! record {
     ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty),* $(,)? }) => {
         $(#[$doc])*
-        #[pyo3::pyclass(frozen, get_all, module = "kvpool._kvpool")]
-        #[derive(Clone, Debug)]
+        #[pyo3::pyclass(frozen, get_all, eq, module = "kvpool._kvpool")]
+        #[derive(Clone, Debug, PartialEq)]
         pub struct $name {
             $($(#[$field_doc])* pub $field: $type,)*
         }
@@ -23,6 +28,22 @@ macro_rules! record {
                 Ok(dict)
             }
 
+            /// Makes a record again from its attributes, for `pickle` and `copy`.
+            #[classmethod]
+            fn _restore(
+                _class: &pyo3::Bound<'_, pyo3::types::PyType>,
+                fields: &pyo3::Bound<'_, pyo3::types::PyDict>,
+            ) -> pyo3::PyResult<Self> {
+                Ok(Self { $($field: $crate::record::restored(fields, stringify!($field))?,)* })
+            }
+
+            fn __reduce__<'py>(
+                slf: &pyo3::Bound<'py, Self>,
+            ) -> pyo3::PyResult<(pyo3::Bound<'py, pyo3::PyAny>, (pyo3::Bound<'py, pyo3::types::PyDict>,))> {
+                use pyo3::types::PyAnyMethods;
+                Ok((slf.get_type().getattr("_restore")?, (slf.get().as_dict(slf.py())?,)))
+            }
+
             fn __repr__(&self) -> String {
                 let mut fields = Vec::new();
                 $(fields.push(format!(concat!(stringify!($field), "={}"), $crate::record::Text(&self.$field)));)*
@@ -32,6 +53,12 @@ macro_rules! record {
     };
 }
 pub(crate) use record;
+
+/// Reads a field of a pickled record.
+pub fn restored<'py, T: FromPyObjectOwned<'py>>(fields: &Bound<'py, PyDict>, name: &str) -> PyResult<T> {
+    let missing = || PyValueError::new_err(format!("the record has no {name}: another version pickled it"));
+    fields.get_item(name)?.ok_or_else(missing)?.extract().map_err(Into::into)
+}
 
 /// Writes a field as Python does, as far as records need it.
 pub struct Text<'a, T>(pub &'a T);

@@ -1,7 +1,6 @@
 //! The extension's tokio runtime, and calls that wait on it.
 
 use std::future::Future;
-use std::pin::Pin;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -10,10 +9,7 @@ use std::thread::{self, Thread, ThreadId};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
-use pyo3_async_runtimes::TaskLocals;
-use pyo3_async_runtimes::generic;
 use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::task::{JoinError, JoinHandle};
 
 use crate::error::{Outcome, fields, raise};
 use crate::process::Process;
@@ -157,68 +153,5 @@ pub fn wait<T: Send>(py: Python<'_>, future: impl Future<Output = T> + Send) -> 
             Waited::Pending => py.check_signals()?,
             Waited::Ended => return Err(raise("Closed", "the interpreter is ending", Vec::new())),
         }
-    }
-}
-
-tokio::task_local! {
-    static LOCALS: TaskLocals;
-}
-
-/// The runtime, for the bridge to asyncio.
-pub struct Bridge;
-
-impl Bridge {
-    fn handle() -> &'static Handle {
-        runtime().expect("the call started it before it came to the bridge")
-    }
-}
-
-/// The error of a task.
-pub struct Ended(JoinError);
-
-impl generic::JoinError for Ended {
-    fn is_panic(&self) -> bool {
-        self.0.is_panic()
-    }
-
-    fn into_panic(self) -> Box<dyn std::any::Any + Send + 'static> {
-        self.0.into_panic()
-    }
-}
-
-/// A task of the bridge.
-pub struct Task(JoinHandle<()>);
-
-impl Future for Task {
-    type Output = Result<(), Ended>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.0).poll(context).map_err(Ended)
-    }
-}
-
-impl generic::Runtime for Bridge {
-    type JoinError = Ended;
-    type JoinHandle = Task;
-
-    fn spawn<F: Future<Output = ()> + Send + 'static>(future: F) -> Task {
-        Task(Self::handle().spawn(future))
-    }
-
-    fn spawn_blocking<F: FnOnce() + Send + 'static>(f: F) -> Task {
-        Task(Self::handle().spawn_blocking(f))
-    }
-}
-
-impl generic::ContextExt for Bridge {
-    fn scope<F, R>(locals: TaskLocals, future: F) -> Pin<Box<dyn Future<Output = R> + Send>>
-    where
-        F: Future<Output = R> + Send + 'static,
-    {
-        Box::pin(LOCALS.scope(locals, future))
-    }
-
-    fn get_task_locals() -> Option<TaskLocals> {
-        LOCALS.try_with(Clone::clone).ok()
     }
 }

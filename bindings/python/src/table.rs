@@ -74,7 +74,7 @@ impl PyBlockTable {
 #[pymethods]
 impl PyBlockTable {
     #[new]
-    #[pyo3(signature = (width_min=Count(0)))]
+    #[pyo3(signature = (width_min=Count(0)), text_signature = "(width_min=0)")]
     fn new(width_min: Count) -> Outcome<Self> {
         if width_min.0 > WIDTH_MAX {
             let message =

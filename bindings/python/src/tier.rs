@@ -243,16 +243,17 @@ impl PyTier {
 impl PyTier {
     /// Shares values through a kvpool node, which has the name `peer` at this address.
     ///
-    /// The node's pool is `Tier.pool(value_bytes=..., values=...)`. It need not be there yet, and may restart. Addresses are "host:port" or
-    /// "unix:/path"; `token` and `tls` are as those of `Node`. `name` is the name of this end, by
-    /// default a random one.
+    /// The node's pool is `Tier.pool(value_bytes=..., values=...)`. It need not be there yet, and may
+    /// restart: the first calls wait for the link, the later ones fail while there is none. Addresses
+    /// are "host:port" or "unix:/path"; `token` and `tls` are as those of `Node`. `name` is the name
+    /// of this end, by default a random one.
     ///
     /// Values pass through memory for `window` values here, in `threads` calls at a time. At most
     /// `puts` values wait to be stored. A call of the node that takes longer than `patience`
     /// seconds fails; after a few failures in a row the node is not asked for `rest` seconds, and a
     /// key that failed is not asked for that long either.
     #[staticmethod]
-    #[pyo3(signature = (peer, address, *, value_bytes, namespace, name=None, token=None, tls=None, window=Count(64), threads=Count(2), puts=Count(64), patience=Seconds(Duration::from_secs(1)), rest=Seconds(Duration::from_secs(5))))]
+    #[pyo3(signature = (peer, address, *, value_bytes, namespace, name=None, token=None, tls=None, window=Count(64), threads=Count(2), puts=Count(64), patience=Seconds(Duration::from_secs(1)), rest=Seconds(Duration::from_secs(5))), text_signature = "(peer, address, *, value_bytes, namespace, name=None, token=None, tls=None, window=64, threads=2, puts=64, patience=1.0, rest=5.0)")]
     #[allow(clippy::too_many_arguments)]
     fn peer(
         py: Python<'_>,
@@ -317,7 +318,7 @@ impl PyTier {
     }
 
     /// Asks for each key whether a get is worth a try: "hit" or "miss". No value is read.
-    #[pyo3(signature = (keys, *, timeout=Seconds(Duration::from_secs(1))))]
+    #[pyo3(signature = (keys, *, timeout=Seconds(Duration::from_secs(1))), text_signature = "($self, keys, *, timeout=1.0)")]
     fn exists(slf: Bound<'_, Self>, keys: &Bound<'_, PyAny>, timeout: Seconds) -> Outcome<Call> {
         let (shared, keys) = slf.get().keys(keys)?;
         Ok(Call::new(move |caller| caller.waits(shared.exists(keys, until(timeout)))))
@@ -325,7 +326,7 @@ impl PyTier {
 
     /// Stores the values in these buffers: "stored", or why not. The bytes are copied first, as many as
     /// can be by the deadline; they must not change before the call returns.
-    #[pyo3(signature = (keys, buffers, *, timeout=Seconds(Duration::from_secs(1))))]
+    #[pyo3(signature = (keys, buffers, *, timeout=Seconds(Duration::from_secs(1))), text_signature = "($self, keys, buffers, *, timeout=1.0)")]
     fn put(&self, keys: &Bound<'_, PyAny>, buffers: &Bound<'_, PyAny>, timeout: Seconds) -> Outcome<Call> {
         let (shared, keys) = self.keys(keys)?;
         let sources = Sources::new(buffers, keys.len(), self.value_bytes)?;
@@ -334,7 +335,7 @@ impl PyTier {
 
     /// Reads values into these writable buffers, which do not overlap: "hit", or why not. Buffers of
     /// keys without a hit are as before, but those of "late" keys may have got their values.
-    #[pyo3(signature = (keys, buffers, *, timeout=Seconds(Duration::from_secs(1))))]
+    #[pyo3(signature = (keys, buffers, *, timeout=Seconds(Duration::from_secs(1))), text_signature = "($self, keys, buffers, *, timeout=1.0)")]
     fn get(&self, keys: &Bound<'_, PyAny>, buffers: &Bound<'_, PyAny>, timeout: Seconds) -> Outcome<Call> {
         let (shared, keys) = self.keys(keys)?;
         let targets = Targets::new(buffers, keys.len(), self.value_bytes)?;

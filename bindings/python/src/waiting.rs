@@ -23,7 +23,6 @@ use crate::call::Call;
 use crate::error::{Failure, Outcome, fields, raise};
 use crate::exclusive::Lent;
 use crate::lease::PyLease;
-use crate::parcel::{Contents, Parcel};
 use crate::pool::{PyPool, with_options};
 use crate::runtime::runtime;
 use crate::sequence::PySequence;
@@ -120,9 +119,13 @@ impl Moved {
     }
 }
 
-impl Contents for Moved {
-    fn deliver(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        self.complete().into_py_any(py)
+impl<'py> IntoPyObject<'py> for Moved {
+    type Target = PyAny;
+    type Output = Bound<'py, PyAny>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
+        self.complete().into_bound_py_any(py)
     }
 }
 
@@ -206,9 +209,13 @@ impl Preempting {
     }
 }
 
-impl Contents for Preempting {
-    fn deliver(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        self.complete()?.into_py_any(py)
+impl<'py> IntoPyObject<'py> for Preempting {
+    type Target = PyAny;
+    type Output = Bound<'py, PyAny>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
+        self.complete()?.into_bound_py_any(py)
     }
 }
 
@@ -270,7 +277,7 @@ impl PyPool {
     /// Urgent requests come first, then high, then normal ones, in order of arrival. For a
     /// `contiguous` request, blocks are moved out of the way. Raises Timeout after `timeout`
     /// seconds, with what was free. Cancelling passes the turn on.
-    #[pyo3(signature = (blocks, *, sequence=None, priority=Rank::default(), pinned=false, contiguous=false, timeout=None))]
+    #[pyo3(signature = (blocks, *, sequence=None, priority=Rank::default(), pinned=false, contiguous=false, timeout=None), text_signature = r#"($self, blocks, *, sequence=None, priority="normal", pinned=False, contiguous=False, timeout=None)"#)]
     fn allocate(
         &self,
         blocks: Blocks,
@@ -291,7 +298,7 @@ impl PyPool {
     /// Opens a sequence with the cached prefix of its prompt, and reserves the blocks for the rest
     /// of it and for `headroom` tokens; waits in the queue if necessary. Appends within them cannot
     /// fail. Admits only if `leave` blocks stay available besides, for running sequences.
-    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false, leave=Count(0), timeout=None))]
+    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false, leave=Count(0), timeout=None), text_signature = r#"($self, id, prompt, *, headroom=0, priority="normal", salt=None, adapter=None, extra_keys=None, reuse_tail=False, contiguous=False, leave=0, timeout=None)"#)]
     #[allow(clippy::too_many_arguments)]
     fn admit(
         &self,
@@ -382,7 +389,7 @@ impl PyPool {
         Ok(Call::new(move |caller| {
             let lent = lend(sequence.bind(caller.py), "move the sequence")?;
             let until = deadline(timeout);
-            caller.waits(async move { Ok(Parcel::new(migrate(pool, lent, to, until).await?)) })
+            caller.waits(migrate(pool, lent, to, until))
         }))
     }
 
@@ -402,7 +409,7 @@ impl PyPool {
         Ok(Call::new(move |caller| {
             let lent = lend(sequence.bind(caller.py), "preempt the sequence")?;
             let until = deadline(timeout);
-            caller.waits(async move { Ok(Parcel::new(preempt(pool, lent, swap, until).await?)) })
+            caller.waits(preempt(pool, lent, swap, until))
         }))
     }
 
@@ -411,7 +418,7 @@ impl PyPool {
     /// sequence here and a report.
     ///
     /// If it fails or is cancelled, the sequence is as before.
-    #[pyo3(signature = (sequence, *, headroom=Tokens(0), leave=Count(0), timeout=None))]
+    #[pyo3(signature = (sequence, *, headroom=Tokens(0), leave=Count(0), timeout=None), text_signature = "($self, sequence, *, headroom=0, leave=0, timeout=None)")]
     fn resume(
         &self,
         sequence: &Bound<'_, PySequence>,
@@ -426,7 +433,7 @@ impl PyPool {
             let until = deadline(timeout);
             caller.waits(async move {
                 let (copy, report) = pool.resume(lent.value(), options).until(until).await?;
-                Ok(Parcel::new(Moved { copy: Some(copy), report, source: Some(lent) }))
+                Ok(Moved { copy: Some(copy), report, source: Some(lent) })
             })
         }))
     }

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import pydoc
+import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+
+import kvpool
+from kvpool import _kvpool
 
 FOLDER = Path(__file__).parent.parent
 
@@ -44,3 +49,35 @@ def test_the_entry_point_of_vllm_fails_only_if_kvpool_is_asked_for(variables: di
         assert (ran.returncode, ran.stdout, ran.stderr) == (0, "False\n", "")
     else:
         assert ran.returncode == 1 and error in ran.stderr.splitlines()[-1]
+
+
+def test_the_stubs_have_the_docstrings_of_the_module() -> None:
+    subprocess.run([sys.executable, FOLDER / "stubs.py", "--check"], check=True)
+    assert '"""Number of blocks after."""' in (FOLDER / "python" / "kvpool" / "_kvpool.pyi").read_text()
+
+
+def test_help_shows_the_defaults() -> None:
+    classes = [value for value in vars(_kvpool).values() if isinstance(value, type)]
+    members = [member for one in classes for member in [one, *vars(one).values()]]
+    signatures = [getattr(getattr(one, "__func__", one), "__text_signature__", None) for one in members]
+    assert [one for one in signatures if one and "..." in one] == [] and len(classes) > 30 and len(signatures) > 300
+    for call, shown in (
+        (kvpool.Tier.get, "timeout=1.0"),
+        (kvpool.Pool.allocate, "priority='normal'"),
+        (kvpool.FramePool.allocate, "ahead=0"),
+    ):
+        assert shown in pydoc.render_doc(call, renderer=pydoc.plaintext)
+
+
+def test_the_shown_defaults_are_those_of_the_code() -> None:
+    found = 0
+    for file in (FOLDER / "src").rglob("*.rs"):
+        for code, shown in re.findall(r'signature = (\(.*?\)), text_signature = r?#?"(\(.*\))"#?\)\]', file.read_text()):
+            for rust, python in (("Rank::default()", '"normal"'), ("Duration::", ""), ("Vec::new()", "()"), ("HashMap::new()", "{}")):
+                code = code.replace(rust, python)
+            code = re.sub(r"Seconds\(from_secs\((\d+)\)\)", r"\1.0", code)
+            code = re.sub(r"Seconds\(from_millis\((\d+)\)\)", lambda found: str(int(found[1]) / 1000), code)
+            code = re.sub(r"=[A-Z]\w*\(([\d.]+)\)", r"=\1", code).replace("=true", "=True").replace("=false", "=False")
+            assert shown.replace("($self, ", "(") == code, file
+            found += 1
+    assert found > 25

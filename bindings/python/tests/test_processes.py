@@ -64,34 +64,27 @@ print("ends")
 
 
 def test_results_arrive_after_the_loop_is_closed(run_python: Run) -> None:
-    result = run_python(
-        BEGIN
-        + """
+    check(
+        run_python(
+            BEGIN
+            + """
 lease = pool.try_allocate(100)
 async def main():
     global call
     call = pool.allocate(1)
     call.send(None)
 asyncio.run(main())
-lease.close()          # the waiting call gets its block now, and nobody can be told
+lease.close()          # the waiting call gets its block now, and keeps it: nobody can be told
 deadline = time.monotonic() + 5
 while pool.stats().waiting and time.monotonic() < deadline:
     time.sleep(0.01)
+print(pool.free_blocks, end=" ")
 del call
-# The event loop's refusal, with the result in its frames, is printed and kept as the last exception.
-while not hasattr(sys, "last_value") and time.monotonic() < deadline:
-    time.sleep(0.01)
-for name in ("last_value", "last_traceback", "last_exc"):
-    if hasattr(sys, name):
-        delattr(sys, name)
-gc.collect()
-while pool.free_blocks < 100 and time.monotonic() < deadline:
-    time.sleep(0.01)
 print(pool.free_blocks)
 """
+        ),
+        "99 100",
     )
-    assert (result.returncode, result.stdout.strip()) == (0, "100"), result
-    assert "Event loop is closed" in result.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no fork")
@@ -122,7 +115,12 @@ table, cache, events = kvpool.BlockTable(), pool.prefix_cache, pool.prefix_cache
 batch = pool.begin_batch()
 batch.append(sequence, 9)
 task = pool.start_defragmenter()
-calls = [pool.allocate(1), pool.preempt(sequence, swap=kvpool.Pool(layout, 10)), anext(node), anext(events), task.stop(), node.peers()]
+async def begin(call):
+    call.send(None)
+    return call
+full = kvpool.Pool(layout, 1)
+held, waiting = full.try_allocate(1), asyncio.run(begin(full.allocate(1)))
+calls = [pool.allocate(1), waiting, pool.preempt(sequence, swap=kvpool.Pool(layout, 10)), anext(node), anext(events), task.stop(), node.peers()]
 closed = kvpool.Pool(layout, 1_000)
 last = closed.allocate(1)  # the last reference on its pool
 closed.close()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -131,6 +132,35 @@ def test_a_node_that_is_killed_and_comes_back(node: CacheNode) -> None:
     until(lambda: there.exists(keys(300), timeout=WAIT).wait() == ["miss"])
 
 
+def test_the_first_call_waits_for_the_link(node: CacheNode) -> None:
+    put(peer(node), 1)
+    for call in ("exists", "get", "put"):
+        tier = peer(node)
+        arguments = {"exists": (), "get": (room(1),), "put": ([value(1)],)}[call]
+        (word,) = getattr(tier, call)(keys(1), *arguments, timeout=WAIT).wait()
+        assert word == ("stored" if call == "put" else "hit")
+    # Also for a node that begins to listen after the tier.
+    node.kill()
+    tier = peer(node)
+    starting = threading.Timer(0.3, node.start)
+    starting.start()
+    assert tier.exists(keys(1), timeout=WAIT).wait() == ["miss"] and tier.stats().failed == 0
+    starting.join()
+
+
+def test_the_first_call_ends_in_time_if_no_node_is_there(node: CacheNode) -> None:
+    node.kill()
+    for timeout, patience, word in ((0.2, WAIT, "late"), (WAIT, 0.2, "failed")):
+        tier = peer(node, patience=patience)
+        began = time.monotonic()
+        assert tier.get(keys(1), room(1), timeout=timeout).wait() == [word]
+        assert 0.15 < time.monotonic() - began < WAIT / 2
+    # Only the first one waits.
+    time.sleep(0.1)
+    began = time.monotonic()
+    assert tier.get(keys(2), room(1), timeout=WAIT).wait() == ["failed"] and time.monotonic() - began < 0.15
+
+
 def test_a_node_that_hangs_holds_up_no_call_and_writes_nothing_late(node: CacheNode) -> None:
     writer, reader = peer(node), peer(node)
     put(writer, *range(4))
@@ -242,7 +272,7 @@ def test_the_example_holds_values() -> None:
 def test_tokens_are_checked() -> None:
     with CacheNode(BYTES, token="a secret of sixteen bytes") as node:
         put(peer(node, token=b"a secret of sixteen bytes"), 1)
-        stranger = peer(node, token=b"a guess of sixteen bytes!")
+        stranger = peer(node, token=b"a guess of sixteen bytes!", patience=0.5)
         assert stranger.get(keys(1), room(1), timeout=WAIT).wait() == ["failed"]
         with pytest.raises(kvpool.NodeError, match="16"):
             peer(node, token=b"short")

@@ -26,6 +26,8 @@ use std::time::Duration;
 use kvpool::prefix::BlockHash;
 use kvpool::transfer::Export;
 use kvpool::{Pool, TransferError};
+use tokio::sync::OnceCell;
+use tokio::time::{Instant, sleep};
 
 use super::error::TierError;
 use super::key::{Fingerprint, TierKey};
@@ -37,6 +39,9 @@ use crate::protocol::QUESTION_MAX;
 
 const NAME: &str = "peer";
 
+/// Interval at which the first calls look for the link.
+const LOOK: Duration = Duration::from_millis(5);
+
 /// Number of repeated fetches when another call evicts the blocks.
 const ATTEMPTS: u32 = 3;
 
@@ -47,6 +52,8 @@ pub struct Peer {
     peer: String,
     fingerprint: Fingerprint,
     limit: Duration,
+    /// Set when the first link is up, or its time is over.
+    linked: Arc<OnceCell<()>>,
 }
 
 impl Peer {
@@ -54,13 +61,13 @@ impl Peer {
     ///
     /// The window is a pool with a prefix cache, and with the layout and hashing of the pools that
     /// use the tier; it bounds the blocks of one call. The node needs no address. `limit` bounds
-    /// each transfer.
+    /// each transfer, and the wait of the first calls for the link, which is made in the background.
     ///
     /// # Errors
     /// [`TierError::Namespace`], [`TierError::Pool`].
     pub fn new(node: Arc<Node>, peer: &str, namespace: &str, limit: Duration) -> Result<Self, TierError> {
         let fingerprint = Fingerprint::of(node.pool(), namespace)?;
-        Ok(Self { node, peer: peer.to_owned(), fingerprint, limit })
+        Ok(Self { node, peer: peer.to_owned(), fingerprint, limit, linked: Arc::default() })
     }
 }
 
@@ -91,6 +98,18 @@ impl Peer {
         (self.pool().total_blocks() / 4).clamp(1, 32)
     }
 
+    /// Waits for the first link. A part of the limit is left for the answer.
+    async fn linked(&self) {
+        let until = Instant::now() + self.limit * 9 / 10;
+        let is_linked = || self.node.unreached().iter().all(|(name, _)| *name != self.peer);
+        let wait = || async {
+            while !is_linked() && Instant::now() < until {
+                sleep(LOOK).await;
+            }
+        };
+        self.linked.get_or_init(wait).await;
+    }
+
     async fn within<T>(&self, work: impl Future<Output = T>) -> Result<T, StoreError> {
         tokio::time::timeout(self.limit, work).await.map_err(|_| StoreError::Unreachable {
             store: NAME,
@@ -116,6 +135,7 @@ impl Peer {
     /// first block that the peer lacks. The next one begins after it, at the cost of a round trip.
     /// Returns also the blocks that the peer dropped because they were damaged.
     async fn bring(&self, keys: &[TierKey]) -> Result<(Vec<Option<Export>>, Vec<BlockHash>), StoreError> {
+        self.linked().await;
         let remote = self.pool().remote(&self.peer).map_err(|error| failed(&error))?;
         let mut held: Vec<_> = keys.iter().map(|key| self.hold(key)).collect();
         let (mut absent, mut damaged, mut attempts) = (Vec::new(), Vec::new(), ATTEMPTS);
@@ -203,6 +223,7 @@ impl Store for Peer {
 
     fn exists<'a>(&'a self, keys: &'a [TierKey]) -> StoreFuture<'a, Vec<bool>> {
         Box::pin(async move {
+            self.linked().await;
             let remote = self.pool().remote(&self.peer).map_err(|error| failed(&error))?;
             let places = keys.iter().map(place_of).collect();
             let cached = self.within(remote.cached(places)).await?.map_err(|error| failed(&error))?;
@@ -213,6 +234,7 @@ impl Store for Peer {
 
     fn put(&self, values: Vec<TierValue>) -> StoreFuture<'_, Vec<Result<(), StoreError>>> {
         Box::pin(async move {
+            self.linked().await;
             let keys: Vec<_> = values.iter().map(|value| *value.key()).collect();
             let peer = self.clone();
             // In the order of the values: held blocks stay in the window until all are there.

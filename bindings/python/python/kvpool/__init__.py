@@ -18,7 +18,10 @@ Calls that may wait are coroutines (`await pool.allocate(4)`), and have a form t
 
 from __future__ import annotations
 
-from . import errors
+import copyreg
+from typing import NoReturn
+
+from . import _kvpool, errors
 from ._kvpool import (
     Append,
     Audit,
@@ -107,3 +110,16 @@ __all__ = [
     "errors",
 ]
 __all__ += errors.__all__
+
+
+def _refuse_copies(value: object) -> NoReturn:
+    raise TypeError(
+        f"a kvpool.{type(value).__name__} cannot be pickled or copied: it belongs to memory and threads of this process; "
+        "make one in the process that uses it"
+    )
+
+
+for _class in vars(_kvpool).values():
+    # Records and layouts are values.
+    if isinstance(_class, type) and not {"__reduce__", "__getnewargs_ex__"} & vars(_class).keys():
+        copyreg.pickle(_class, _refuse_copies)

@@ -1,48 +1,87 @@
-# Types of the compiled module. `mypy.stubtest` compares this file with the module.
+# Types of the compiled module. `mypy.stubtest` compares this file with the module. `stubs.py` writes the docstrings and
+# the defaults.
 
 from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence as Items
 from os import PathLike
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar, final, type_check_only
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar, final, type_check_only
 
 from typing_extensions import Buffer  # known to every type checker; not imported when the package runs
 
 from . import errors as errors
 
+@type_check_only
+class _Array(Protocol):
+    # The types of numpy say from Python 3.12 on that arrays are buffers.
+    @property
+    def __array_interface__(self) -> dict[str, Any]: ...
+
 _T = TypeVar("_T")
+_Buffer = Buffer | _Array
 _Priority = Literal["normal", "high", "urgent"]
 _Part = Literal["k", "v", "k_scales", "v_scales"]
 _Dtype = Literal["f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"]
-_Numbers = Iterable[int] | Buffer
+_Numbers = Iterable[int] | _Buffer
 _TierWord = Literal["stored", "hit", "miss", "late", "busy", "failed"]
 
 __version__: str
 
 @final
 class Call(Coroutine[Any, Any, _T], Generic[_T]):
-    def wait(self) -> _T: ...
+    """A call to be awaited. Nothing happens before it is awaited; then it is tried at once, and waits
+    only if it must. [`wait`](Self::wait) makes the same call on a thread without asyncio. A call
+    that is dropped before either is a `RuntimeWarning`.
+
+    It has the interface of a coroutine, so that `await`, `asyncio.create_task`, `gather`,
+    `wait_for` and task groups take it.
+    """
+    def wait(self) -> _T:
+        """Makes the call instead of awaiting it: blocks this thread without the GIL until it ends. A
+        signal ends the wait, like a cancellation. On the thread of an event loop it blocks the
+        loop: await the call there.
+        """
     def __await__(self) -> Generator[Any, Any, _T]: ...
     def __iter__(self) -> Iterator[Any]: ...
     def __next__(self) -> Any: ...
-    def send(self, value: Any, /) -> Any: ...
-    def throw(self, kind: Any, value: Any = None, traceback: Any = None) -> Any: ...
-    def close(self) -> None: ...
+    def send(self, value: Any, /) -> Any:
+        """Resumes the coroutine."""
+    def throw(self, kind: Any, value: Any = None, traceback: Any = None) -> Any:
+        """Raises an exception inside of the coroutine, for example a cancellation. What it waits for is
+        dropped first, together with a result that it did not take: blocks are free again when the
+        task sees the exception.
+        """
+    def close(self) -> None:
+        """Ends the coroutine: what it waits for is dropped."""
 
 @type_check_only
 class _Record:
-    def as_dict(self) -> dict[str, Any]: ...
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the attributes by name."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    __hash__ = None  # type: ignore[assignment]
 
 @final
 class Layout:
+    """Shape of the blocks of a pool: K and V of `block_tokens` tokens, over all layers.
+
+    `Layout(layers=28, kv_heads=4, head_dim=128)` describes one tensor-parallel rank if
+    `tensor_parallel` is the number of ranks. `dtype` is one of f32, f16, bf16, fp8_e4m3, fp8_e5m2
+    and int8. With `latent=True` there is one vector of `head_dim` elements per token and layer
+    (multi-head latent attention). `arrangement` is "layer_first" or "block_first". With
+    `dynamic_scales=True` a quantised layout keeps one f32 scale per token and head.
+
+    Raises BuildError for a shape that is impossible.
+    """
     def __new__(
         cls,
         *,
         layers: int,
         head_dim: int,
         kv_heads: int | None = None,
-        block_tokens: int = ...,
+        block_tokens: int = 16,
         dtype: _Dtype = "bf16",
-        tensor_parallel: int = ...,
+        tensor_parallel: int = 1,
         replicate_kv_heads: bool = False,
         latent: bool = False,
         joined: bool = False,
@@ -51,62 +90,108 @@ class Layout:
     ) -> Self: ...
     @staticmethod
     def named(
-        name: str, *, block_tokens: int | None = None, dtype: _Dtype | None = None, tensor_parallel: int = ...
-    ) -> Layout: ...
+        name: str, *, block_tokens: int | None = None, dtype: _Dtype | None = None, tensor_parallel: int = 1
+    ) -> Layout:
+        """Returns the layout of a known model, on one rank of `tensor_parallel`."""
     @staticmethod
-    def names() -> list[str]: ...
+    def names() -> list[str]:
+        """Returns the names of the known models."""
     @property
-    def layers(self) -> int: ...
+    def layers(self) -> int:
+        """Number of layers."""
     @property
-    def kv_heads(self) -> int: ...
+    def kv_heads(self) -> int:
+        """Number of KV heads on this rank."""
     @property
-    def head_dim(self) -> int: ...
+    def head_dim(self) -> int:
+        """Elements per head."""
     @property
-    def block_tokens(self) -> int: ...
+    def block_tokens(self) -> int:
+        """Tokens per block."""
     @property
-    def dtype(self) -> _Dtype: ...
+    def dtype(self) -> _Dtype:
+        """Name of the element type."""
     @property
-    def latent(self) -> bool: ...
+    def latent(self) -> bool:
+        """Whether a token has one latent vector instead of K and V."""
     @property
-    def bytes_per_block(self) -> int: ...
+    def bytes_per_block(self) -> int:
+        """Bytes of one block, over all layers."""
     @property
-    def bytes_per_token(self) -> int: ...
+    def bytes_per_token(self) -> int:
+        """Bytes of one token, over all layers."""
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     __hash__ = None  # type: ignore[assignment]
 
 @final
 class Handle:
+    """Names a block of a lease, for inspection.
+
+    It holds no reference. Each use is checked: a handle of a block that was freed raises
+    StaleHandle, one of another pool ForeignHandle. Handles are equal if they name the same block in
+    the same generation.
+    """
     @property
-    def block(self) -> int: ...
+    def block(self) -> int:
+        """Id of the block. It stays while the block lives, also if its bytes move."""
     @property
-    def generation(self) -> int: ...
+    def generation(self) -> int:
+        """Number of times that the block had been freed when the handle was made."""
     @property
-    def pool(self) -> int: ...
+    def pool(self) -> int:
+        """Number of the pool within the process."""
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
 @final
 class Lease:
+    """Owns blocks: frees them when it is closed, or collected. Also a context manager.
+
+    The bytes of its blocks can be written through `Pool.view` until they are sealed. Compaction moves
+    sealed blocks only.
+    """
     @property
-    def blocks(self) -> list[int]: ...
+    def blocks(self) -> list[int]:
+        """Ids of the blocks, in the order of their allocation."""
     @property
-    def frames(self) -> list[int]: ...
+    def frames(self) -> list[int]:
+        """Current frame of each block. Compaction may change those of sealed blocks between batches."""
     @property
-    def runs(self) -> list[tuple[int, int]]: ...
+    def runs(self) -> list[tuple[int, int]]:
+        """The frames as runs: pairs of first frame and length. A transfer needs one descriptor each."""
     @property
-    def handles(self) -> list[Handle]: ...
+    def handles(self) -> list[Handle]:
+        """A handle for each block, for inspection; valid while the lease lives."""
     @property
-    def closed(self) -> bool: ...
-    def blocks_into(self, out: Buffer) -> int: ...
-    def frames_into(self, out: Buffer) -> int: ...
-    def truncate(self, keep: int) -> None: ...
-    def split_off(self, at: int) -> Lease: ...
-    def seal(self, start: int = ..., stop: int | None = None) -> None: ...
-    def reopen(self, place: int) -> bool: ...
-    def share(self) -> Lease: ...
-    def close(self) -> None: ...
+    def closed(self) -> bool:
+        """Whether the lease was closed."""
+    def blocks_into(self, out: _Buffer) -> int:
+        """Writes the block ids into a one-dimensional int32 or int64 buffer, from its start on. Returns
+        their number.
+        """
+    def frames_into(self, out: _Buffer) -> int:
+        """Writes the frames into a one-dimensional int32 or int64 buffer, from its start on. Returns
+        their number.
+        """
+    def truncate(self, keep: int) -> None:
+        """Frees the blocks from index `keep` on."""
+    def split_off(self, at: int) -> Lease:
+        """Splits the blocks from index `at` on into another lease."""
+    def seal(self, start: int = 0, stop: int | None = None) -> None:
+        """Marks the bytes of the blocks in a range of indices as final: compaction may move them."""
+    def reopen(self, place: int) -> bool:
+        """Makes a sealed block writable again. Returns False if another lease shares it, or if a move
+        is reading its bytes.
+        """
+    def share(self) -> Lease:
+        """Returns a second lease of the same blocks, which stay allocated until both are closed. Views
+        of the blocks count for both.
+        """
+    def close(self) -> None:
+        """Frees the blocks. Does nothing if the lease is closed already."""
     def __len__(self) -> int: ...
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -118,32 +203,62 @@ class Lease:
 
 @final
 class Sequence:
+    """The blocks of one request's tokens. Closed when it is collected; also a context manager.
+
+    One thread at a time may use a sequence: another call meanwhile raises Busy.
+    """
     @property
-    def id(self) -> int: ...
+    def id(self) -> int:
+        """Its id, unique among the open sequences of its pool."""
     @property
-    def priority(self) -> _Priority: ...
+    def priority(self) -> _Priority:
+        """Priority of its allocations."""
     @property
-    def committed(self) -> int: ...
+    def committed(self) -> int:
+        """Number of final tokens: the length without drafted tokens."""
     @property
-    def announced(self) -> int: ...
+    def announced(self) -> int:
+        """Number of tokens whose ids are known; 0 in a pool without a prefix cache."""
     @property
-    def block_hashes(self) -> list[str]: ...
+    def block_hashes(self) -> list[str]:
+        """Hashes of the full blocks of its known tokens, in order; empty without a prefix cache."""
     @property
-    def blocks(self) -> list[int]: ...
+    def blocks(self) -> list[int]:
+        """Ids of its blocks, in order."""
     @property
-    def handles(self) -> list[Handle]: ...
+    def handles(self) -> list[Handle]:
+        """A handle for each block, for inspection and pins; valid while the block is in the sequence."""
     @property
-    def reserved_blocks(self) -> int: ...
+    def reserved_blocks(self) -> int:
+        """Number of blocks reserved beyond its tokens. Appends within them cannot fail."""
     @property
-    def closed(self) -> bool: ...
-    def announce(self, tokens: _Numbers) -> None: ...
-    def extra_key(self, start: int, end: int, key: bytes) -> None: ...
-    def fork(self, id: int) -> Sequence: ...
-    def commit(self, length: int) -> None: ...
-    def truncate(self, length: int) -> None: ...
-    def reserve(self, tokens: int) -> None: ...
-    def release_reservation(self) -> int: ...
-    def close(self) -> None: ...
+    def closed(self) -> bool:
+        """Whether the sequence was closed, or moved to another pool."""
+    def announce(self, tokens: _Numbers) -> None:
+        """Tells the ids of tokens that will be appended, so that the prefix cache can find them."""
+    def extra_key(self, start: int, end: int, key: bytes) -> None:
+        """Gives the tokens from `start` up to `end`, before the first of them is announced, a key that
+        separates them from equal tokens: that of an image, for example.
+        """
+    def fork(self, id: int) -> Sequence:
+        """Opens another sequence that shares every block until one of the two writes."""
+    def commit(self, length: int) -> None:
+        """Makes drafted tokens final, up to this length.
+
+        Raises Busy if a writable view of a block exists that becomes final.
+        """
+    def truncate(self, length: int) -> None:
+        """Removes tokens from the end, down to this length."""
+    def reserve(self, tokens: int) -> None:
+        """Reserves the blocks that the next `tokens` tokens need, without waiting. See also
+        `Pool.reserve`.
+        """
+    def release_reservation(self) -> int:
+        """Releases the reserved blocks, and returns their number."""
+    def close(self) -> None:
+        """Closes the sequence: its blocks are freed, or stay in the prefix cache. Does nothing if it
+        is closed already.
+        """
     def __len__(self) -> int: ...
     def __bool__(self) -> bool: ...
     def __enter__(self) -> Self: ...
@@ -156,46 +271,116 @@ class Sequence:
 
 @final
 class BlockTable:
-    def __new__(cls, width_min: int = ...) -> Self: ...
+    """A padded block table: `[rows, width]` frames in int32, as paged attention kernels expect it.
+
+    `Batch.block_table` fills it, and reuses its memory. It is a buffer: `memoryview(table)` and
+    `numpy.asarray(table)` make no copy; while such a view exists, filling it again raises Busy. Rows
+    are padded with the null block's frame, or -1 in a pool without one.
+    """
+    def __new__(cls, width_min: int = 0) -> Self: ...
     @property
-    def rows(self) -> int: ...
+    def rows(self) -> int:
+        """Number of rows, one per sequence."""
     @property
-    def width(self) -> int: ...
+    def width(self) -> int:
+        """Entries per row: the blocks of the longest sequence, or the minimum width."""
     @property
-    def lengths(self) -> list[int]: ...
-    def row(self, row: int) -> list[int]: ...
+    def lengths(self) -> list[int]:
+        """Number of tokens of each sequence."""
+    def row(self, row: int) -> list[int]:
+        """Returns the entries of one sequence, including padding."""
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
 class Batch:
+    """One step of an engine, under which tables are read and memory is used. A context manager.
+
+    While it is in flight, no frame that it may have seen gets a new owner. When it ends, the full
+    blocks that it filled are final: they can be shared, moved, and found in the prefix cache. If the
+    `with` block raises, or the batch is dropped unfinished, the batch ends too, and what was
+    written under it counts as not computed: each sequence is cut to where the batch's first write
+    to it began. Its blocks stay reserved, so that the step can be tried again.
+
+    A batch does not end normally while a writable view (`Pool.view`) exists of a block that becomes
+    final: `finish`, and the end of the `with` block, raise Busy.
+    """
     @property
-    def ticket(self) -> int: ...
+    def ticket(self) -> int:
+        """Its place in the order of batches."""
     @property
-    def finished(self) -> bool: ...
-    def append(self, sequence: Sequence, tokens: int) -> Append: ...
-    def append_tokens(self, sequence: Sequence, tokens: _Numbers) -> Append: ...
-    def advance(self, sequence: Sequence, max: int | None = None) -> Append: ...
-    def draft(self, sequence: Sequence, tokens: int) -> Append: ...
-    def decode(self, sequences: Items[Sequence], tokens: _Numbers | None = None) -> DecodeStep: ...
-    def block_table(self, sequences: Items[Sequence], out: BlockTable | Buffer) -> tuple[int, int]: ...
-    def csr_table(self, sequences: Items[Sequence], indptr: Buffer, indices: Buffer, last_page_len: Buffer) -> int: ...
-    def slots(self, sequence: Sequence, start: int, stop: int) -> list[int]: ...
-    def slot_mapping(self, sequence: Sequence, start: int, stop: int, out: Buffer, at: int = ...) -> int: ...
-    def lengths(self, sequences: Items[Sequence]) -> list[int]: ...
+    def finished(self) -> bool:
+        """Whether the batch has ended."""
+    def append(self, sequence: Sequence, tokens: int) -> Append:
+        """Appends final tokens: a prompt, a chunk of one, or decoded tokens. Their ids, if they were
+        not announced, stay unknown.
+
+        Raises OutOfBlocks; the sequence is then unchanged.
+        """
+    def append_tokens(self, sequence: Sequence, tokens: _Numbers) -> Append:
+        """Appends final tokens with their ids, so that the prefix cache finds them."""
+    def advance(self, sequence: Sequence, max: int | None = None) -> Append:
+        """Appends the announced tokens that were not appended yet, at most `max` of them: a prompt
+        behind its cached prefix, or a chunk of it. Only in a pool with a prefix cache.
+        """
+    def draft(self, sequence: Sequence, tokens: int) -> Append:
+        """Appends speculative tokens: `Sequence.commit` makes some final, `Sequence.truncate` removes
+        the rest.
+        """
+    def decode(self, sequences: Items[Sequence], tokens: _Numbers | None = None) -> DecodeStep:
+        """Appends one token to each sequence, or to none: OutOfBlocks then names in `sequences` the
+        sequences that lack blocks. `tokens` are their ids, if known.
+        """
+    def block_table(self, sequences: Items[Sequence], out: BlockTable | _Buffer) -> tuple[int, int]:
+        """Fills a `BlockTable`, or writes into a `[rows, width]` int32 or int64 buffer. Returns the
+        number of rows, and the number of columns that hold frames.
+
+        Each row lists the frames of one sequence and is padded up to the width with the null block's
+        frame, or -1 in a pool without one. Rows of the buffer behind the last sequence are left as
+        they are.
+        """
+    def csr_table(self, sequences: Items[Sequence], indptr: _Buffer, indices: _Buffer, last_page_len: _Buffer) -> int:
+        """Writes the table in compressed sparse rows, as FlashInfer expects it, into int32 or int64
+        buffers: `indptr` of `[sequences + 1]`, `indices` of at least as many entries as there are
+        blocks, `last_page_len` of `[sequences]`. Returns the number of blocks.
+        """
+    def slots(self, sequence: Sequence, start: int, stop: int) -> list[int]:
+        """Returns the slots of tokens, where a kernel writes their K and V: `frame * block_tokens +
+        offset`.
+        """
+    def slot_mapping(self, sequence: Sequence, start: int, stop: int, out: _Buffer, at: int = 0) -> int:
+        """Writes the slots of tokens into a one-dimensional int32 or int64 buffer, from element `at`
+        on. Returns their number.
+        """
+    def lengths(self, sequences: Items[Sequence]) -> list[int]:
+        """Returns the number of tokens of each sequence, including drafted ones."""
     def store(
         self,
         sequence: Sequence,
         layer: int,
         start: int,
         stop: int,
-        k: Buffer,
-        v: Buffer | None = None,
+        k: _Buffer,
+        v: _Buffer | None = None,
         dtype: _Dtype | None = None,
-    ) -> None: ...
+    ) -> None:
+        """Stores K and V of tokens in one layer: contiguous buffers `[tokens, kv_heads, head_dim]`, by
+        default of the layout's dtype. `v` is None in a latent layout.
+
+        numpy has no bf16: pass its bits as uint16. A quantised layout also takes "f32", "f16" and
+        "bf16".
+        """
     def load(
         self, sequence: Sequence, layer: int, start: int, stop: int, dtype: _Dtype | None = None
-    ) -> tuple[bytes, bytes]: ...
-    def finish(self) -> None: ...
+    ) -> tuple[bytes, bytes]:
+        """Loads K and V of tokens in one layer, as `(k, v)` in bytes; the inverse of `store`."""
+    def finish(self) -> None:
+        """Ends the batch. The work that uses its tables must have ended.
+
+        A batch that was begun on a CUDA stream ends when the stream gets there.
+
+        Raises Busy, with the block in `block`, if a writable view of a block exists that becomes
+        final: full, of final tokens. The batch is then as before; delete the view, and call again.
+        """
     def __enter__(self) -> Self: ...
     def __exit__(
         self,
@@ -206,20 +391,37 @@ class Batch:
 
 @final
 class Tensor:
+    """Memory of a pool as a tensor: of one block in one layer, or of all frames.
+
+    Host memory is a buffer: `memoryview(t)` and `numpy.asarray(t)` make no copy. All memory, also of
+    CUDA devices, has DLPack: `torch.from_dlpack(t)`. Elements of bf16 and fp8, which the buffer
+    protocol has no codes for, are their bits there: uint16 and uint8.
+
+    A view of a block keeps the block allocated and pinned while it, or any array made of it, exists.
+    """
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Extents: `[block_tokens, kv_heads, head_dim]` of a block, `[frames, block_tokens, kv_heads,
+        head_dim]` of all frames. The last is 1 for scales.
+        """
     @property
-    def strides(self) -> tuple[int, ...]: ...
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one index to the next, by dimension."""
     @property
-    def dtype(self) -> _Dtype: ...
+    def dtype(self) -> _Dtype:
+        """Name of the element type, as in `Layout.dtype`."""
     @property
-    def device(self) -> str: ...
+    def device(self) -> str:
+        """"host" or "cuda:N"."""
     @property
-    def address(self) -> int: ...
+    def address(self) -> int:
+        """Address of the first element."""
     @property
-    def readonly(self) -> bool: ...
+    def readonly(self) -> bool:
+        """Whether the bytes are final."""
     @property
-    def nbytes(self) -> int: ...
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]: ...
     def __dlpack_device__(self) -> tuple[int, int]: ...
@@ -235,21 +437,40 @@ class Tensor:
 
 @final
 class PinnedPrefix:
+    """A cached prefix that stays cached until it is closed, or collected. Also a context manager."""
     @property
-    def tokens(self) -> int: ...
+    def tokens(self) -> int:
+        """Number of tokens of the full blocks that are pinned."""
     @property
-    def blocks(self) -> list[int]: ...
-    def close(self) -> None: ...
+    def blocks(self) -> list[int]:
+        """Ids of the blocks, in order."""
+    def close(self) -> None:
+        """Unpins the prefix. Does nothing if that was done already."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: object) -> None: ...
 
 @final
 class PrefixCache:
-    def stats(self) -> CacheStats: ...
-    def blocks(self) -> list[tuple[int, str]]: ...
-    def clear(self) -> None: ...
-    def evict(self, keep: int = ...) -> int: ...
-    def uncache(self, hashes: list[str]) -> tuple[int, int]: ...
+    """The prefix cache of a pool. `Pool.prefix_cache` returns it."""
+    def stats(self) -> CacheStats:
+        """Returns counts of lookups, hits and evictions."""
+    def blocks(self) -> list[tuple[int, str]]:
+        """Returns the cached blocks: pairs of block id and hash. Visits the whole pool."""
+    def clear(self) -> None:
+        """Makes every cached block unfindable, in the same time for any number. Blocks without an
+        owner are evicted when their memory is needed, with LRU before those that are cached later;
+        `evict` frees blocks at once.
+        """
+    def evict(self, keep: int = 0) -> int:
+        """Evicts blocks without an owner until `keep` are left. Returns how many were evicted."""
+    def uncache(self, hashes: list[str]) -> tuple[int, int]:
+        """Makes all blocks of these hashes unfindable, because their contents are wrong; their owners
+        keep them: also those that were written before and are registered later. Returns the number of
+        blocks that became free, and of those that their owners keep.
+
+        Blocks that were computed from them have other hashes: pass these too. Raises CacheError for
+        a text that is no hash; nothing has changed.
+        """
     def pin(
         self,
         tokens: _Numbers,
@@ -257,14 +478,27 @@ class PrefixCache:
         salt: bytes | None = None,
         adapter: bytes | None = None,
         extra_keys: list[tuple[int, int, bytes]] | None = None,
-    ) -> PinnedPrefix: ...
-    def events(self) -> Events: ...
+    ) -> PinnedPrefix:
+        """Keeps the cached prefix of these tokens from eviction until the result is closed.
+
+        Raises CacheError if not even the first block is cached.
+        """
+    def events(self) -> Events:
+        """Subscribes to the events of the cache, from now on."""
 
 @final
 class Events:
+    """A subscription to the events of a prefix cache.
+
+    `for event in events` blocks this thread without the GIL until there is one; `async for event in
+    events` waits on asyncio. Both end with the pool: when it, its sequences and batches are closed.
+    `drain` takes what is there. An `Events` is received from by one task at a time; others wait.
+    """
     @property
-    def lag(self) -> int | None: ...
-    def drain(self, limit: int | None = None) -> list[Event]: ...
+    def lag(self) -> int | None:
+        """Number of events that were not received yet; None while another task receives."""
+    def drain(self, limit: int | None = None) -> list[Event]:
+        """Returns the events that are there, without waiting; at most `limit`."""
     def __iter__(self) -> Self: ...
     def __next__(self) -> Event: ...
     def __aiter__(self) -> Self: ...
@@ -272,55 +506,112 @@ class Events:
 
 @final
 class Defragmenter:
-    def totals(self) -> DefragmenterTotals: ...
-    def stop(self) -> Call[DefragmenterTotals]: ...
+    """A background task that compacts a pool whenever it is fragmented. It ends when this is stopped
+    or collected, and with the pool. Also a context manager.
+    """
+    def totals(self) -> DefragmenterTotals:
+        """Returns the totals so far."""
+    def stop(self) -> Call[DefragmenterTotals]:
+        """Stops the task, waits for its end, and returns the totals."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: object) -> None: ...
 
 @final
 class Node(AsyncIterator[tuple[Sequence, str]]):
+    """A pool with links to the pools of other processes. `await Node.start(pool, ...)` makes one.
+
+    While it is open, its peers are targets of `Pool.migrate` by their names. Sequences of peers
+    arrive from `async for sequence, peer in node`.
+    """
     @staticmethod
     def start(
         pool: Pool,
         name: str,
         *,
-        listen: Items[str] = ...,
-        peers: Mapping[str, str] = ...,
+        listen: Items[str] = (),
+        peers: Mapping[str, str] = {},
         token: bytes | None = None,
         tls: tuple[bytes, bytes, bytes] | None = None,
         restarts: Literal["proven", "by-name"] = "proven",
         doubt_limit: float | None = None,
-    ) -> Call[Node]: ...
+    ) -> Call[Node]:
+        """Starts a node of a pool with storage.
+
+        Addresses are "host:port" or "unix:/path"; port 0 selects a free one. `peers` has the
+        addresses of other nodes by name. Beyond the loopback, links need `tls`: certificates, key and
+        authorities in PEM. `token` is a secret that both ends have.
+
+        `restarts` tells when another process of a peer's name shows that the former one has ended:
+        "proven", or "by-name" where at most one process of a name lives. After `doubt_limit`
+        seconds without a link to its target, a sequence in doubt is this node's own again; if the
+        target lives, both may run it.
+        """
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Its name."""
     @property
-    def addresses(self) -> list[str]: ...
-    def set_peers(self, peers: Mapping[str, str]) -> None: ...
+    def addresses(self) -> list[str]:
+        """Addresses at which peers reach it, with the ports that the system selected."""
+    def set_peers(self, peers: Mapping[str, str]) -> None:
+        """Replaces the configured peers: addresses by name."""
     def stats(self) -> NodeStats: ...
-    def peers(self) -> Call[dict[str, bool]]: ...
-    def migrations(self) -> Call[list[MigrationState]]: ...
-    def declare_ended(self, peer: str) -> Call[list[int]]: ...
-    def shutdown(self, patience: float = ...) -> Call[bool]: ...
-    def close(self) -> None: ...
+    def peers(self) -> Call[dict[str, bool]]:
+        """Returns the peers, and whether a link to each is up."""
+    def migrations(self) -> Call[list[MigrationState]]:
+        """Returns the migrations under way and the latest that ended, the newest first."""
+    def declare_ended(self, peer: str) -> Call[list[int]]:
+        """Declares that the process of a peer has ended and will not come back, and returns the ids of
+        the sequences that were in doubt and are this node's own again. If it lives, both may run
+        them, and what it still writes by RDMA damages blocks of others. A peer with a link is
+        refused.
+        """
+    def shutdown(self, patience: float = 10.0) -> Call[bool]:
+        """Ends the node in an orderly way: no migration begins, and those under way get `patience`
+        seconds. Returns whether nothing was left. Closes the node.
+        """
+    def close(self) -> None:
+        """Ends the node at once: migrations under way fail, and their sequences stay."""
     def __aiter__(self) -> Self: ...
     def __anext__(self) -> Call[tuple[Sequence, str]]: ...
 
 @final
 class Map:
+    """A picture of a pool, as an SVG document; notebooks show it."""
     @property
-    def svg(self) -> str: ...
-    def save(self, path: str | PathLike[str]) -> None: ...
+    def svg(self) -> str:
+        """The SVG document."""
+    def save(self, path: str | PathLike[str]) -> None:
+        """Writes the document to a file."""
     def _repr_svg_(self) -> str: ...
 
 @final
 class Pool:
+    """A pool of KV-cache blocks.
+
+    `Pool(layout, blocks)` reserves host memory for `blocks` blocks, and one more for the null block.
+
+    - `blocks_max`: size up to which `resize` can grow it.
+    - `reserve`: blocks that only urgent requests get.
+    - `prefix_cache`: True or the name of an eviction policy: "lru" or "priority".
+    - `events`: number of the cache's events that subscribers can receive late.
+    - `hashing`: "fast" (default), or "keyed" for hostile tenants; `hash_key`: 32 bytes, the same in
+      all processes whose caches exchange blocks; random by default. They and `events` are refused
+      without a prefix cache.
+    - `storage`: False for a pool that only manages frame numbers.
+    - `device`: "host" (default), or "cuda:N" in a build with the feature `cuda`.
+    - `null_block`: whether block 0 in frame 0 is set aside, to pad tables.
+    - `threads`: number of threads expected to use it; sizes caches.
+    - `zero_on_free`: wipe the bytes of freed blocks.
+
+    All methods are safe to call from any thread; short ones keep the GIL.
+    """
     def __new__(
         cls,
         layout: Layout,
         blocks: int,
         *,
         blocks_max: int | None = None,
-        reserve: int = ...,
+        reserve: int = 0,
         prefix_cache: bool | Literal["lru", "priority"] | None = None,
         events: int | None = None,
         hashing: Literal["fast", "keyed"] | None = None,
@@ -332,429 +623,717 @@ class Pool:
         zero_on_free: bool = False,
     ) -> Self: ...
     @property
-    def layout(self) -> Layout: ...
+    def layout(self) -> Layout:
+        """Shape of the blocks."""
     @property
-    def total_blocks(self) -> int: ...
+    def total_blocks(self) -> int:
+        """Number of blocks, without the null block."""
     @property
-    def free_blocks(self) -> int: ...
+    def free_blocks(self) -> int:
+        """Number of blocks that an allocation can get without evicting."""
     @property
-    def available_blocks(self) -> int: ...
+    def available_blocks(self) -> int:
+        """Number of blocks that an allocation can get, if necessary by evicting. Compare it with
+        `blocks_needed`, which counts the evictable blocks of a cached prefix.
+        """
     @property
-    def sequence_count(self) -> int: ...
+    def sequence_count(self) -> int:
+        """Number of open sequences."""
     @property
-    def lost(self) -> bool: ...
+    def lost(self) -> bool:
+        """Whether the pool's device failed."""
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """Whether `close` was called."""
     @property
-    def prefix_cache(self) -> PrefixCache | None: ...
+    def prefix_cache(self) -> PrefixCache | None:
+        """The prefix cache, or None in a pool without one."""
     def try_allocate(
         self,
         blocks: int,
         *,
         sequence: int | None = None,
-        priority: _Priority = ...,
+        priority: _Priority = "normal",
         pinned: bool = False,
         contiguous: bool = False,
-    ) -> Lease: ...
+    ) -> Lease:
+        """Allocates blocks that are free now, or raises OutOfBlocks. Never waits.
+
+        `contiguous` asks for one run of consecutive frames; `pinned` blocks are not moved.
+        """
     def allocate(
         self,
         blocks: int,
         *,
         sequence: int | None = None,
-        priority: _Priority = ...,
+        priority: _Priority = "normal",
         pinned: bool = False,
         contiguous: bool = False,
         timeout: float | None = None,
-    ) -> Call[Lease]: ...
-    def info(self, handle: Handle) -> BlockState: ...
+    ) -> Call[Lease]:
+        """Allocates blocks, and waits in the queue for them if necessary: `await pool.allocate(10)`.
+
+        Urgent requests come first, then high, then normal ones, in order of arrival. For a
+        `contiguous` request, blocks are moved out of the way. Raises Timeout after `timeout`
+        seconds, with what was free. Cancelling passes the turn on.
+        """
+    def info(self, handle: Handle) -> BlockState:
+        """Returns the state of a block."""
     def sequence(
         self,
         id: int,
         tokens: _Numbers | None = None,
         *,
-        priority: _Priority = ...,
+        priority: _Priority = "normal",
         salt: bytes | None = None,
         adapter: bytes | None = None,
         extra_keys: list[tuple[int, int, bytes]] | None = None,
         reuse_tail: bool = False,
-    ) -> Sequence: ...
+    ) -> Sequence:
+        """Opens a sequence, with the cached prefix of `tokens` if they are given: its length is then
+        the number of cached tokens, and the others must be appended.
+
+        Only sequences with equal `salt` and `adapter` share blocks. `extra_keys` are
+        start, end and key of ranges of tokens, such as images: from these on, keys must be equal
+        too. `reuse_tail` also allows hits that fill a block in part.
+        """
     def try_admit(
         self,
         id: int,
         prompt: _Numbers,
         *,
-        headroom: int = ...,
-        priority: _Priority = ...,
+        headroom: int = 0,
+        priority: _Priority = "normal",
         salt: bytes | None = None,
         adapter: bytes | None = None,
         extra_keys: list[tuple[int, int, bytes]] | None = None,
         reuse_tail: bool = False,
         contiguous: bool = False,
-        leave: int = ...,
-    ) -> Sequence: ...
+        leave: int = 0,
+    ) -> Sequence:
+        """Opens a sequence with the cached prefix of its prompt, and reserves the blocks for the rest
+        of it and for `headroom` tokens, or raises OutOfBlocks. Never waits. Admits only if `leave`
+        blocks stay available besides, for running sequences.
+        """
     def admit(
         self,
         id: int,
         prompt: _Numbers,
         *,
-        headroom: int = ...,
-        priority: _Priority = ...,
+        headroom: int = 0,
+        priority: _Priority = "normal",
         salt: bytes | None = None,
         adapter: bytes | None = None,
         extra_keys: list[tuple[int, int, bytes]] | None = None,
         reuse_tail: bool = False,
         contiguous: bool = False,
-        leave: int = ...,
+        leave: int = 0,
         timeout: float | None = None,
-    ) -> Call[Sequence]: ...
-    def reserve(self, sequence: Sequence, tokens: int, *, timeout: float | None = None) -> Call[None]: ...
+    ) -> Call[Sequence]:
+        """Opens a sequence with the cached prefix of its prompt, and reserves the blocks for the rest
+        of it and for `headroom` tokens; waits in the queue if necessary. Appends within them cannot
+        fail. Admits only if `leave` blocks stay available besides, for running sequences.
+        """
+    def reserve(self, sequence: Sequence, tokens: int, *, timeout: float | None = None) -> Call[None]:
+        """Reserves the blocks that the next `tokens` tokens of a sequence need, and waits for them if
+        necessary, before admissions of its priority.
+        """
     def blocks_needed(
         self,
         prompt: _Numbers,
         *,
-        headroom: int = ...,
+        headroom: int = 0,
         salt: bytes | None = None,
         adapter: bytes | None = None,
         extra_keys: list[tuple[int, int, bytes]] | None = None,
-    ) -> int: ...
-    def begin_batch(self, *, stream: int | None = None) -> Batch: ...
-    def view(self, owner: Lease | Sequence, place: int, layer: int, part: _Part = "k") -> Tensor: ...
-    def plane(self, layer: int, part: _Part = "k") -> Tensor: ...
-    def stats(self) -> Stats: ...
-    def fragmentation(self) -> FragmentationState: ...
-    def sequence_runs(self) -> RunsPerSequence: ...
+    ) -> int:
+        """Returns the number of available blocks that an admission of this request would take now: the
+        evictable ones of its cached prefix, and those for the rest of it and for `headroom` tokens.
+
+        While no other call uses the pool, no batch is in flight and no request waits, it is
+        admitted if and only if this is at most `available_blocks`; see the core's documentation for
+        the exceptions.
+        """
+    def begin_batch(self, *, stream: int | None = None) -> Batch:
+        """Begins a batch; with `stream`, the address of a CUDA stream, one whose copies and end are in
+        order with the work on it.
+
+        Raises KvPoolError, of the kind TooManyBatches, if 4,096 batches are in flight.
+        """
+    def view(self, owner: Lease | Sequence, place: int, layer: int, part: _Part = "k") -> Tensor:
+        """Returns the bytes of one block in one layer, where they are stored: `[block_tokens, kv_heads,
+        head_dim]`. `place` is the block's index in the lease or sequence; `part` is "k" or "v", or
+        "k_scales" or "v_scales" of a layout with dynamic scales.
+
+        Writable unless the block is sealed or shared. While the view, or an array made of it, exists,
+        its block stays allocated and pinned: it is neither moved nor evicted, and its lease or
+        sequence cannot be closed, truncated, split, forked or moved to another pool. While a writable
+        one exists, its block does not become final: the batch that filled it does not end without an
+        exception, and `commit` and `seal` are refused.
+        """
+    def plane(self, layer: int, part: _Part = "k") -> Tensor:
+        """Returns the memory of all frames of one layer: `[frames, block_tokens, kv_heads, head_dim]`,
+        as attention kernels take it. Index it by the frames of a block table.
+
+        Only frames that a batch in flight lists may be accessed, and only blocks written that their
+        sequence or lease alone owns: the pool does not check it. Memory of frames that a shrink
+        removes has unspecified bytes on the host, and is gone on a device.
+        """
+    def stats(self) -> Stats:
+        """Returns the pool's occupancy."""
+    def fragmentation(self) -> FragmentationState:
+        """Returns the fragmentation of the free frames. Scans the bitmaps."""
+    def sequence_runs(self) -> RunsPerSequence:
+        """Returns the runs of adjacent frames in the block tables of the open sequences. Reads the
+        word of each of their blocks.
+        """
     @property
-    def compaction_state(self) -> str | None: ...
-    def victims(self) -> list[Candidate]: ...
-    def audit(self) -> Audit: ...
-    def trim(self) -> None: ...
-    def map(self, title: str = "kvpool") -> Map: ...
-    def defragment(self, *, order: int | None = None, budget_bytes: int | None = None) -> Call[DefragmentReport]: ...
+    def compaction_state(self) -> str | None:
+        """What the background defragmenter does, or why it rests: "moving", "contiguous", "batches",
+        "no_gain" or "share". None without one.
+        """
+    def victims(self) -> list[Candidate]:
+        """Returns the open sequences in the order in which to preempt them: lowest priority first."""
+    def audit(self) -> Audit:
+        """Recounts every frame, and the references by their owners, while no thread uses the pool.
+        Raises AuditError if anything is wrong.
+
+        It tries again for a tenth of a second: `Thread.join` may return before the thread has given
+        back what it cached of the pool.
+        """
+    def trim(self) -> None:
+        """Gives the free blocks in threads' caches back to all."""
+    def map(self, title: str = "kvpool") -> Map:
+        """Returns a picture of all frames: which are free, owned, cached or fixed."""
+    def defragment(self, *, order: int | None = None, budget_bytes: int | None = None) -> Call[DefragmentReport]:
+        """Compacts the pool: moves sealed blocks together, while others are allocated and freed.
+        Evictable blocks in their way are dropped.
+
+        `order` is log2 of the length of the runs of free and evictable frames to gain,
+        `budget_bytes` a bound on what is moved. Cancelling ends it after the moves under way.
+        """
     def start_defragmenter(
-        self, *, threshold: float = ..., interval: float = ..., share: float = ...
-    ) -> Defragmenter: ...
-    def resize(self, blocks: int, *, patience: float | None = None) -> Call[Resized]: ...
+        self, *, threshold: float = 0.02, interval: float = 0.002, share: float = 0.02
+    ) -> Defragmenter:
+        """Starts a task, on a thread of the package, that compacts the pool while its fragmentation
+        rate is above `threshold` (0 to 1), and looks every `interval` seconds. In a pool full of
+        evictable blocks: above 0.25, and at most a `share` (0 to 1) of the allocated blocks.
+        """
+    def resize(self, blocks: int, *, patience: float | None = None) -> Call[Resized]:
+        """Changes the number of blocks while the pool serves. A shrink moves blocks in use below the
+        new end, and returns memory to the system.
+
+        It gives up after `patience` seconds without progress (0.2 by default): ResizeError then
+        names the blocks that cannot move, and the pool keeps its size, as it does when cancelled.
+        """
     def migrate(
         self, sequence: Sequence, target: Pool | str, *, timeout: float | None = None
-    ) -> Call[tuple[Sequence | None, Migrated]]: ...
+    ) -> Call[tuple[Sequence | None, Migrated]]:
+        """Moves a sequence to another pool, or to the node of this name, when the batches that write
+        it have ended. It is closed here, and continues there with the same id, tokens and bytes.
+        Does not wait for room there.
+
+        Returns the sequence in the other pool (None for a node) and a report. If it fails, the
+        sequence is as before. Cancelling a move to a pool leaves the sequence here; a move to a
+        node goes on, and the sequence is Busy until its outcome is known.
+        """
     def preempt(
         self, sequence: Sequence, *, swap: Pool | None = None, timeout: float | None = None
-    ) -> Call[tuple[PreemptReport, Sequence | None]]: ...
+    ) -> Call[tuple[PreemptReport, Sequence | None]]:
+        """Takes the blocks of a running sequence: closes it, or with `swap` moves it to another pool,
+        when the batches that write it have ended. Returns a report, and the sequence there.
+
+        If it fails or is cancelled, the sequence is as before.
+        """
     def resume(
-        self, sequence: Sequence, *, headroom: int = ..., leave: int = ..., timeout: float | None = None
-    ) -> Call[tuple[Sequence, Migrated]]: ...
-    def settled(self, ticket: int, *, timeout: float | None = None) -> Call[None]: ...
-    def close(self) -> None: ...
+        self, sequence: Sequence, *, headroom: int = 0, leave: int = 0, timeout: float | None = None
+    ) -> Call[tuple[Sequence, Migrated]]:
+        """Moves a swapped sequence back to this pool, with blocks for `headroom` tokens, if `leave`
+        blocks stay available besides; waits for them in its turn among the admissions. Returns the
+        sequence here and a report.
+
+        If it fails or is cancelled, the sequence is as before.
+        """
+    def settled(self, ticket: int, *, timeout: float | None = None) -> Call[None]:
+        """Waits until every batch up to the one of this number has ended."""
+    def close(self) -> None:
+        """Closes the pool: later calls on this object raise Closed, and streams of events end. Memory is
+        returned when its leases, sequences, batches and views are gone too.
+        """
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: object) -> None: ...
     def _repr_html_(self) -> str: ...
 
 @final
 class BlockState(_Record):
+    """A snapshot of a block."""
     @property
-    def block(self) -> int: ...
+    def block(self) -> int:
+        """Id of the block."""
     @property
-    def frame(self) -> int: ...
+    def frame(self) -> int:
+        """Frame with its bytes."""
     @property
-    def references(self) -> int: ...
+    def references(self) -> int:
+        """Number of references."""
     @property
-    def pins(self) -> int: ...
+    def pins(self) -> int:
+        """Number of pins: while above 0, it is neither evicted nor moved."""
     @property
-    def sealed(self) -> bool: ...
+    def sealed(self) -> bool:
+        """Whether its bytes are final."""
     @property
-    def sequence(self) -> int | None: ...
+    def sequence(self) -> int | None:
+        """Sequence that it was allocated for."""
     @property
-    def priority(self) -> str: ...
+    def priority(self) -> str:
+        """Priority of the request that it was allocated for."""
     @property
-    def generation(self) -> int: ...
+    def generation(self) -> int:
+        """Number of times that it has been freed."""
 
 @final
 class Append(_Record):
+    """Result of an append."""
     @property
-    def start(self) -> int: ...
+    def start(self) -> int:
+        """Position of the first new token."""
     @property
-    def stop(self) -> int: ...
+    def stop(self) -> int:
+        """Position behind the last new token."""
     @property
-    def new_blocks(self) -> int: ...
+    def new_blocks(self) -> int:
+        """Number of blocks taken, including a copy."""
     @property
-    def copied(self) -> tuple[int, int] | None: ...
+    def copied(self) -> tuple[int, int] | None:
+        """The copy on write, as frames (from, to). A pool with storage has copied the bytes;
+        without storage the engine must, before its own writes.
+        """
 
 @final
 class DecodeStep(_Record):
+    """Result of a decode step."""
     @property
-    def new_blocks(self) -> int: ...
+    def new_blocks(self) -> int:
+        """Number of blocks taken, from reservations or allocated, including copies."""
     @property
-    def copied(self) -> list[tuple[int, int, int]]: ...
+    def copied(self) -> list[tuple[int, int, int]]:
+        """The copies on write: the index of the sequence in the step, and frames from and to."""
 
 @final
 class Stats(_Record):
-    def _repr_html_(self) -> str: ...
+    """Occupancy of a pool, in blocks.
+
+    `free + reserved + retired + held + evictable + used == total`, while no thread is inside a
+    call.
+    """
+    def _repr_html_(self) -> str:
+        """A table and a bar, for notebooks."""
     @property
-    def total(self) -> int: ...
+    def total(self) -> int:
+        """Blocks in the pool, without the null block."""
     @property
-    def used(self) -> int: ...
+    def used(self) -> int:
+        """Owned blocks."""
     @property
-    def free(self) -> int: ...
+    def free(self) -> int:
+        """Blocks that any allocation can get without evicting."""
     @property
-    def available(self) -> int: ...
+    def available(self) -> int:
+        """Free and evictable blocks."""
     @property
-    def evictable(self) -> int: ...
+    def evictable(self) -> int:
+        """Blocks without an owner that the prefix cache keeps until their frames are needed."""
     @property
-    def retired(self) -> int: ...
+    def retired(self) -> int:
+        """Freed blocks that a batch in flight may still read."""
     @property
-    def reserved(self) -> int: ...
+    def reserved(self) -> int:
+        """Free blocks reserved for urgent requests."""
     @property
-    def held(self) -> int: ...
+    def held(self) -> int:
+        """Free blocks kept by moves or by a shrink in progress."""
     @property
-    def in_magazines(self) -> int: ...
+    def in_magazines(self) -> int:
+        """The part of the free blocks that is in threads' caches."""
     @property
-    def waiting(self) -> int: ...
+    def waiting(self) -> int:
+        """Requests that wait in the queue."""
     @property
-    def waiting_by_priority(self) -> list[int]: ...
+    def waiting_by_priority(self) -> list[int]:
+        """The same by priority: normal, high, urgent."""
     @property
-    def utilization(self) -> float: ...
+    def utilization(self) -> float:
+        """`used / total`, 0 to 1."""
     @property
-    def pressure(self) -> str: ...
+    def pressure(self) -> str:
+        """"low", "medium", "high" or "critical"."""
     @property
-    def batches_in_flight(self) -> int: ...
+    def batches_in_flight(self) -> int:
+        """Batches in flight."""
     @property
-    def batches_abandoned(self) -> int: ...
+    def batches_abandoned(self) -> int:
+        """Batches that wrote to a sequence and did not finish."""
     @property
-    def closing(self) -> int: ...
+    def closing(self) -> int:
+        """Closed sequences whose blocks, counted as used, are cached once batches in flight
+        finish.
+        """
     @property
-    def oldest_batch(self) -> int | None: ...
+    def oldest_batch(self) -> int | None:
+        """Ticket of the oldest batch in flight."""
     @property
-    def oldest_batch_seconds(self) -> float | None: ...
+    def oldest_batch_seconds(self) -> float | None:
+        """Lower bound of its age in seconds."""
     @property
-    def turn(self) -> str | None: ...
+    def turn(self) -> str | None:
+        """The task whose turn it is to move blocks, with its age."""
     @property
-    def in_transfer(self) -> int: ...
+    def in_transfer(self) -> int:
+        """Owned blocks whose bytes are being transferred."""
     @property
-    def quarantined(self) -> int: ...
+    def quarantined(self) -> int:
+        """Owned blocks of transfers that were given up."""
     @property
-    def allocation_ns_p50(self) -> int: ...
+    def allocation_ns_p50(self) -> int:
+        """Median of the sampled latencies of allocations, in nanoseconds."""
     @property
-    def allocation_ns_p99(self) -> int: ...
+    def allocation_ns_p99(self) -> int:
+        """Their 99th percentile, in nanoseconds."""
 
 @final
 class FragmentationState(_Record):
+    """Fragmentation of the free frames."""
     @property
-    def order(self) -> int: ...
+    def order(self) -> int:
+        """log2 of the length of the runs that count."""
     @property
-    def rate(self) -> float: ...
+    def rate(self) -> float:
+        """Share of the possible free runs of that length that do not exist, 0 to 1."""
     @property
-    def unusable(self) -> float: ...
+    def unusable(self) -> float:
+        """Share of the free frames outside of such runs, 0 to 1."""
     @property
-    def free_by_order(self) -> list[int]: ...
+    def free_by_order(self) -> list[int]:
+        """Number of free aligned runs of each order."""
     @property
-    def longest_run(self) -> int: ...
+    def longest_run(self) -> int:
+        """Length of the longest free run in frames."""
     @property
-    def mean_run(self) -> float: ...
+    def mean_run(self) -> float:
+        """Mean length of the free runs in frames."""
 
 @final
 class RunsPerSequence(_Record):
+    """Runs of adjacent frames in the block tables of the open sequences. 0 without any."""
     @property
-    def sequences(self) -> int: ...
+    def sequences(self) -> int:
+        """Open sequences with blocks."""
     @property
-    def mean(self) -> float: ...
+    def mean(self) -> float:
+        """Mean number of runs of a sequence."""
     @property
-    def p50(self) -> int: ...
+    def p50(self) -> int:
+        """Its median."""
     @property
-    def p99(self) -> int: ...
+    def p99(self) -> int:
+        """Its 99th percentile."""
     @property
-    def mean_run(self) -> float: ...
+    def mean_run(self) -> float:
+        """Mean length of the runs in blocks."""
 
 @final
 class DefragmentReport(_Record):
+    """Result of a compaction."""
     @property
-    def moved_blocks(self) -> int: ...
+    def moved_blocks(self) -> int:
+        """Blocks that were moved to another frame."""
     @property
-    def moved_bytes(self) -> int: ...
+    def moved_bytes(self) -> int:
+        """Their bytes."""
     @property
-    def dropped_blocks(self) -> int: ...
+    def dropped_blocks(self) -> int:
+        """Evictable blocks that were dropped from the frames to which blocks moved."""
     @property
-    def given_up(self) -> int: ...
+    def given_up(self) -> int:
+        """Planned moves that did not take place."""
     @property
-    def waves(self) -> int: ...
+    def waves(self) -> int:
+        """Groups of moves that were copied together."""
     @property
-    def seconds(self) -> float: ...
+    def seconds(self) -> float:
+        """Time without the wait for other runs."""
     @property
-    def fragmentation_before(self) -> float: ...
+    def fragmentation_before(self) -> float:
+        """Fragmentation rate before, 0 to 1."""
     @property
-    def fragmentation_after(self) -> float: ...
+    def fragmentation_after(self) -> float:
+        """Fragmentation rate after, 0 to 1."""
     @property
-    def available_fragmentation_before(self) -> float: ...
+    def available_fragmentation_before(self) -> float:
+        """Fragmentation rate of free and evictable frames before, 0 to 1."""
     @property
-    def available_fragmentation_after(self) -> float: ...
+    def available_fragmentation_after(self) -> float:
+        """Fragmentation rate of free and evictable frames after, 0 to 1."""
     @property
-    def runs_gained(self) -> int: ...
+    def runs_gained(self) -> int:
+        """Increase in the number of runs of free and evictable frames; negative if other threads
+        took more.
+        """
     @property
-    def fixed_blocks(self) -> int: ...
+    def fixed_blocks(self) -> int:
+        """Blocks that could not move: unsealed, pinned, or moving."""
     @property
-    def is_worse(self) -> bool: ...
+    def is_worse(self) -> bool:
+        """Whether blocks were moved and fewer runs are left, because of what others did meanwhile."""
 
 @final
 class DefragmenterTotals(_Record):
+    """Totals of a background defragmenter."""
     @property
-    def runs(self) -> int: ...
+    def runs(self) -> int:
+        """Runs that moved at least one block."""
     @property
-    def failed(self) -> int: ...
+    def failed(self) -> int:
+        """Runs that ended because a copy failed."""
     @property
-    def looks(self) -> int: ...
+    def looks(self) -> int:
+        """Inspections of the pool."""
     @property
-    def moved_blocks(self) -> int: ...
+    def moved_blocks(self) -> int:
+        """Blocks that were moved."""
     @property
-    def moved_bytes(self) -> int: ...
+    def moved_bytes(self) -> int:
+        """Their bytes."""
     @property
-    def dropped_blocks(self) -> int: ...
+    def dropped_blocks(self) -> int:
+        """Evictable blocks that were dropped from the frames to which blocks moved."""
     @property
-    def given_up(self) -> int: ...
+    def given_up(self) -> int:
+        """Planned moves that did not take place."""
     @property
-    def seconds(self) -> float: ...
+    def seconds(self) -> float:
+        """Time spent in runs."""
 
 @final
 class Resized(_Record):
+    """Result of a resize."""
     @property
-    def before(self) -> int: ...
+    def before(self) -> int:
+        """Number of blocks before."""
     @property
-    def after(self) -> int: ...
+    def after(self) -> int:
+        """Number of blocks after."""
     @property
-    def moved_blocks(self) -> int: ...
+    def moved_blocks(self) -> int:
+        """Blocks that were moved out of the way."""
     @property
-    def seconds(self) -> float: ...
+    def seconds(self) -> float:
+        """Total time, including waits."""
 
 @final
 class Migrated(_Record):
+    """Result of a migration."""
     @property
-    def tokens(self) -> int: ...
+    def tokens(self) -> int:
+        """Tokens of the sequence."""
     @property
-    def shared_blocks(self) -> int: ...
+    def shared_blocks(self) -> int:
+        """Blocks that the target had cached already."""
     @property
-    def copied_blocks(self) -> int: ...
+    def copied_blocks(self) -> int:
+        """Blocks that were copied."""
     @property
-    def copied_bytes(self) -> int: ...
+    def copied_bytes(self) -> int:
+        """Bytes that were copied."""
     @property
-    def runs(self) -> int: ...
+    def runs(self) -> int:
+        """Runs of frames that were copied: one descriptor each."""
     @property
-    def seconds(self) -> float: ...
+    def seconds(self) -> float:
+        """Time of the copies."""
 
 @final
 class Candidate(_Record):
+    """An open sequence, and what its end would give back."""
     @property
-    def id(self) -> int: ...
+    def id(self) -> int:
+        """Id of the sequence."""
     @property
-    def priority(self) -> str: ...
+    def priority(self) -> str:
+        """Its priority."""
     @property
-    def tokens(self) -> int: ...
+    def tokens(self) -> int:
+        """Its tokens."""
     @property
-    def blocks(self) -> int: ...
+    def blocks(self) -> int:
+        """Its blocks, reserved ones included."""
     @property
-    def freed_blocks(self) -> int: ...
+    def freed_blocks(self) -> int:
+        """Blocks that would be free."""
     @property
-    def cached_blocks(self) -> int: ...
+    def cached_blocks(self) -> int:
+        """Blocks that would stay in the prefix cache, evictable."""
     @property
-    def shared_blocks(self) -> int: ...
+    def shared_blocks(self) -> int:
+        """Blocks that others share."""
 
 @final
 class PreemptReport(_Record):
+    """Result of a preemption."""
     @property
-    def id(self) -> int: ...
+    def id(self) -> int:
+        """Id of the sequence."""
     @property
-    def freed_blocks(self) -> int: ...
+    def freed_blocks(self) -> int:
+        """Blocks that became free."""
     @property
-    def cached_blocks(self) -> int: ...
+    def cached_blocks(self) -> int:
+        """Blocks that stay in the prefix cache."""
     @property
-    def shared_blocks(self) -> int: ...
+    def shared_blocks(self) -> int:
+        """Blocks that others share."""
     @property
-    def tokens_kept(self) -> int: ...
+    def tokens_kept(self) -> int:
+        """Tokens that need not be computed again."""
     @property
-    def tokens_lost(self) -> int: ...
+    def tokens_lost(self) -> int:
+        """Tokens that must be computed again."""
 
 @final
 class Audit(_Record):
+    """What an audit counted, in frames."""
     @property
-    def total(self) -> int: ...
+    def total(self) -> int:
+        """All frames, including the null block's."""
     @property
-    def in_bitmap(self) -> int: ...
+    def in_bitmap(self) -> int:
+        """Frames that are free in the bitmaps."""
     @property
-    def in_magazines(self) -> int: ...
+    def in_magazines(self) -> int:
+        """Frames that are free in threads' caches."""
     @property
-    def retired(self) -> int: ...
+    def retired(self) -> int:
+        """Retired frames."""
     @property
-    def held(self) -> int: ...
+    def held(self) -> int:
+        """Held frames."""
     @property
-    def unwiped(self) -> int: ...
+    def unwiped(self) -> int:
+        """The part of `held` that is held for good, because it could not be wiped."""
     @property
-    def reserved(self) -> int: ...
+    def reserved(self) -> int:
+        """Free frames reserved for urgent requests."""
     @property
-    def evictable(self) -> int: ...
+    def evictable(self) -> int:
+        """Frames of evictable blocks."""
     @property
-    def owned(self) -> int: ...
+    def owned(self) -> int:
+        """Frames of owned blocks."""
     @property
-    def references(self) -> int: ...
+    def references(self) -> int:
+        """References on owned blocks."""
 
 @final
 class CacheStats(_Record):
+    """Counts of the prefix cache since the pool was built."""
     @property
-    def lookups(self) -> int: ...
+    def lookups(self) -> int:
+        """Prompts that were looked up. A request counts once, at its first append, and not if it
+        came back after a preemption.
+        """
     @property
-    def lookup_blocks(self) -> int: ...
+    def lookup_blocks(self) -> int:
+        """Full blocks of those prompts."""
     @property
-    def hit_blocks(self) -> int: ...
+    def hit_blocks(self) -> int:
+        """Leading blocks that were cached."""
     @property
-    def resumed_lookups(self) -> int: ...
+    def resumed_lookups(self) -> int:
+        """Prompts of requests that came back after a preemption, which find what they have
+        computed.
+        """
     @property
-    def resumed_lookup_blocks(self) -> int: ...
+    def resumed_lookup_blocks(self) -> int:
+        """Full blocks of those prompts."""
     @property
-    def resumed_hit_blocks(self) -> int: ...
+    def resumed_hit_blocks(self) -> int:
+        """Leading blocks of those prompts that were cached."""
     @property
-    def registered_blocks(self) -> int: ...
+    def registered_blocks(self) -> int:
+        """Blocks that were registered."""
     @property
-    def evicted_blocks(self) -> int: ...
+    def evicted_blocks(self) -> int:
+        """Blocks that were evicted."""
     @property
-    def uncached_blocks(self) -> int: ...
+    def uncached_blocks(self) -> int:
+        """Blocks that `uncache` has taken out of the cache."""
     @property
-    def hit_rate(self) -> float: ...
+    def hit_rate(self) -> float:
+        """`hit_blocks / lookup_blocks`, 0 before the first lookup."""
 
 @final
 class Event(_Record):
+    """A change of a prefix cache."""
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """"stored", "removed", "cleared" or "resync". After a resync, events were lost because they
+        were received too slowly: list the cached blocks again.
+        """
     @property
-    def number(self) -> int: ...
+    def number(self) -> int:
+        """Number of events before it, since the subscription."""
     @property
-    def block(self) -> int | None: ...
+    def block(self) -> int | None:
+        """The block that was stored or removed."""
     @property
-    def hash(self) -> str | None: ...
+    def hash(self) -> str | None:
+        """The hash by which it is, or was, found."""
     @property
-    def parent(self) -> str | None: ...
+    def parent(self) -> str | None:
+        """Hash of the block before a stored one."""
     @property
-    def tokens(self) -> list[int]: ...
+    def tokens(self) -> list[int]:
+        """Token ids of a stored block; empty if unknown."""
     @property
-    def block_tokens(self) -> int | None: ...
+    def block_tokens(self) -> int | None:
+        """Tokens per block."""
     @property
-    def extra_keys(self) -> list[tuple[int, bytes]]: ...
+    def extra_keys(self) -> list[tuple[int, bytes]]:
+        """Position relative to the block's first token, and key, of each extra key of a stored
+        block.
+        """
     @property
-    def lost(self) -> int: ...
+    def lost(self) -> int:
+        """Number of lost events."""
 
 @final
 class MigrationState(_Record):
+    """A migration, as one of its nodes sees it."""
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """Id, the same on both nodes."""
     @property
-    def peer(self) -> str: ...
+    def peer(self) -> str:
+        """Name of the other node."""
     @property
-    def sequence(self) -> int | None: ...
+    def sequence(self) -> int | None:
+        """Id of the sequence; None for cached blocks."""
     @property
-    def state(self) -> str: ...
+    def state(self) -> str:
+        """State."""
     @property
-    def blocks(self) -> int: ...
+    def blocks(self) -> int:
+        """Blocks of the migration."""
     @property
-    def bytes(self) -> int: ...
+    def bytes(self) -> int:
+        """Bytes that were transferred so far."""
     @property
-    def time_ms(self) -> int: ...
+    def time_ms(self) -> int:
+        """Milliseconds since the beginning, or from the beginning to the end."""
     @property
-    def reason(self) -> str | None: ...
+    def reason(self) -> str | None:
+        """Why it failed, if it did."""
 
 @final
 class NodeStats(_Record):
@@ -775,29 +1354,52 @@ class NodeStats(_Record):
     @property
     def sent_bytes(self) -> int: ...
 
-_Frames = Iterable[int] | Buffer
+_Frames = Iterable[int] | _Buffer
 
 @final
 class FrameKeys:
+    """Keys of a pool, made by `FramePool.keys`. They are accepted wherever hashes are."""
     def __len__(self) -> int: ...
 
 _Hashes = FrameKeys | Iterable[bytes]
 
 @final
 class FrameMoves:
-    def pairs(self) -> list[tuple[int, int]]: ...
-    def commit(self) -> tuple[list[tuple[int, int]], list[tuple[int, str]]]: ...
-    def cancel(self) -> None: ...
+    """Moves that `FramePool.propose_moves` proposes: the engine copies each pair, and commits.
+
+    Until then the destinations are held, and the sources are not evicted. An object that is dropped
+    cancels its moves.
+    """
+    def pairs(self) -> list[tuple[int, int]]:
+        """The copies to make: pairs of source and destination frame. No frame occurs twice."""
+    def commit(self) -> tuple[list[tuple[int, int]], list[tuple[int, str]]]:
+        """Makes the copied moves take effect. Returns the pairs that moved, and the frames that stayed
+        with the reason: they got references, or lost their keys.
+        """
+    def cancel(self) -> None:
+        """Cancels all moves. Does nothing if they were committed or cancelled."""
     def __len__(self) -> int: ...
 
 @final
 class FrameBatch:
-    def end(self) -> None: ...
+    """A batch in flight: frames that are freed meanwhile are not reused before it ends."""
+    def end(self) -> None:
+        """Ends the batch. Does nothing if it has ended."""
     def __enter__(self) -> Self: ...
     def __exit__(self, _kind: object, _error: object, _trace: object) -> None: ...
 
 @final
 class FramePool:
+    """A pool whose ids are frames, for engines with ids, hashes and schedulers of their own.
+
+    Frames are given as lists of integers or as buffers of u32, such as `array("I")` and numpy
+    arrays. A list is checked as a whole: it is refused with the position of the first wrong entry,
+    and changes nothing. A frame that is freed twice is refused by name. All methods may be called
+    from several threads at once.
+
+    `frames` is the number of frames beside the null block's, which is frame 0 unless
+    `null_block` is false.
+    """
     def __new__(
         cls,
         frames: int,
@@ -811,55 +1413,155 @@ class FramePool:
         hash_key: bytes | None = None,
     ) -> Self: ...
     @property
-    def frames(self) -> int: ...
+    def frames(self) -> int:
+        """The number of frames, with the null block's: all frame numbers are below it."""
     @property
-    def available(self) -> int: ...
+    def available(self) -> int:
+        """The number of frames that an allocation can get: free, or cached without references."""
     @property
-    def used(self) -> int: ...
+    def used(self) -> int:
+        """The number of frames with references. O(threads)."""
     def allocate(
-        self, blocks: int, *, runs: bool = False, ahead: int = ..., sequence: int | None = None
-    ) -> list[int]: ...
+        self, blocks: int, *, runs: bool = False, ahead: int = 0, sequence: int | None = None
+    ) -> list[int]:
+        """Allocates `blocks` frames, each with one reference.
+
+        Free frames come first, then cached ones without references are evicted, in the order in
+        which they were freed. With `runs`, the frames lie in few runs, in ascending order.
+        `ahead` is the number of frames to keep free beyond the request, by eviction: more to
+        choose from makes longer runs. `sequence` is noted for `owners`.
+        """
     def allocate_into(
-        self, frames: Buffer, *, runs: bool = False, ahead: int = ..., sequence: int | None = None
-    ) -> None: ...
-    def allocate_runs(self, blocks: int, *, ahead: int = ..., sequence: int | None = None) -> list[tuple[int, int]]: ...
-    def allocate_run(self, blocks: int, *, sequence: int | None = None) -> int: ...
-    def allocate_equal_runs(self, blocks: int, count: int, *, sequence: int | None = None) -> list[int]: ...
-    def claim(self, frames: _Frames) -> None: ...
-    def free(self, frames: _Frames) -> None: ...
-    def free_run(self, first: int, blocks: int) -> None: ...
-    def free_evict_first(self, frames: _Frames) -> None: ...
-    def share(self, frames: _Frames) -> None: ...
-    def keep(self, frames: _Frames) -> None: ...
-    def discard(self, frames: _Frames) -> None: ...
-    def take(self, frames: _Frames) -> None: ...
-    def references(self, frames: _Frames) -> list[int]: ...
-    def available_after(self, frames: int, cursor: int | None = ...) -> list[int]: ...
-    def is_writable(self, frame: int) -> bool: ...
-    def owners(self) -> list[tuple[int, int, int | None]]: ...
-    def keys(self, hashes: Iterable[bytes], group: int = ...) -> FrameKeys: ...
-    def register(self, frames: _Frames, hashes: _Hashes, group: int = ...) -> None: ...
-    def lookup(self, hashes: _Hashes, group: int = ...) -> list[int]: ...
-    def hit(self, hashes: _Hashes, group: int = ...) -> list[int]: ...
-    def unregister(self, hash: bytes, group: int = ...) -> int: ...
-    def uncache(self, frames: _Frames) -> int: ...
-    def move_keys(self, source: int, target: int) -> int: ...
-    def evict(self, frames: int) -> int: ...
-    def clear(self) -> int: ...
-    def reset(self) -> bool: ...
+        self, frames: _Buffer, *, runs: bool = False, ahead: int = 0, sequence: int | None = None
+    ) -> None:
+        """Fills a buffer of u32 with newly allocated frames, as `allocate` does."""
+    def allocate_runs(self, blocks: int, *, ahead: int = 0, sequence: int | None = None) -> list[tuple[int, int]]:
+        """Allocates `blocks` frames in few runs: pairs of first frame and length."""
+    def allocate_run(self, blocks: int, *, sequence: int | None = None) -> int:
+        """Allocates `blocks` consecutive frames, and returns the first. Raises `NoRun` if there
+        is no such run.
+        """
+    def allocate_equal_runs(self, blocks: int, count: int, *, sequence: int | None = None) -> list[int]:
+        """Allocates `count` runs of `blocks` consecutive frames each, or none, and returns their first
+        frames.
+        """
+    def claim(self, frames: _Frames) -> None:
+        """Allocates the named frames, each with one reference. They must have no references; cached
+        ones are evicted.
+        """
+    def free(self, frames: _Frames) -> None:
+        """Drops one reference on each frame. Frames without further references become free, or are
+        cached if they have hashes: to be evicted in this order.
+        """
+    def free_run(self, first: int, blocks: int) -> None:
+        """Drops one reference on each of `blocks` consecutive frames."""
+    def free_evict_first(self, frames: _Frames) -> None:
+        """Frees frames like `free`, to be evicted before all that were freed in that way."""
+    def share(self, frames: _Frames) -> None:
+        """Adds one reference to each frame, which must be referenced or cached."""
+    def keep(self, frames: _Frames) -> None:
+        """Drops one reference on each frame, and caches those without further references: for engines
+        that look up hashes themselves. The pool needs to know that contents are worth keeping, and
+        not by which hash. They are evicted in this order; `take` gets them back.
+        """
+    def discard(self, frames: _Frames) -> None:
+        """Drops one reference on each frame, and forgets what it was cached by: the frame becomes free."""
+    def take(self, frames: _Frames) -> None:
+        """Takes a reference on each frame, with its contents: of those that are in use or cached, and
+        of those that were evicted since and not allocated again.
+
+        For engines that know themselves which contents a frame still has: a frame keeps them until
+        it is allocated.
+        """
+    def references(self, frames: _Frames) -> list[int]:
+        """The number of references of each frame."""
+    def available_after(self, frames: int, cursor: int | None = None) -> list[int]: ...
+    def is_writable(self, frame: int) -> bool:
+        """Whether the engine may write to a frame: it has one reference and no hash."""
+    def owners(self) -> list[tuple[int, int, int | None]]:
+        """The frames with references, in ascending order: `(frame, references, sequence)`, with the
+        sequence that the frame was allocated for, or None.
+        """
+    def keys(self, hashes: Iterable[bytes], group: int = 0) -> FrameKeys:
+        """Derives the keys of hashes in a group of layers, for several calls."""
+    def register(self, frames: _Frames, hashes: _Hashes, group: int = 0) -> None:
+        """Makes frames known by hashes: one each. Their contents must be final, and the caller has a
+        reference on each.
+        """
+    def lookup(self, hashes: _Hashes, group: int = 0) -> list[int]:
+        """A frame for each of the leading hashes that are known, without references on them."""
+    def hit(self, hashes: _Hashes, group: int = 0) -> list[int]:
+        """A frame for each of the leading hashes that are known, with one reference taken on each."""
+    def unregister(self, hash: bytes, group: int = 0) -> int:
+        """Takes a hash away from all frames that are known by it. Returns their number."""
+    def uncache(self, frames: _Frames) -> int:
+        """Takes all hashes of these frames away. Those without references become free. Returns the
+        number of frames that had any.
+        """
+    def move_keys(self, source: int, target: int) -> int:
+        """Moves all hashes of a frame to another one. The caller has a reference on both."""
+    def evict(self, frames: int) -> int:
+        """Evicts up to `frames` cached frames without references, the oldest first. Returns their
+        number.
+        """
+    def clear(self) -> int:
+        """Clears the cache if no frame has references, and returns the number of frames evicted. Raises
+        `FrameRefused` otherwise.
+        """
+    def reset(self) -> bool:
+        """Clears the cache if no frame has references. Returns whether it did."""
     def propose_moves(
         self, moves_max: int, *, order: int | None = None, run: int | None = None, fragmentation_penalty: int | None = None
-    ) -> FrameMoves: ...
-    def begin_batch(self) -> FrameBatch: ...
-    def grow(self, frames: int) -> None: ...
-    def shrink(self, frames: int) -> None: ...
-    def trim(self) -> None: ...
-    def fragmentation(self) -> float: ...
-    def stats(self) -> dict[str, int]: ...
-    def audit(self) -> dict[str, int]: ...
+    ) -> FrameMoves:
+        """Proposes at most `moves_max` moves of cached frames without references: towards free runs of
+        `2**order` frames (16 by default), or towards one run of `run` frames.
+
+        `fragmentation_penalty`: free runs that moves must gain for each two neighbouring cached
+        frames that they separate (2 by default). At 0, all runs are gained that the free frames can
+        form.
+        """
+    def begin_batch(self) -> FrameBatch:
+        """Begins a batch: frames that are freed before it ends are not reused before it ends. A context
+        manager. Raises `KvPoolError`, of the kind `TooManyBatches`, if 4,096 batches are in flight.
+        """
+    def grow(self, frames: int) -> None:
+        """Adds `frames` frames while the pool serves, up to `frames_max`."""
+    def shrink(self, frames: int) -> None:
+        """Shrinks the pool to `frames` frames. Raises `ResizeError`, with the frames in use."""
+    def trim(self) -> None:
+        """Returns free frames cached by threads to the bitmaps, where they join into runs."""
+    def fragmentation(self) -> float:
+        """The share of possible free runs of `2**fragmentation_order` frames that does not exist."""
+    def stats(self) -> dict[str, int]:
+        """The number of frames in each state, and counts of the cache since the pool was built."""
+    def audit(self) -> dict[str, int]:
+        """Recounts every frame, and returns the counts. Raises `AuditError` at the first
+        contradiction. To be called while no other thread uses the pool.
+        """
 
 @final
 class Tier:
+    """Values of one size by key, in a store that several processes share: a kvpool node, or the memory of
+    this process.
+
+    Keys are bytes. Values are contiguous buffers of `value_bytes` bytes. `namespace` names what the
+    keys do not: the model, and the revision of its weights. Tiers with the same size and namespace
+    share values.
+
+    Calls return one word per key, in order, by their deadline:
+
+    - "stored": the store has confirmed the value;
+    - "hit": the value was verified, and is in its buffer (of `exists`: a get is worth a try);
+    - "miss": the store does not have it;
+    - "late": the deadline passed;
+    - "busy": too many values wait to be stored, or too many keys to be looked up, and this one was dropped;
+    - "failed": the store failed, or what it has is not the value. `stats().last_failure` has the reason.
+
+    The store is not trusted, and no failure of it raises. When a call has returned, or was cancelled,
+    no byte of its buffers is written any more. The buffer of a key without a hit is as before, but for
+    "late": its value may have come just then.
+    All methods are safe to call from any thread, and release the GIL.
+    """
     @staticmethod
     def peer(
         peer: str,
@@ -870,69 +1572,147 @@ class Tier:
         name: str | None = None,
         token: bytes | None = None,
         tls: tuple[bytes, bytes, bytes] | None = None,
-        window: int = ...,
-        threads: int = ...,
-        puts: int = ...,
-        patience: float = ...,
-        rest: float = ...,
-    ) -> Tier: ...
+        window: int = 64,
+        threads: int = 2,
+        puts: int = 64,
+        patience: float = 1.0,
+        rest: float = 5.0,
+    ) -> Tier:
+        """Shares values through a kvpool node, which has the name `peer` at this address.
+
+        The node's pool is `Tier.pool(value_bytes=..., values=...)`. It need not be there yet, and may
+        restart: the first calls wait for the link, the later ones fail while there is none. Addresses
+        are "host:port" or "unix:/path"; `token` and `tls` are as those of `Node`. `name` is the name
+        of this end, by default a random one.
+
+        Values pass through memory for `window` values here, in `threads` calls at a time. At most
+        `puts` values wait to be stored. A call of the node that takes longer than `patience`
+        seconds fails; after a few failures in a row the node is not asked for `rest` seconds, and a
+        key that failed is not asked for that long either.
+        """
     @staticmethod
-    def in_process(bytes_max: int, *, value_bytes: int, namespace: str) -> Tier: ...
+    def in_process(bytes_max: int, *, value_bytes: int, namespace: str) -> Tier:
+        """Keeps values in the memory of this process, of at most `bytes_max` bytes; the oldest are
+        forgotten. Each tier that this makes has values of its own.
+        """
     @staticmethod
-    def pool(*, value_bytes: int, values: int) -> Pool: ...
+    def pool(*, value_bytes: int, values: int) -> Pool:
+        """Builds the pool of a node that holds values: `values` of them, of `value_bytes` bytes each. The
+        least recently used are evicted.
+        """
     @property
-    def value_bytes(self) -> int: ...
-    def exists(self, keys: Iterable[bytes], *, timeout: float = ...) -> Call[list[_TierWord]]: ...
-    def put(self, keys: Iterable[bytes], buffers: Iterable[Buffer], *, timeout: float = ...) -> Call[list[_TierWord]]: ...
-    def get(self, keys: Iterable[bytes], buffers: Iterable[Buffer], *, timeout: float = ...) -> Call[list[_TierWord]]: ...
-    def stats(self) -> TierStats: ...
-    def close(self) -> None: ...
+    def value_bytes(self) -> int:
+        """Size of each value."""
+    def exists(self, keys: Iterable[bytes], *, timeout: float = 1.0) -> Call[list[_TierWord]]:
+        """Asks for each key whether a get is worth a try: "hit" or "miss". No value is read."""
+    def put(self, keys: Iterable[bytes], buffers: Iterable[_Buffer], *, timeout: float = 1.0) -> Call[list[_TierWord]]:
+        """Stores the values in these buffers: "stored", or why not. The bytes are copied first, as many as
+        can be by the deadline; they must not change before the call returns.
+        """
+    def get(self, keys: Iterable[bytes], buffers: Iterable[_Buffer], *, timeout: float = 1.0) -> Call[list[_TierWord]]:
+        """Reads values into these writable buffers, which do not overlap: "hit", or why not. Buffers of
+        keys without a hit are as before, but those of "late" keys may have got their values.
+        """
+    def stats(self) -> TierStats:
+        """Returns counts since it began, and its state."""
+    def close(self) -> None:
+        """Ends it: calls under way fail for the keys that were not asked for yet, and its link ends."""
 
 @final
 class TierStats(_Record):
+    """Counts since a tier began, and its state."""
     @property
-    def stored(self) -> int: ...
+    def stored(self) -> int:
+        """Values that the store confirmed."""
     @property
-    def hits(self) -> int: ...
+    def hits(self) -> int:
+        """Values that were read and verified."""
     @property
-    def misses(self) -> int: ...
+    def misses(self) -> int:
+        """Keys to be read that the store did not have."""
     @property
-    def failed(self) -> int: ...
+    def failed(self) -> int:
+        """Keys whose operation failed, for any reason."""
     @property
-    def bad_values(self) -> int: ...
+    def bad_values(self) -> int:
+        """Among them, values that were not what their keys say."""
     @property
-    def overdue(self) -> int: ...
+    def overdue(self) -> int:
+        """Keys that had no answer by the deadline of their call."""
     @property
-    def dropped_puts(self) -> int: ...
+    def dropped_puts(self) -> int:
+        """Values that were dropped because too many waited."""
     @property
-    def lookups(self) -> int: ...
+    def lookups(self) -> int:
+        """Keys that were looked up without being read."""
     @property
-    def read_bytes(self) -> int: ...
+    def read_bytes(self) -> int:
+        """Bytes that were read, with headers."""
     @property
-    def written_bytes(self) -> int: ...
+    def written_bytes(self) -> int:
+        """Bytes that were stored, with headers."""
     @property
-    def breaker_opened(self) -> int: ...
+    def breaker_opened(self) -> int:
+        """Times that the circuit breaker opened."""
     @property
-    def is_open(self) -> bool: ...
+    def is_open(self) -> bool:
+        """Whether the store failed several times in a row, and is not asked for a while."""
     @property
-    def last_failure(self) -> str | None: ...
+    def last_failure(self) -> str | None:
+        """The latest failure, as text."""
 
 @final
 class EvictionOrder:
+    """The order in which the blocks of a cache are evicted, by one of kvpool's policies.
+
+    A cache that finds its blocks by keys of bytes reports each of its blocks here, and asks which ones
+    to evict. `policy` is "lru" or "priority"; `blocks_max` is the cache's size.
+
+    A block is *held* or evictable. Requests that have not ended order their blocks by use: `use`, with
+    the number of the request from `begin`, and the last position first. The end of a request,
+    `finish`, shows the policy the whole request: hits, length, and what it continued. From then on those of
+    its blocks that no other request uses are the policy's to order; blocks of requests that have not ended are
+    evicted behind those.
+
+    All methods are safe to call from any thread, and keep the GIL.
+    """
     def __new__(cls, blocks_max: int, policy: Literal["lru", "priority"] = "lru") -> Self: ...
     @property
-    def policy(self) -> str: ...
+    def policy(self) -> str:
+        """Name of the policy."""
     @property
-    def evictable(self) -> int: ...
-    def begin(self) -> int: ...
-    def insert(self, key: bytes, request: int | None = None, position: int = ..., *, evictable: bool = False) -> None: ...
-    def remove(self, key: bytes) -> None: ...
-    def hold(self, key: bytes) -> None: ...
-    def release(self, key: bytes) -> None: ...
-    def use(self, keys: Items[tuple[bytes, int]], request: int) -> None: ...
-    def touch(self, keys: Items[bytes]) -> None: ...
-    def finish(self, keys: Items[bytes], reused: set[bytes], request: int | None = None) -> None: ...
-    def evict(self, count: int, protected: Iterable[bytes] | None = None) -> list[bytes] | None: ...
-    def clear(self) -> None: ...
+    def evictable(self) -> int:
+        """Number of evictable blocks."""
+    def begin(self) -> int:
+        """Returns the number of a request that begins: greater than those before. It is kept until `finish`."""
+    def insert(self, key: bytes, request: int | None = None, position: int = 0, *, evictable: bool = False) -> None:
+        """Adds a block that the cache has got, for this request and at this position in it; for none if the
+        number is None. It is held unless `evictable`. A block that is there already is replaced.
+        """
+    def remove(self, key: bytes) -> None:
+        """Forgets a block that the cache has dropped by itself."""
+    def hold(self, key: bytes) -> None:
+        """Has a block not be evicted."""
+    def release(self, key: bytes) -> None:
+        """Has a block be evicted when its turn comes, which its latest use decides."""
+    def use(self, keys: Items[tuple[bytes, int]], request: int) -> None:
+        """Notes that a request, which has not ended, uses these blocks at these positions. Unknown keys, and
+        blocks with a later use, are skipped.
+        """
+    def touch(self, keys: Items[bytes]) -> None:
+        """Has these blocks be the latest that were used, the first one the latest of all. Unknown keys are
+        skipped.
+        """
+    def finish(self, keys: Items[bytes], reused: set[bytes], request: int | None = None) -> None:
+        """Ends a request: `keys` are its blocks, first to last, and `reused` those of them that it had found
+        in the cache. Blocks that the cache does not have any more are named too. `request` is its number,
+        if it has one. Blocks that other requests use stay theirs.
+        """
+    def evict(self, count: int, protected: Iterable[bytes] | None = None) -> list[bytes] | None:
+        """Takes `count` evictable blocks that are not in `protected`, in the order of their eviction, and
+        returns their keys. None, and nothing is taken, if there are fewer.
+        """
+    def clear(self) -> None:
+        """Forgets all blocks. Requests that have not ended keep their numbers."""
     def __len__(self) -> int: ...
     def __contains__(self, key: bytes, /) -> bool: ...

@@ -1,55 +1,15 @@
-//! Results of awaited calls that must not be lost: where the call is cancelled while its result is
-//! under way, the result goes back to where it came from.
+//! Received values that must not be lost: if the call is cancelled that received one, the value goes
+//! back to where it came from.
 
 use std::collections::VecDeque;
 use std::future::Future;
-use std::mem::ManuallyDrop;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::{Either, select};
+use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use tokio::sync::Notify;
-
-use crate::process::Process;
-
-/// A result under way. Dropping it takes back what the call did.
-pub trait Contents: Send + Sync {
-    /// Turns it into what the caller gets; from here on the result is the caller's.
-    fn deliver(self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>>;
-}
-
-/// Carries a result to the task that awaits it, which opens it.
-#[pyclass(frozen, module = "kvpool._kvpool")]
-pub struct Parcel {
-    made_in: Process,
-    contents: ManuallyDrop<Mutex<Option<Box<dyn Contents>>>>,
-}
-
-impl Parcel {
-    /// Wraps a result.
-    pub fn new(contents: impl Contents + 'static) -> Self {
-        let contents: Box<dyn Contents> = Box::new(contents);
-        Self { made_in: Process::current(), contents: ManuallyDrop::new(Mutex::new(Some(contents))) }
-    }
-
-    /// Returns the result, if it was not taken before.
-    pub fn open(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        self.made_in.check()?;
-        let contents = self.contents.lock().unwrap_or_else(PoisonError::into_inner).take();
-        contents.map_or_else(|| Ok(py.None()), |contents| contents.deliver(py))
-    }
-}
-
-impl Drop for Parcel {
-    fn drop(&mut self) {
-        // What the parent of a fork did is the parent's to take back.
-        if self.made_in == Process::current() {
-            // SAFETY: dropped once, here.
-            unsafe { ManuallyDrop::drop(&mut self.contents) }
-        }
-    }
-}
 
 /// Values that came back, before those that are still to be received.
 pub struct Returned<T> {
@@ -106,15 +66,14 @@ impl<T> Received<T> {
     }
 }
 
-impl<T> Contents for Received<T>
-where
-    T: Send + Sync + for<'py> IntoPyObject<'py>,
-{
-    fn deliver(mut self: Box<Self>, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        match self.value.take() {
-            Some(value) => pyo3::IntoPyObjectExt::into_py_any(value, py),
-            None => Ok(py.None()),
-        }
+/// From here on the value is the caller's.
+impl<'py, T: IntoPyObject<'py>> IntoPyObject<'py> for Received<T> {
+    type Target = PyAny;
+    type Output = Bound<'py, PyAny>;
+    type Error = PyErr;
+
+    fn into_pyobject(mut self, py: Python<'py>) -> PyResult<Self::Output> {
+        self.value.take().into_bound_py_any(py)
     }
 }
 
