@@ -14,6 +14,7 @@ _Priority = Literal["normal", "high", "urgent"]
 _Part = Literal["k", "v", "k_scales", "v_scales"]
 _Dtype = Literal["f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"]
 _Numbers = Iterable[int] | Buffer
+_Settings = str | PathLike[str] | Mapping[str, Any]
 _TierWord = Literal["stored", "hit", "miss", "late", "busy", "failed"]
 
 __version__: str
@@ -291,6 +292,34 @@ class Node(AsyncIterator[tuple[Sequence, str]]):
         restarts: Literal["proven", "by-name"] = "proven",
         doubt_limit: float | None = None,
     ) -> Call[Node]: ...
+    @staticmethod
+    def from_settings(pool: Pool, settings: _Settings) -> Call[Node]:
+        """Starts the node of a pool with the services of `kvpool serve`, as its settings say."""
+    @staticmethod
+    def hash_key(settings: _Settings) -> bytes | None:
+        """Returns the key of the hashes that these settings give, for `Pool(hash_key=...)`."""
+    def reload(self, settings: _Settings | None = None) -> Call[str]:
+        """Reads the settings again, and applies peers, certificates and tokens; returns the changes."""
+    def bring_back(
+        self,
+        tokens: _Numbers,
+        *,
+        salt: bytes | None = None,
+        adapter: bytes | None = None,
+        extra_keys: list[tuple[int, int, bytes]] | None = None,
+        timeout: float | None = None,
+    ) -> Call[int]:
+        """Fetches the longest prefix that the tier has; returns the number of its cached blocks."""
+    def health(self) -> dict[str, Any]:
+        """Returns what `/readyz` and `/healthz` of the admin interface answer: `ready`, `reasons`, `state`."""
+    def services(self) -> Call[dict[str, Any]]:
+        """Returns the counters and failures of the services by group and name, as `/stats` does."""
+    @property
+    def admin_address(self) -> str | None:
+        """Address of the admin interface, if there is one."""
+    @property
+    def event_addresses(self) -> list[str]:
+        """Addresses of the events and of their replays, as far as they are published."""
     @property
     def name(self) -> str: ...
     @property
@@ -299,7 +328,7 @@ class Node(AsyncIterator[tuple[Sequence, str]]):
     def peers(self) -> Call[dict[str, bool]]: ...
     def migrations(self) -> Call[list[MigrationState]]: ...
     def declare_ended(self, peer: str) -> Call[list[int]]: ...
-    def shutdown(self, patience: float = ...) -> Call[bool]: ...
+    def shutdown(self, patience: float | None = None) -> Call[bool]: ...
     def close(self) -> None: ...
     def __aiter__(self) -> Self: ...
     def __anext__(self) -> Call[tuple[Sequence, str]]: ...
@@ -855,6 +884,19 @@ class Tier:
         patience: float = ...,
         rest: float = ...,
     ) -> Tier: ...
+    @staticmethod
+    def from_settings(
+        settings: _Settings,
+        *,
+        value_bytes: int,
+        namespace: str,
+        window: int = ...,
+        threads: int = ...,
+        puts: int = ...,
+        patience: float = ...,
+        rest: float = ...,
+    ) -> Tier:
+        """Shares values through the store of `tier` in settings of `kvpool serve`, or the one node of `peers`."""
     @staticmethod
     def in_process(bytes_max: int, *, value_bytes: int, namespace: str) -> Tier: ...
     @staticmethod
