@@ -61,7 +61,7 @@ def pool(settings: dict[str, object], blocks: int = 100) -> kvpool.Pool:
     return kvpool.Pool(layout(), blocks, prefix_cache=True, hash_key=kvpool.Node.hash_key(settings))
 
 
-def start(pool: kvpool.Pool, settings: object) -> kvpool.Node:
+def start(pool: kvpool.Pool, settings: Any) -> kvpool.Node:
     return kvpool.Node.from_settings(pool, settings).wait()
 
 
@@ -302,6 +302,29 @@ def test_a_node_is_closed_twice_and_not_used_in_a_fork(tmp_path: Path) -> None:
         plain.reload().wait()
     assert plain.health()["state"] == "ok" and plain.services().wait()["node"]["sent"] == 0
     plain.close()
+
+
+def test_the_interpreter_ends_with_a_node_alive(
+    tmp_path: Path, run_python: Callable[[str], subprocess.CompletedProcess[str]]
+) -> None:
+    settings = own(tmp_path, "a", tier="redis://127.0.0.1:1", tier_namespace="x", kv_events="tcp://127.0.0.1:0")
+    ended = run_python(
+        f"""
+import kvpool, time
+settings = {settings | {"token_file": str(tmp_path / "token")}!r}
+layout = kvpool.Layout(layers=2, kv_heads=2, head_dim=8, block_tokens=4, dtype="f32")
+pool = kvpool.Pool(layout, 100, prefix_cache=True, hash_key=kvpool.Node.hash_key(settings))
+node = kvpool.Node.from_settings(pool, settings).wait()
+sequence = pool.sequence(1, range(40))
+with pool.begin_batch() as batch:
+    batch.append(sequence, 40)
+while not node.services().wait()["tiers"]["redis"]["failures"]:
+    time.sleep(0.01)
+"""
+    )
+    assert (ended.returncode, ended.stdout) == (0, "")
+    # Without handlers, Python writes warnings to the standard error.
+    assert all("a service fails" in line for line in ended.stderr.splitlines()), ended.stderr
 
 
 BYTES = 1000

@@ -169,23 +169,10 @@ pub const KEYS: &[Key] = &[
 ];
 
 /// Keys of the pool, the traffic and the messages of `kvpool serve`: an engine has its own.
+#[rustfmt::skip]
 pub(super) const OF_PROGRAM: [&str; 16] = [
-    "size",
-    "size-max",
-    "layout",
-    "block-tokens",
-    "dtype",
-    "device",
-    "defrag-threshold",
-    "defrag-interval",
-    "eviction",
-    "reserve",
-    "load",
-    "load-threads",
-    "load-rest",
-    "log",
-    "log-level",
-    "otel-endpoint",
+    "size", "size-max", "layout", "block-tokens", "dtype", "device", "defrag-threshold", "defrag-interval", "eviction",
+    "reserve", "load", "load-threads", "load-rest", "log", "log-level", "otel-endpoint",
 ];
 
 fn same_name(a: &str, b: &str) -> bool {
