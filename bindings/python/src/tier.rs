@@ -342,7 +342,7 @@ impl PyTier {
             let tier = match (store, &*peers) {
                 (Some(store), _) => store,
                 (None, [peer]) => {
-                    let peer = Peer::new(served.node().clone(), &*peer.name, &namespace, patience.0)?;
+                    let peer = Peer::new(served.node().clone(), &peer.name, &namespace, patience.0)?;
                     Arc::new(SharedTier::new(peer, of_peer)?)
                 }
                 (None, peers) => {
