@@ -98,7 +98,7 @@ fn bad_settings_are_named() {
     let expected = match cfg!(feature = "mooncake") {
         true => "--tier: mooncake: ",
         false => {
-            "--tier: this program was built without mooncake: build it with `cargo install --path cli --features mooncake`"
+            "--tier: this program was built without the feature `mooncake`: build it with `cargo install --path cli --features mooncake`"
         }
     };
     let said = refused(&format!("{tier} mooncake://127.0.0.1:1"));

@@ -35,6 +35,7 @@
 //! | [`membership`] | the nodes of a cluster, by a fixed list or etcd |
 //! | [`topology`] | devices, NUMA nodes, NICs, and the path between any two |
 //! | [`settings`] | settings of a node's process: flags, environment, file |
+//! | [`services`] | the services that settings name, over a pool |
 //! | [`events`] | events of the prefix cache for request routers, over ZeroMQ |
 //! | [`metrics`] | metrics for Prometheus |
 //! | [`admin`] | the HTTP interface |
@@ -46,6 +47,7 @@ pub mod membership;
 pub mod metrics;
 mod node;
 pub mod protocol;
+pub mod services;
 pub mod settings;
 pub mod tier;
 pub mod topology;

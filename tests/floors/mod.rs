@@ -37,6 +37,7 @@ const NODE: Plan = Plan {
         &["admin"],
         &["node"],
         &["tier", "membership", "events"],
+        &["services"],
     ],
     reserved: &[(&["rustls"], "transport"), (&["tokio_rustls"], "transport"), (&["axum"], "admin")],
 };

@@ -1,36 +1,110 @@
 //! `Node`: a pool whose sequences can move to pools of other processes and hosts.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::ops::Deref;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use kvpool_node::settings;
-use kvpool_node::transport::tcp::{Address, PeerSettings, Tls, Token};
+use kvpool::Pool;
+use kvpool_node::admin::Reporters;
+use kvpool_node::services::{Prepared, Reread, Served};
+use kvpool_node::settings::Sources;
+use kvpool_node::tier::Tiered;
+use kvpool_node::transport::tcp::{PeerSettings, Tls, Token};
 use kvpool_node::{Arrivals, Node, NodeBuilder, NodeCounters};
 use pyo3::exceptions::PyStopAsyncIteration;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use tokio::sync::Mutex;
 
-use crate::args::Seconds;
+use crate::args::{Extra, Keys, Seconds};
+use crate::buffers::Numbers;
 use crate::call::Call;
-use crate::error::{Failure, Outcome, invalid};
+use crate::error::{Failure, Outcome, fields, invalid, raise};
 use crate::exclusive::Open;
+use crate::log;
 use crate::pool::PyPool;
 use crate::process::Own;
 use crate::record::record;
 use crate::returned::{Received, Returned};
 use crate::sequence::PySequence;
+use crate::settings::{address, apart, sources};
+use crate::tier::until;
 
-/// A pool with links to the pools of other processes. `await Node.start(pool, ...)` makes one.
+/// Time to end, for a node without settings.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A pool with links to the pools of other processes. `await Node.start(pool, ...)` makes one, and
+/// `await Node.from_settings(pool, settings)` one with the services of `kvpool serve`.
 ///
 /// While it is open, its peers are targets of `Pool.migrate` by their names. Sequences of peers
 /// arrive from `async for sequence, peer in node`.
 #[pyclass(frozen, name = "Node", module = "kvpool._kvpool")]
 pub struct PyNode {
-    node: Open<Node>,
+    node: Open<Running>,
     arrivals: Own<Arc<Mutex<Arrivals>>>,
     returned: Arc<Returned<(PySequence, String)>>,
+}
+
+/// A node, with its services if it was started from settings.
+struct Running {
+    // Dropped first, in its own order.
+    served: Option<(Served, std::sync::Mutex<Sources>)>,
+    node: Arc<Node>,
+}
+
+impl Deref for Running {
+    type Target = Node;
+
+    fn deref(&self) -> &Node {
+        &self.node
+    }
+}
+
+impl Running {
+    fn served(&self) -> Option<&Served> {
+        self.served.as_ref().map(|(served, _)| served)
+    }
+
+    fn set_peers(&self, peers: Vec<PeerSettings>) {
+        match self.served() {
+            Some(served) => served.set_peers(peers),
+            None => self.node.set_peers(peers),
+        }
+    }
+
+    fn tiered(&self) -> Outcome<(Arc<Tiered>, Duration)> {
+        let of = |served: &Served| Some((served.tiered()?, served.tier_wait()?));
+        let none = || raise("NodeError", "the settings of this node have no tier", fields![kind: "NoTier"]);
+        self.served().and_then(of).ok_or_else(none)
+    }
+
+    async fn reload(&self, given: Option<Sources>) -> Outcome<String> {
+        let (served, kept) = self.served.as_ref().ok_or_else(|| {
+            raise("NodeError", "this node was not started from settings", fields![kind: "NoSettings"])
+        })?;
+        let keep = || kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let sources = given.unwrap_or_else(|| keep().clone());
+        let (read, pool) = (sources.clone(), self.pool().clone());
+        let reread = apart(move || Ok(Reread::new(read.load_for(&pool)?)?)).await?;
+        let changes = served.apply(reread)?;
+        *keep() = sources;
+        Ok(changes)
+    }
+}
+
+/// A value of JSON, as Python has it.
+struct Json(serde_json::Value);
+
+impl<'py> IntoPyObject<'py> for Json {
+    type Target = PyAny;
+    type Output = Bound<'py, PyAny>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        py.import("json")?.call_method1("loads", (self.0.to_string(),))
+    }
 }
 
 record! {
@@ -77,12 +151,6 @@ record! {
     }
 }
 
-/// Reads `host:port` or `unix:/path`. A name is resolved when it is used.
-pub fn address(text: &str) -> Outcome<Address> {
-    let read = text.parse::<settings::Address>().map(Address::from);
-    read.map_err(|error| invalid(format!("{text:?} is neither host:port nor unix:/path: {error}")))
-}
-
 async fn start(
     mut builder: NodeBuilder,
     listen: Vec<String>,
@@ -102,9 +170,26 @@ async fn start(
     if let Some([certificates, key, authorities]) = tls {
         builder = builder.tls(Tls::mutual(&certificates, &key, &authorities)?);
     }
+    log::start()?;
     let (node, arrivals) = builder.start().await?;
-    let arrivals = Own::new(Arc::new(Mutex::new(arrivals)));
-    Ok(PyNode { node: Open::new("node", node), arrivals, returned: Arc::default() })
+    Ok(PyNode::over(Running { served: None, node: Arc::new(node) }, arrivals))
+}
+
+async fn serve(pool: Pool, sources: Sources) -> Outcome<PyNode> {
+    log::start()?;
+    let (read, of) = (sources.clone(), pool.clone());
+    let prepared = apart(move || Ok(Prepared::new(read.load_for(&of)?)?)).await?;
+    let services = prepared.start(&pool, Reporters::new()).await?;
+    let (served, arrivals) = services.serve(|builder| builder).await?;
+    let node = served.node().clone();
+    Ok(PyNode::over(Running { served: Some((served, sources.into())), node }, arrivals))
+}
+
+impl PyNode {
+    fn over(running: Running, arrivals: Arrivals) -> Self {
+        let arrivals = Own::new(Arc::new(Mutex::new(arrivals)));
+        Self { node: Open::new("node", running), arrivals, returned: Arc::default() }
+    }
 }
 
 #[pymethods]
@@ -142,6 +227,90 @@ impl PyNode {
         let pem = |bytes: Bound<'_, PyBytes>| bytes.as_bytes().to_vec();
         let tls = tls.map(|(certificates, key, authorities)| [pem(certificates), pem(key), pem(authorities)]);
         Ok(Call::new(move |caller| caller.waits(start(builder, listen, peers, token, tls))))
+    }
+
+    /// Starts the node of a pool with the services of `kvpool serve`: peers, admin interface with page
+    /// and metrics, shared tier, membership, events of the cache, each as `settings` say. They are the
+    /// path of its TOML file, or a mapping with the same keys; variables of the environment do not count.
+    ///
+    /// Settings of the pool, of traffic and of messages are refused: they are the engine's. Messages go
+    /// to the logger `kvpool`.
+    #[staticmethod]
+    fn from_settings(pool: &Bound<'_, PyPool>, settings: &Bound<'_, PyAny>) -> Outcome<Call> {
+        let (pool, sources) = (pool.get().share()?, sources(settings)?);
+        Ok(Call::new(move |caller| caller.waits(serve(pool, sources))))
+    }
+
+    /// Returns the key of the hashes that these settings give, for `Pool(hash_key=...)`: nodes with the
+    /// same secret exchange cached blocks. None without `hash_key_file` and `token_file`.
+    #[staticmethod]
+    fn hash_key(settings: &Bound<'_, PyAny>) -> Outcome<Option<Cow<'static, [u8]>>> {
+        Ok(sources(settings)?.load_hash_key()?.map(|key| Cow::Owned(key.to_vec())))
+    }
+
+    /// Reads the settings again, or other ones, and applies peers, certificates and tokens, completely
+    /// or not at all. Returns the changes, and names those that need another start.
+    #[pyo3(signature = (settings=None))]
+    fn reload(slf: &Bound<'_, Self>, settings: Option<&Bound<'_, PyAny>>) -> Outcome<Call> {
+        let (node, given) = (slf.get().node.share()?, settings.map(sources).transpose()?);
+        Ok(Call::new(move |caller| caller.waits(async move { node.reload(given).await })))
+    }
+
+    /// Fetches the longest prefix of these tokens that the tier has, within `timeout` seconds, by
+    /// default those of `tier_wait`. Returns the number of its blocks that are cached now. A failure is
+    /// a miss.
+    #[pyo3(signature = (tokens, *, salt=None, adapter=None, extra_keys=None, timeout=None))]
+    fn bring_back(
+        &self,
+        tokens: Numbers,
+        salt: Option<&Bound<'_, PyBytes>>,
+        adapter: Option<&Bound<'_, PyBytes>>,
+        extra_keys: Option<Vec<Extra<'_>>>,
+        timeout: Option<Seconds>,
+    ) -> Outcome<Call> {
+        let (keys, (tiered, wait)) = (Keys::new(salt, adapter, extra_keys), self.node.get()?.tiered()?);
+        let timeout = timeout.map_or(wait, |timeout| timeout.0);
+        Ok(Call::new(move |caller| {
+            caller.waits(async move {
+                let report = tiered.bring_back(&keys.get(), &tokens.0, until(timeout)).await?;
+                Ok(report.cached_blocks)
+            })
+        }))
+    }
+
+    /// Returns what `/readyz` and `/healthz` of the admin interface answer: `ready`, whether it should
+    /// get requests, the `reasons` if not, and the `state`: "ok", "draining" or "device_lost".
+    fn health(&self) -> Outcome<Json> {
+        let admin = self.node.get()?.admin();
+        let mut health = serde_json::json!(admin.ready());
+        health["state"] = serde_json::json!(admin.health().state);
+        Ok(Json(health))
+    }
+
+    /// Returns the counters of the services by group and name, with `failures` and `last_error`, and
+    /// those of the node and its peers, as `/stats` of the admin interface does.
+    fn services(slf: &Bound<'_, Self>) -> Outcome<Call> {
+        let node = slf.get().node.share()?;
+        Ok(Call::new(move |caller| {
+            caller.waits(async move {
+                let stats = node.admin().stats().await;
+                Ok(Json(stats.map_err(|error| raise("NodeError", error, Vec::new()))?.extra.into()))
+            })
+        }))
+    }
+
+    /// Address of the admin interface, if there is one.
+    #[getter]
+    fn admin_address(&self) -> Outcome<Option<String>> {
+        Ok(self.node.get()?.admin_address().map(ToString::to_string))
+    }
+
+    /// Addresses of the events and of their replays, as far as they are published.
+    #[getter]
+    fn event_addresses(&self) -> Outcome<Vec<String>> {
+        let node = self.node.get()?;
+        let (events, replay) = node.served().map(Served::event_addresses).unwrap_or_default();
+        Ok([events, replay].into_iter().flatten().map(|address| format!("tcp://{address}")).collect())
     }
 
     /// Its name.
@@ -231,14 +400,25 @@ impl PyNode {
         }))
     }
 
-    /// Ends the node in an orderly way: no migration begins, and those under way get `patience`
-    /// seconds. Returns whether nothing was left. Closes the node.
-    #[pyo3(signature = (patience=Seconds(Duration::from_secs(10))), text_signature = "($self, patience=10.0)")]
-    fn shutdown(slf: &Bound<'_, Self>, patience: Seconds) -> Outcome<Call> {
+    /// Ends the node in an orderly way: no migration begins, those under way finish, the tier and
+    /// subscribers get the last blocks and events. All has `patience` seconds, by default those of
+    /// `drain`, or 10. Returns whether no migration was left. Closes the node.
+    #[pyo3(signature = (patience=None))]
+    fn shutdown(slf: &Bound<'_, Self>, patience: Option<Seconds>) -> Outcome<Call> {
         let (node, this) = (slf.get().node.share()?, slf.clone().unbind());
+        let patience = patience.map(|patience| patience.0).or(node.served().map(Served::drain));
+        let patience = patience.unwrap_or(PATIENCE);
         Ok(Call::new(move |caller| {
             caller.waits(async move {
-                let is_over = node.shutdown(patience.0).await;
+                let is_over = match node.served() {
+                    Some(served) => {
+                        let deadline = until(patience);
+                        let is_over = served.leave(deadline).await;
+                        served.end(deadline).await;
+                        is_over
+                    }
+                    None => node.shutdown(patience).await,
+                };
                 this.get().node.close()?;
                 Ok(is_over)
             })

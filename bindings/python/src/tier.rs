@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::{BuildError, Dtype, KvLayout, Pool};
 use kvpool_node::Node;
+use kvpool_node::admin::Reporters;
+use kvpool_node::services::{Prepared, Served};
 use kvpool_node::tier::{
     BreakerState, Fingerprint, InProcess, Outcome as Answer, Peer, SharedTier, TierCounters, TierError,
-    TierFailure, TierKey, TierSettings,
+    TierFailure, TierKey, TierReporter, TierSettings,
 };
 use kvpool_node::transport::tcp::{PeerSettings, Tls, Token};
 use pyo3::prelude::*;
@@ -20,10 +22,11 @@ use crate::args::{Count, Seconds};
 use crate::call::Call;
 use crate::error::{Failure, Outcome, fields, invalid, kind, raise};
 use crate::exclusive::Open;
-use crate::node::address;
+use crate::log;
 use crate::pool::PyPool;
 use crate::record::record;
 use crate::runtime::wait;
+use crate::settings::{address as address_of, apart, sources};
 use crate::values::{Sources, Targets, block_bytes};
 
 /// The longest time that a call may wait: 30 years.
@@ -117,8 +120,10 @@ pub struct PyTier {
 
 /// The tier, with what calls need of it.
 struct Shared {
-    tier: SharedTier,
+    tier: Arc<SharedTier>,
     fingerprint: Fingerprint,
+    /// What its settings started beside it, dropped with it.
+    _served: Option<Served>,
 }
 
 impl From<TierError> for Failure {
@@ -178,8 +183,9 @@ impl Shared {
     }
 }
 
-fn until(timeout: Seconds) -> Instant {
-    Instant::now() + timeout.0.min(FAR)
+/// Returns the end of a wait.
+pub fn until(timeout: Duration) -> Instant {
+    Instant::now() + timeout.min(FAR)
 }
 
 /// Largest value, in bytes.
@@ -216,8 +222,13 @@ fn some_name() -> String {
 }
 
 impl PyTier {
-    fn over(tier: SharedTier, fingerprint: Fingerprint, value_bytes: usize) -> Self {
-        let shared = Shared { tier, fingerprint };
+    fn over(
+        tier: Arc<SharedTier>,
+        fingerprint: Fingerprint,
+        value_bytes: usize,
+        served: Option<Served>,
+    ) -> Self {
+        let shared = Shared { tier, fingerprint, _served: served };
         Self { tier: Open::new("tier", shared), value_bytes }
     }
 
@@ -274,7 +285,7 @@ impl PyTier {
         (settings.calls, settings.puts_max) = (threads.0, puts.0);
         (settings.patience, settings.rest, settings.failed_for) = (patience.0, rest.0, rest.0);
         let token = token.map(|token| Token::new(token.as_bytes())).transpose()?;
-        let at = PeerSettings::new(peer, self::address(address)?);
+        let at = PeerSettings::new(peer, address_of(address)?);
         let pool = py.detach(|| pool_of(value_bytes.0, window.0, true))?;
         let namespace = sized(namespace, value_bytes.0);
         let fingerprint = Fingerprint::of(&pool, &namespace)?;
@@ -289,7 +300,64 @@ impl PyTier {
             let (node, _) = builder.start().await?;
             Outcome::Ok(Peer::new(Arc::new(node), peer, &namespace, patience.0)?)
         })?;
-        Ok(Self::over(SharedTier::new(started?, settings)?, fingerprint, value_bytes.0))
+        Ok(Self::over(Arc::new(SharedTier::new(started?, settings)?), fingerprint, value_bytes.0, None))
+    }
+
+    /// Shares values through the store that `settings` of `kvpool serve` name, a file or a mapping: that
+    /// of `tier`, or else the one node of `peers`. An admin interface in them reports this tier.
+    ///
+    /// The other arguments are those of `peer`; of a store, `tier_threads` and `tier_patience` are the
+    /// settings', and `tier_namespace` is added to `namespace`. By default, the name of this end is a
+    /// random one, and it has no admin interface.
+    #[staticmethod]
+    #[pyo3(signature = (settings, *, value_bytes, namespace, window=Count(64), threads=Count(2), puts=Count(64), patience=Seconds(Duration::from_secs(1)), rest=Seconds(Duration::from_secs(5))))]
+    #[allow(clippy::too_many_arguments)]
+    fn from_settings(
+        py: Python<'_>,
+        settings: &Bound<'_, PyAny>,
+        value_bytes: Count,
+        namespace: &str,
+        window: Count,
+        threads: Count,
+        puts: Count,
+        patience: Seconds,
+        rest: Seconds,
+    ) -> Outcome<Self> {
+        let mut of_peer = TierSettings::default();
+        (of_peer.calls, of_peer.puts_max) = (threads.0, puts.0);
+        (of_peer.patience, of_peer.rest, of_peer.failed_for) = (patience.0, rest.0, rest.0);
+        let sources = sources(settings)?;
+        let pool = py.detach(|| pool_of(value_bytes.0, window.0, true))?;
+        let named = sized(namespace, value_bytes.0);
+        wait(py, async move {
+            log::start()?;
+            let of = pool.clone();
+            let mut prepared =
+                apart(move || Ok(Prepared::new(sources.load_for_client(&of, &some_name())?)?)).await?;
+            let (store, settings) = (prepared.take_store(), prepared.settings());
+            let shared = settings.tier.as_ref().filter(|_| !named.is_empty());
+            let shared = shared.map(|tier| format!("{} {named}", tier.namespace));
+            let (namespace, peers) = (shared.unwrap_or(named), settings.peers.clone());
+            let fingerprint = Fingerprint::of(&pool, &namespace)?;
+            let reporters = Reporters::new();
+            let (served, _) = prepared.start(&pool, reporters.clone()).await?.serve(|node| node).await?;
+            let tier = match (store, &*peers) {
+                (Some(store), _) => store,
+                (None, [peer]) => {
+                    let peer = Peer::new(served.node().clone(), &peer.name, &namespace, patience.0)?;
+                    Arc::new(SharedTier::new(peer, of_peer)?)
+                }
+                (None, peers) => {
+                    let message = format!(
+                        "settings: name a store as `tier`, or one node in `peers` and not {}",
+                        peers.len()
+                    );
+                    return Err(raise("InvalidArgument", message, fields![setting: "peers"]));
+                }
+            };
+            reporters.add(TierReporter::without_pool(tier.name(), &tier));
+            Outcome::Ok(Self::over(tier, fingerprint, value_bytes.0, Some(served)))
+        })?
     }
 
     /// Keeps values in the memory of this process, of at most `bytes_max` bytes; the oldest are
@@ -300,7 +368,7 @@ impl PyTier {
         let namespace = sized(namespace, value_bytes.0);
         let fingerprint = Fingerprint::of(&pool_of(value_bytes.0, 1, false)?, &namespace)?;
         let tier = SharedTier::new(InProcess::new(bytes_max.0), TierSettings::default())?;
-        Ok(Self::over(tier, fingerprint, value_bytes.0))
+        Ok(Self::over(Arc::new(tier), fingerprint, value_bytes.0, None))
     }
 
     /// Builds the pool of a node that holds values: `values` of them, of `value_bytes` bytes each. The
@@ -321,7 +389,7 @@ impl PyTier {
     #[pyo3(signature = (keys, *, timeout=Seconds(Duration::from_secs(1))), text_signature = "($self, keys, *, timeout=1.0)")]
     fn exists(slf: Bound<'_, Self>, keys: &Bound<'_, PyAny>, timeout: Seconds) -> Outcome<Call> {
         let (shared, keys) = slf.get().keys(keys)?;
-        Ok(Call::new(move |caller| caller.waits(shared.exists(keys, until(timeout)))))
+        Ok(Call::new(move |caller| caller.waits(shared.exists(keys, until(timeout.0)))))
     }
 
     /// Stores the values in these buffers: "stored", or why not. The bytes are copied first, as many as
@@ -330,7 +398,7 @@ impl PyTier {
     fn put(&self, keys: &Bound<'_, PyAny>, buffers: &Bound<'_, PyAny>, timeout: Seconds) -> Outcome<Call> {
         let (shared, keys) = self.keys(keys)?;
         let sources = Sources::new(buffers, keys.len(), self.value_bytes)?;
-        Ok(Call::new(move |caller| caller.waits(shared.put(keys, sources, until(timeout)))))
+        Ok(Call::new(move |caller| caller.waits(shared.put(keys, sources, until(timeout.0)))))
     }
 
     /// Reads values into these writable buffers, which do not overlap: "hit", or why not. Buffers of
@@ -339,7 +407,7 @@ impl PyTier {
     fn get(&self, keys: &Bound<'_, PyAny>, buffers: &Bound<'_, PyAny>, timeout: Seconds) -> Outcome<Call> {
         let (shared, keys) = self.keys(keys)?;
         let targets = Targets::new(buffers, keys.len(), self.value_bytes)?;
-        Ok(Call::new(move |caller| caller.waits(shared.get(keys, targets, until(timeout)))))
+        Ok(Call::new(move |caller| caller.waits(shared.get(keys, targets, until(timeout.0)))))
     }
 
     /// Returns counts since it began, and its state.

@@ -120,6 +120,7 @@ class World:
             "reused": set(),
             "row": 0,
             "sequence": self.sequence,
+            "settings": {"peers": {"cache": "127.0.0.1:9"}},
             "source": 1,
             "start": 0,
             "stop": 1,

@@ -8,6 +8,7 @@ use kvpool_node::admin::{
     AuditOutcome, Client, ClientError, DefragOutcome, EndedOrder, EndedOutcome, MigrateOrder, MigrationList,
     MigrationRecord, OwnersReport, ResizeOrder, ResizeOutcome, StatsReport,
 };
+use kvpool_node::services::authorities;
 use kvpool_node::settings::Tokens;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -18,7 +19,6 @@ use crate::args::{AdminArgs, DeclareEndedArgs, MigrateArgs, OwnersArgs, ReachArg
 use crate::error::{named, output_failed};
 use crate::fit;
 use crate::output::{self, printable};
-use crate::serve::authorities;
 use crate::{EXIT_OK, EXIT_UNSOUND};
 
 pub fn stats(args: &AdminArgs) -> anyhow::Result<u8> {

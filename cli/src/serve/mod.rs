@@ -4,15 +4,12 @@
 mod descriptors;
 mod flags;
 mod log;
-mod network;
 mod process;
 mod reload;
-mod services;
 mod signals;
 mod telemetry;
 #[cfg(feature = "otel")]
 mod traces;
 
 pub use flags::SettingsArgs;
-pub use network::authorities;
 pub use process::serve;

@@ -1,40 +1,36 @@
-//! The process: a pool, a node over it, its admin interface, optional traffic, signals, and
-//! shutdown.
+//! The process: a pool with the [services](kvpool_node::services) of its settings, optional traffic,
+//! signals, and shutdown.
 //!
 //! ```text
-//! settings, certificates -> admin address bound, store of the tier -> pool built
-//!     -> compaction, tier, events -> traffic -> node -> membership
+//! services prepared -> pool built -> compaction -> tier, events -> traffic -> node, membership
 //!          | SIGTERM, SIGINT; a second one ends at once
 //!          v
-//! membership left -> transfers finished or handed back -> requests finished -> traffic ended
-//!     -> events, tier -> audit -> exit code
+//! membership and node left -> traffic ended -> tier, events ended -> audit -> exit code
 //! ```
-//!
-//! The address is bound first, so that a second node on the same port fails before it takes memory.
 
 use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyhow::anyhow;
 use indicatif::{BinaryBytes, HumanCount};
 use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::{AuditError, DefragConfig, Pool};
-use kvpool_load::traffic::{Exchange, Load, fresh_seed};
-use kvpool_node::admin::{AdminServer, Limits, Reporters};
+use kvpool_load::traffic::{Exchange, Fetching, Load, fresh_seed};
+use kvpool_node::admin::Reporters;
+use kvpool_node::services::{Prepared, Reread, Served, ServiceError};
 use kvpool_node::settings::{LoadSettings, Loaded, PoolSettings, Settings, Sources};
-use kvpool_node::{Arrivals, Node, Offers as _};
+use kvpool_node::{Arrivals, NodeBuilder, Offers as _};
 use tokio::runtime::{self, Runtime};
 use tokio::time::timeout;
 
-use super::network::{self, Credentials};
-use super::reload::{Reloader, Reread, Taken};
-use super::services::{self, Membership, Services};
+use super::reload::Reloader;
 use super::signals::{Signal, Signals};
 use super::telemetry::Telemetry;
 use crate::backend::Backend;
 use crate::error::named;
-use crate::output::print;
+use crate::output::{not_built, print};
 use crate::{EXIT_OK, EXIT_UNSOUND, EXIT_USAGE};
 
 /// Worker threads of the runtime: few, because they mostly wait.
@@ -49,18 +45,12 @@ const AUDIT_PAUSE: Duration = Duration::from_millis(10);
 
 const ROOM_PAUSE: Duration = Duration::from_millis(50);
 
-/// Purpose of the key that is derived from the token of a cluster.
-const HASH_KEY: &str = "kvpool 2026 hashes of cached blocks";
-
 /// Serves until a signal. Returns errors from before logging is set up.
 pub fn serve(sources: &Sources) -> anyhow::Result<u8> {
-    let Loaded { settings, warnings, .. } = sources.load()?;
+    let loaded = sources.load()?;
     let runtime = runtime().map_err(named("cannot start"))?;
-    let telemetry = Telemetry::start(&settings, runtime.handle())?;
-    for warning in warnings {
-        tracing::warn!("{warning}");
-    }
-    let code = match serve_with(settings, sources, &runtime, &telemetry) {
+    let telemetry = Telemetry::start(&loaded.settings, runtime.handle())?;
+    let code = match serve_with(loaded, sources, &runtime, &telemetry) {
         Ok(true) => EXIT_OK,
         Ok(false) => EXIT_UNSOUND,
         Err(error) => {
@@ -73,63 +63,53 @@ pub fn serve(sources: &Sources) -> anyhow::Result<u8> {
 }
 
 fn serve_with(
-    settings: Settings,
+    loaded: Loaded,
     sources: &Sources,
     runtime: &Runtime,
     telemetry: &Telemetry,
 ) -> anyhow::Result<bool> {
     #[cfg(any(target_os = "linux", target_vendor = "apple"))]
-    super::descriptors::raise(&settings);
-    let credentials = Credentials::read(&settings)?;
-    let limits = Limits::default().connections(settings.admin_connections);
-    let bind = |address| AdminServer::bind(address, credentials.admin.clone(), limits);
-    let server = settings.admin.as_ref().map(bind).transpose()?;
+    super::descriptors::raise(&loaded.settings);
     let _entered = runtime.enter();
     // From here on a signal ends the node gracefully.
     let signals = Signals::new().map_err(named("cannot start"))?;
-    let tier = services::prepare(&settings)?;
-    let key = settings.hash_key.as_ref().map(|key| HashKey::from_bytes(key.key(HASH_KEY)));
-    let (pool, backend) = build(&settings.pool, key)?;
+    let settings = loaded.settings.clone();
+    let prepared = Prepared::new(loaded).map_err(by_flag)?;
+    let (pool, backend) = build(&settings.pool, settings.block_hash_key())?;
     let compaction = settings.pool.defrag.map(|defrag| {
         pool.start_defragmenter(DefragConfig::new().threshold(defrag.threshold).interval(defrag.interval))
     });
     let compaction = compaction.transpose().map_err(named("cannot compact in the background"))?;
     let reporters = Reporters::new();
     telemetry.report(&reporters);
-    let services = runtime.block_on(Services::start(&pool, &settings, tier, &reporters))?;
+    let services = runtime.block_on(prepared.start(&pool, reporters)).map_err(by_flag)?;
+    let fetching = services.tiered().zip(settings.tier.as_ref()).map(|(tiered, tier)| Fetching {
+        tiered: tiered.clone(),
+        runtime: runtime.handle().clone(),
+        wait: tier.wait,
+    });
     let exchange = Arc::new(Exchange::new(settings.load.map_or(0, |load| load.threads)));
     let start = |load: LoadSettings| {
         let streams =
             backend.streams(load.threads).map_err(named("cannot allocate the memory of the pool"))?;
-        let fetching = services.fetching.clone();
         let started = Load::start(&pool, streams, load, fresh_seed(), exchange.clone(), fetching);
         started.map_err(named("cannot serve traffic"))
     };
     let load = settings.load.map(start).transpose()?;
-    let mut builder = network::configure(&settings, &credentials, Node::builder(pool.clone()))?;
-    builder = builder.offers(exchange.clone()).reporters(reporters.clone());
-    if let Some(server) = server {
-        builder = builder.admin(server);
-    }
-    if let Some(load) = &load {
-        builder = builder.traffic(load.quiet());
-    }
-    let (node, arrivals) = runtime.block_on(builder.start()).map_err(named("cannot start the node"))?;
-    let node = Arc::new(node);
+    let with_traffic = |builder: NodeBuilder| {
+        let builder = builder.offers(exchange.clone());
+        load.iter().fold(builder, |builder, load| builder.traffic(load.quiet()))
+    };
+    let (served, arrivals) = runtime.block_on(services.serve(with_traffic)).map_err(by_flag)?;
     let mut arriving = runtime.spawn(take_in(arrivals, exchange.clone()));
-    let join = |member| Membership::start(&node, member, network::peers(&settings.peers), &reporters);
-    let membership = settings.membership.as_ref().map(join).transpose()?;
-    print(&greeting(&settings, &node, &services)).map_err(named("cannot start"))?;
-    let (reloader, drain) = (Reloader::start(sources).map_err(named("cannot start"))?, settings.drain);
+    print(&greeting(&settings, &served)).map_err(named("cannot start"))?;
+    let reloader = Reloader::start(sources).map_err(named("cannot start"))?;
+    let drain = settings.drain;
     let (is_drained, deadline) = runtime.block_on(async {
-        run(&node, membership.as_ref(), Taken::new(settings, credentials), reloader, signals).await;
+        run(&served, reloader, signals).await;
         let deadline = Instant::now() + drain;
         let left = || deadline.saturating_duration_since(Instant::now());
-        if let Some(membership) = membership {
-            // It has a limit of its own, too.
-            let _ = timeout(left(), membership.leave()).await;
-        }
-        let is_drained = node.shutdown(left()).await;
+        let is_drained = served.leave(deadline).await;
         // The stream ends with the node. Sequences without room are closed.
         if timeout(left(), &mut arriving).await.is_err() {
             arriving.abort();
@@ -140,7 +120,7 @@ fn serve_with(
 
     let mut findings = load.map(Load::end).unwrap_or_default();
     exchange.close_kept();
-    runtime.block_on(services.end(deadline));
+    runtime.block_on(served.end(deadline));
     if !is_drained {
         findings.push(format!("migrations were under way after {drain:?}: what became of them is unknown"));
     }
@@ -181,21 +161,29 @@ async fn take_in(mut arrivals: Arrivals, exchange: Arc<Exchange>) {
 }
 
 /// Reloads settings at each SIGHUP, until a termination signal.
-async fn run(
-    node: &Node,
-    membership: Option<&Membership>,
-    mut taken: Taken,
-    mut reloader: Reloader<Reread>,
-    mut signals: Signals,
-) {
+async fn run(served: &Served, mut reloader: Reloader<Reread>, mut signals: Signals) {
     loop {
         tokio::select! {
             signal = signals.next() => match signal {
                 Signal::End => return,
                 Signal::Reload => reloader.order(),
             },
-            read = reloader.read() => taken.take_over(read, node, membership),
+            read = reloader.read() => {
+                match read.and_then(|read| served.apply(read).map_err(|error| error.to_string())) {
+                    Ok(changes) => tracing::info!("reloaded; {changes}"),
+                    Err(reason) => tracing::error!("not reloaded: {reason}"),
+                }
+            }
         }
+    }
+}
+
+/// Names a setting as the flag that it is here.
+fn by_flag(error: ServiceError) -> anyhow::Error {
+    match error {
+        ServiceError::Setting { key, reason } => anyhow!("--{key}: {reason}"),
+        ServiceError::NotBuilt { key, feature } => anyhow!("--{key}: {}", not_built(feature)),
+        error => error.into(),
     }
 }
 
@@ -229,7 +217,7 @@ fn runtime() -> io::Result<Runtime> {
 }
 
 /// Returns the lines of the standard output: what is served, and where.
-fn greeting(settings: &Settings, node: &Node, services: &Services) -> String {
+fn greeting(settings: &Settings, served: &Served) -> String {
     let PoolSettings { blocks, layout, layout_name, device, .. } = &settings.pool;
     let pool = format!(
         "node: {}, {} blocks of {} tokens and {} ({layout_name} on {device})",
@@ -238,13 +226,14 @@ fn greeting(settings: &Settings, node: &Node, services: &Services) -> String {
         layout.block_tokens(),
         BinaryBytes(layout.bytes_per_block() as u64)
     );
+    let node = served.node();
     let admin = node.admin_address().map_or("off".to_owned(), ToString::to_string);
     let listen = node.addresses().first().map_or("off".to_owned(), ToString::to_string);
     let mut text = format!("{pool}\nadmin: {admin}\nlisten: {listen}");
-    if let Some(publisher) = &services.publisher {
-        text += &format!("\nkv_events: tcp://{}", publisher.address());
-        if let Some(replay) = publisher.replay_address() {
-            text += &format!("\nkv_events_replay: tcp://{replay}");
+    let (events, replay) = served.event_addresses();
+    for (name, address) in [("kv_events", events), ("kv_events_replay", replay)] {
+        if let Some(address) = address {
+            text += &format!("\n{name}: tcp://{address}");
         }
     }
     text

@@ -1,24 +1,14 @@
-//! Reloading of settings while the node runs: peers, certificates and token.
-//!
-//! They are read on a separate thread: a file system that hangs delays neither signals nor
-//! transfers.
+//! Settings are read again on a separate thread: a file system that hangs delays neither signals
+//! nor transfers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{SyncSender, TrySendError, sync_channel};
 use std::{io, thread};
 
-use kvpool_node::settings::{Loaded, PeerAddress, Settings, Sources};
-use kvpool_node::{Node, NodeError};
+use kvpool_node::services::Reread;
+use kvpool_node::settings::Sources;
 use tokio::sync::mpsc;
-
-use super::network::{self, Credentials};
-use super::services::Membership;
-
-pub(super) struct Reread {
-    settings: Settings,
-    credentials: Credentials,
-}
 
 pub(super) struct Reloader<T> {
     orders: SyncSender<()>,
@@ -78,106 +68,8 @@ impl<T: Send + 'static> Reloader<T> {
 }
 
 fn read(sources: &Sources) -> Result<Reread, String> {
-    let Loaded { settings, warnings, .. } = sources.load().map_err(|error| error.to_string())?;
-    let credentials = Credentials::read(&settings).map_err(|error| error.to_string())?;
-    for warning in warnings {
-        tracing::warn!("{warning}");
-    }
-    Ok(Reread { settings, credentials })
-}
-
-pub(super) struct Taken {
-    /// The settings of the start; other keys than these need a restart.
-    first: Settings,
-    peers: Vec<PeerAddress>,
-    credentials: Credentials,
-}
-
-impl Taken {
-    pub fn new(settings: Settings, credentials: Credentials) -> Self {
-        Self { peers: settings.peers.clone(), first: settings, credentials }
-    }
-
-    /// Applies a reload completely or not at all, and reports which.
-    pub fn take_over(&mut self, read: Result<Reread, String>, node: &Node, membership: Option<&Membership>) {
-        let taken = read.and_then(|read| {
-            self.replace(&read, node, membership).map_err(|error| error.to_string())?;
-            Ok(self.changes(read))
-        });
-        match taken {
-            Ok(changes) => tracing::info!("reloaded; {changes}"),
-            Err(reason) => tracing::error!("not reloaded: {reason}"),
-        }
-    }
-
-    fn replace(&self, read: &Reread, node: &Node, membership: Option<&Membership>) -> Result<(), NodeError> {
-        let Credentials { tls, token, admin, .. } = &read.credentials;
-        node.set_access(tls.clone(), token.clone(), admin.clone())?;
-        let peers = network::peers(&read.settings.peers);
-        match membership {
-            // It adds the members.
-            Some(membership) => membership.configure(peers),
-            None => node.set_peers(peers),
-        }
-        Ok(())
-    }
-
-    /// Returns the changes as text, and keeps the new values.
-    fn changes(&mut self, read: Reread) -> String {
-        let Reread { settings, credentials, .. } = read;
-        let new = settings.peers.clone();
-        let added = new.iter().filter(|peer| !self.peers.contains(peer));
-        let removed = self.peers.iter().filter(|peer| !new.contains(peer));
-        let shown = |sign: char| move |peer: &PeerAddress| format!(" {sign}{}={}", peer.name, peer.address);
-        let peers: String = added.map(shown('+')).chain(removed.map(shown('-'))).collect();
-        let peers = if peers.is_empty() { " none" } else { &peers };
-        let mut text = format!("changes of peers:{peers}");
-        if credentials.certificates != self.credentials.certificates {
-            text += "; new certificates";
-        }
-        let tokens = |of: &Credentials| (of.admin.all.clone(), of.admin.read.clone());
-        if tokens(&credentials) != tokens(&self.credentials) {
-            text += "; other tokens";
-        }
-        let others = others(&self.first, &settings);
-        if !others.is_empty() {
-            text += &format!("; changes that need a restart: {}", others.join(", "));
-        }
-        (self.peers, self.credentials) = (new, credentials);
-        text
-    }
-}
-
-fn others(first: &Settings, now: &Settings) -> Vec<&'static str> {
-    let (a, b) = (&first.pool, &now.pool);
-    let all = [
-        ("name", first.name != now.name),
-        ("size", a.blocks != b.blocks),
-        ("size_max", a.blocks_max != b.blocks_max),
-        ("layout", a.layout != b.layout),
-        ("device", a.device != b.device),
-        ("defrag", a.defrag != b.defrag),
-        ("eviction", a.eviction != b.eviction),
-        ("reserve", a.reserve != b.reserve),
-        ("listen", first.listen != now.listen),
-        ("admin", first.admin != now.admin),
-        ("admin_connections", first.admin_connections != now.admin_connections),
-        ("peer_quota", first.peer_quota_bytes != now.peer_quota_bytes),
-        ("nixl", first.nixl != now.nixl),
-        ("migrate", first.migrate != now.migrate),
-        ("restarts", first.restarts != now.restarts),
-        ("doubt_limit", first.doubt_limit != now.doubt_limit),
-        ("tier", first.tier != now.tier),
-        ("membership", first.membership != now.membership),
-        ("kv_events", first.kv_events != now.kv_events),
-        ("load", first.load != now.load),
-        ("hash_key_file", first.hash_key != now.hash_key),
-        ("drain", first.drain != now.drain),
-        ("log", first.log != now.log),
-        ("log_level", first.log_levels != now.log_levels),
-        ("otel_endpoint", first.traces != now.traces),
-    ];
-    all.into_iter().filter(|&(_, is_other)| is_other).map(|(name, _)| name).collect()
+    let loaded = sources.load().map_err(|error| error.to_string())?;
+    Reread::new(loaded).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

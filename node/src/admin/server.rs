@@ -38,7 +38,7 @@ const REFUSAL: Duration = Duration::from_secs(2);
 pub enum BindError {
     /// The address is used by another program, or by another node.
     #[error(
-        "cannot listen on {address} for the admin interface: the {} is in use (choose another with --admin{})",
+        "cannot listen on {address} for the admin interface: the {} is in use (choose another{})",
         if matches!(.address.address(), Address::Unix(_)) { "path" } else { "port" },
         if matches!(.address.address(), Address::Unix(_)) { "" } else { ", or port 0" }
     )]

@@ -345,13 +345,12 @@ impl NodeBuilder {
             dialers: Arc::downgrade(&dialers),
             offers: self.offers,
         };
-        let serving = self.admin.map(|server| {
-            let mut pool = PoolAdmin::new(&self.name, operator.pool.clone()).reporters(self.reporters);
-            if let Some(traffic) = self.traffic {
-                pool = pool.traffic(traffic);
-            }
-            Serving::start(server, Arc::new(NodeAdmin::new(operator.clone(), pool)))
-        });
+        let mut admin = PoolAdmin::new(&self.name, operator.pool.clone()).reporters(self.reporters);
+        if let Some(traffic) = self.traffic {
+            admin = admin.traffic(traffic);
+        }
+        let admin = Arc::new(NodeAdmin::new(operator.clone(), admin));
+        let serving = self.admin.map(|server| Serving::start(server, admin.clone()));
         let node = Node {
             name: self.name,
             operator,
@@ -360,6 +359,7 @@ impl NodeBuilder {
             dialers,
             accepting,
             offloading,
+            admin,
             serving,
             heads: self.heads,
             ended,

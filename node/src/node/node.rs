@@ -7,13 +7,14 @@ use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
+use super::admin::NodeAdmin;
 use super::dialers::Dialers;
 use super::driver::Input;
 use super::error::NodeError;
 use super::operator::Operator;
 use super::serving::Serving;
 use super::status::NodeCounters;
-use crate::admin::{AdminCredentials, MigrationRecord};
+use crate::admin::{Admin, AdminCredentials, MigrationRecord};
 use crate::settings::AdminUrl;
 use crate::transport::tcp::{Address, PeerSettings, Tls, Token};
 
@@ -32,6 +33,7 @@ pub struct Node {
     pub(super) dialers: Arc<Mutex<Dialers>>,
     pub(super) accepting: JoinHandle<()>,
     pub(super) offloading: Option<JoinHandle<()>>,
+    pub(super) admin: Arc<NodeAdmin>,
     pub(super) serving: Option<Serving>,
     pub(super) heads: Option<HeadRange>,
     /// Number of unfinished migrations at the end of the driver.
@@ -61,6 +63,11 @@ impl Node {
     /// Returns the address of the admin interface, if there is one.
     pub fn admin_address(&self) -> Option<&AdminUrl> {
         self.serving.as_ref().map(Serving::address)
+    }
+
+    /// Returns what the admin interface answers, with or without one.
+    pub fn admin(&self) -> Arc<dyn Admin> {
+        self.admin.clone()
     }
 
     /// Returns counts since it began.
@@ -175,9 +182,7 @@ impl Node {
     /// ends last, when its requests are answered, or at the deadline.
     pub async fn shutdown(&self, patience: Duration) -> bool {
         let begun = Instant::now();
-        if let Some(serving) = &self.serving {
-            serving.drain();
-        }
+        self.admin.drain();
         self.set_peers(Vec::new());
         let mut ended = self.ended.clone();
         let drained = async {

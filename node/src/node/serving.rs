@@ -14,7 +14,6 @@ const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
 pub(super) struct Serving {
     pub(super) access: AdminAccess,
-    admin: Arc<NodeAdmin>,
     address: AdminUrl,
     /// Time for requests in progress, once shutdown has begun.
     ending: watch::Sender<Option<Duration>>,
@@ -24,26 +23,22 @@ pub(super) struct Serving {
 impl Serving {
     pub(super) fn start(server: AdminServer, admin: Arc<NodeAdmin>) -> Self {
         let (ending, mut ended) = watch::channel(None);
-        let (access, address, shared) = (server.access(), server.address().clone(), admin.clone());
+        let (access, address) = (server.access(), server.address().clone());
         let task = tokio::spawn(async move {
             let end = async {
                 // Fails only if the node is gone; then this task ends too.
                 let _ = ended.wait_for(Option::is_some).await;
             };
             // Longer than any patience: `end` below has the deadline.
-            if let Err(error) = server.run(shared, end, Duration::MAX).await {
+            if let Err(error) = server.run(admin, end, Duration::MAX).await {
                 tracing::warn!(%error, "the admin interface could not be served");
             }
         });
-        Self { access, admin, address, ending, task }
+        Self { access, address, ending, task }
     }
 
     pub(super) fn address(&self) -> &AdminUrl {
         &self.address
-    }
-
-    pub(super) fn drain(&self) {
-        self.admin.drain();
     }
 
     /// Ends the server, with some time for requests in progress.

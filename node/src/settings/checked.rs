@@ -3,7 +3,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use kvpool::prefix::policy::PolicyKind;
-use kvpool::{DeviceId, Dtype, KvLayout};
+use kvpool::prefix::{HashKey, Hashing, PrefixHasher};
+use kvpool::{DeviceId, Dtype, KvLayout, Pool};
 
 use super::admin_url::AdminUrl;
 use super::entries::{Entries, Entry};
@@ -76,6 +77,25 @@ pub struct Settings {
     pub log_levels: LogLevels,
     /// Where traces are sent.
     pub traces: TraceTarget,
+}
+
+/// Purpose of the key that is derived from the secret of a cluster.
+const HASH_KEY: &str = "kvpool 2026 hashes of cached blocks";
+
+impl Settings {
+    /// Returns the key of the hashes of cached blocks. Pools need the same one to exchange them.
+    pub fn block_hash_key(&self) -> Option<HashKey> {
+        self.hash_key.as_ref().map(|secret| HashKey::from_bytes(secret.key(HASH_KEY)))
+    }
+
+    /// Returns why a pool hashes blocks differently than these settings say, if it does.
+    pub(super) fn other_hashes(&self, pool: &Pool) -> Option<&'static str> {
+        let (key, cache) = (self.block_hash_key()?, pool.prefix_cache()?);
+        let of = |hashing| PrefixHasher::new(hashing, &key, cache.hasher().block_tokens());
+        let agrees = |hashing| of(hashing).is_ok_and(|hasher| hasher.agrees_with(cache.hasher()));
+        let is_same = agrees(Hashing::Fast) || agrees(Hashing::Keyed);
+        (!is_same).then_some("the pool was built with another key of the hashes than this secret gives")
+    }
 }
 
 /// Settings of a node's pool.
@@ -171,6 +191,11 @@ pub struct Loaded {
 }
 
 impl Loaded {
+    pub(crate) fn log_warnings(self) -> Settings {
+        self.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+        self.settings
+    }
+
     pub(super) fn check(entries: &Entries, mut warnings: Vec<String>) -> Result<Self, SettingsError> {
         let read = Reader(entries);
         let pool = read.pool()?;
@@ -211,6 +236,12 @@ impl Loaded {
             warnings.push("migrate-below moves sequences only: nodes without a common hash-key-file or token-file hash cached blocks differently".to_owned());
         }
         Ok(Self { settings, warnings })
+    }
+
+    pub(super) fn hash_key(entries: &Entries) -> Result<Option<[u8; 32]>, SettingsError> {
+        let (read, warnings) = (Reader(entries), &mut Vec::new());
+        let token = read.tokens("token-file", warnings)?;
+        Ok(read.hash_key(token.as_ref(), warnings)?.map(|secret| secret.key(HASH_KEY)))
     }
 
     pub(super) fn peers(entries: &Entries) -> Result<(String, Vec<PeerAddress>), SettingsError> {

@@ -74,6 +74,14 @@ pub enum SettingsError {
         /// Why it is needed.
         reason: &'static str,
     },
+    /// A setting of `kvpool serve` was given to an engine, whose pool and messages are its own.
+    #[error("{origin}: {} is a setting of `kvpool serve` alone: the engine has its own pool, traffic and log", .key.in_file())]
+    OfProgram {
+        /// The key.
+        key: &'static Key,
+        /// Origin of the value.
+        origin: Origin,
+    },
     /// The token's file was refused.
     #[error("{origin}: {error}")]
     Token {

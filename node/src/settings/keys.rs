@@ -168,6 +168,13 @@ pub const KEYS: &[Key] = &[
         "Send traces to this OpenTelemetry collector, by OTLP over HTTP; by default to that of OTEL_EXPORTER_OTLP_ENDPOINT; needs a build with the feature `otel`"),
 ];
 
+/// Keys of the pool, the traffic and the messages of `kvpool serve`: an engine has its own.
+#[rustfmt::skip]
+pub(super) const OF_PROGRAM: [&str; 16] = [
+    "size", "size-max", "layout", "block-tokens", "dtype", "device", "defrag-threshold", "defrag-interval", "eviction",
+    "reserve", "load", "load-threads", "load-rest", "log", "log-level", "otel-endpoint",
+];
+
 fn same_name(a: &str, b: &str) -> bool {
     a.len() == b.len() && a.bytes().zip(b.bytes()).all(|(a, b)| a == b || (a == b'-' && b == b'_'))
 }

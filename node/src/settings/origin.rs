@@ -7,6 +7,8 @@ use std::path::PathBuf;
 pub enum Origin {
     /// The default.
     Default,
+    /// An argument of the program that embeds the node.
+    Argument,
     /// A flag, without its dashes.
     Flag(&'static str),
     /// An environment variable.
@@ -24,6 +26,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("the default"),
+            Self::Argument => f.write_str("the argument"),
             Self::Flag(name) => write!(f, "--{name}"),
             Self::Variable(name) => write!(f, "the variable {name}"),
             Self::File { path, line } => write!(f, "{}:{line}", path.display()),

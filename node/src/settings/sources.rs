@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use kvpool::Pool;
 use toml::de::{DeTable, DeValue};
 
 use super::checked::Loaded;
 use super::entries::{Entries, Entry};
 use super::error::SettingsError;
 use super::files::read_file;
-use super::keys::{CONFIG, KEYS, Key, VARIABLE_PREFIX};
+use super::keys::{CONFIG, KEYS, Key, OF_PROGRAM, VARIABLE_PREFIX};
 use super::origin::Origin;
 use super::reader::Reader;
 use super::socket::default_socket;
@@ -26,6 +27,7 @@ const OTHER_VARIABLES: [&str; 1] = ["KVPOOL_MOONCAKE"];
 pub struct Sources {
     flags: BTreeMap<&'static str, String>,
     variables: Vec<(OsString, OsString)>,
+    given: Option<(PathBuf, Option<String>)>,
 }
 
 impl Sources {
@@ -37,6 +39,18 @@ impl Sources {
     /// Adds a flag. The last value of a key counts.
     pub fn flag(mut self, key: &'static Key, value: impl Into<String>) -> Self {
         self.flags.insert(key.name, value.into());
+        self
+    }
+
+    /// Names the settings file, instead of the flag `config`.
+    pub fn file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.given = Some((path.into(), None));
+        self
+    }
+
+    /// Gives the text of a settings file, with a name for errors.
+    pub fn text(mut self, name: impl Into<PathBuf>, text: impl Into<String>) -> Self {
+        self.given = Some((name.into(), Some(text.into())));
         self
     }
 
@@ -54,7 +68,73 @@ impl Sources {
     /// [`SettingsError`], which names the key, the place and the accepted values.
     pub fn load(&self) -> Result<Loaded, SettingsError> {
         let mut warnings = Vec::new();
-        let mut entries = self.entries(&mut warnings)?;
+        let entries = self.entries(&mut warnings)?;
+        Self::check(entries, warnings)
+    }
+
+    /// Reads all sources for the pool of an engine, and checks the settings.
+    ///
+    /// # Errors
+    /// As for [`load`](Self::load); [`SettingsError::OfProgram`] for a setting of the pool, of traffic
+    /// or of messages, which are the engine's; [`SettingsError::Value`] for a secret of the hashes
+    /// that is not the pool's, if it is given as `hash_key_file` or for a tier.
+    pub fn load_for(&self, pool: &Pool) -> Result<Loaded, SettingsError> {
+        let mut warnings = Vec::new();
+        let entries = self.entries_for(pool, &mut warnings)?;
+        let mut loaded = Self::check(entries.clone(), warnings)?;
+        loaded.settings.pool.layout = pool.layout().clone();
+        if let Some(problem) = loaded.settings.other_hashes(pool) {
+            match ["hash-key-file", "tier"].into_iter().find(|key| Reader(&entries).entry(key).is_some()) {
+                Some(key) => return Err(Reader(&entries).refuse(key, problem)),
+                None => loaded.warnings.push(format!("nodes exchange sequences only: {problem}")),
+            }
+        }
+        Ok(loaded)
+    }
+
+    /// Reads all sources for a client of a store, whose pool holds values on their way. By default it
+    /// has this name, and neither an address for peers nor an admin interface.
+    ///
+    /// # Errors
+    /// As for [`load_for`](Self::load_for), except for the hashes: values have names.
+    pub fn load_for_client(&self, pool: &Pool, name: &str) -> Result<Loaded, SettingsError> {
+        let mut warnings = Vec::new();
+        let mut entries = self.entries_for(pool, &mut warnings)?;
+        for (key, text) in [("name", name), ("listen", "off"), ("admin", "off")] {
+            if entries.get(key).is_none_or(|entry| entry.origin == Origin::Default) {
+                entries.insert(key, Entry { text: text.to_owned(), origin: Origin::Default });
+            }
+        }
+        Self::check(entries, warnings)
+    }
+
+    fn entries_for(&self, pool: &Pool, warnings: &mut Vec<String>) -> Result<Entries, SettingsError> {
+        let mut entries = self.entries(warnings)?;
+        for key in OF_PROGRAM {
+            if let Some(Entry { origin, .. }) =
+                entries.get(key).filter(|entry| entry.origin != Origin::Default)
+            {
+                let key = Key::find(key).expect("a key of the list");
+                return Err(SettingsError::OfProgram { key, origin: origin.clone() });
+            }
+        }
+        // Those that others are checked against.
+        let eviction = if pool.prefix_cache().is_some() { "lru" } else { "off" };
+        for (key, text) in [("size", pool.total_blocks().to_string()), ("eviction", eviction.to_owned())] {
+            entries.insert(key, Entry { text, origin: Origin::Default });
+        }
+        Ok(entries)
+    }
+
+    /// Returns the key of the hashes of cached blocks. Other settings are not checked.
+    ///
+    /// # Errors
+    /// As for [`load`](Self::load), about its files and unknown keys.
+    pub fn load_hash_key(&self) -> Result<Option<[u8; 32]>, SettingsError> {
+        Loaded::hash_key(&self.entries(&mut Vec::new())?)
+    }
+
+    fn check(mut entries: Entries, warnings: Vec<String>) -> Result<Loaded, SettingsError> {
         if !entries.contains_key("listen") {
             let is_set = |key| Reader(&entries).entry(key).is_some();
             // Any user of this host could link to a port, and nothing would distinguish them.
@@ -82,7 +162,12 @@ impl Sources {
             .collect();
         let mut entries = Entries::new();
         let config = flags.get(CONFIG.name).or_else(|| variables.get(CONFIG.name));
-        if let Some(Entry { text, origin }) = config {
+        if let Some((path, text)) = &self.given {
+            entries = match text {
+                Some(text) => parse(path, text)?,
+                None => parse(path, &read(path, &Origin::Argument)?)?,
+            };
+        } else if let Some(Entry { text, origin }) = config {
             let path = PathBuf::from(text);
             entries = parse(&path, &read(&path, origin)?)?;
         }

@@ -70,7 +70,7 @@ mod tests {
             assert_eq!(result.ok().map(|tier| tier.name()), Some("redis"));
         } else {
             let text = result.err().expect("a refusal").to_string();
-            assert!(text.contains("--features redis`"), "{text}");
+            assert!(text.contains("lacks the feature `redis`"), "{text}");
         }
     }
 }

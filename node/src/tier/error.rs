@@ -33,9 +33,7 @@ pub enum TierError {
         reason: String,
     },
     /// The store's client is not part of this build.
-    #[error(
-        "this program was built without {store}: build it with `cargo install --path cli --features {feature}`"
-    )]
+    #[error("{store}: this build lacks the feature `{feature}`")]
     NotBuilt {
         /// Kind of store.
         store: &'static str,

@@ -1,23 +1,34 @@
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use serde_json::{Value, json};
 
 use super::breaker::BreakerState;
-use super::tiered::{Tiered, TieredLink};
+use super::shared_tier::SharedTier;
+use super::tiered::{Tiered, TieredCounters, TieredLink};
 use crate::admin::{Failures, Reporter};
 use crate::metrics::{self, Scrape};
 
-/// Reports the counters of a pool with a tier, while it lives.
+/// Reports the counters of a tier, and of the pool that uses it, while they live.
 #[derive(Debug)]
 pub struct TierReporter {
     name: String,
-    link: Weak<TieredLink>,
+    tier: Weak<SharedTier>,
+    link: Option<Weak<TieredLink>>,
 }
 
 impl TierReporter {
     /// Creates a reporter; `name` identifies the tier in statistics and metrics.
     pub fn new(name: impl Into<String>, tiered: &Tiered) -> Self {
-        Self { name: name.into(), link: tiered.downgrade() }
+        Self { link: Some(tiered.downgrade()), ..Self::without_pool(name, tiered.tier()) }
+    }
+
+    /// Creates a reporter of a tier whose values are not those of a pool.
+    pub fn without_pool(name: impl Into<String>, tier: &Arc<SharedTier>) -> Self {
+        Self { name: name.into(), tier: Arc::downgrade(tier), link: None }
+    }
+
+    fn pool(&self) -> Option<TieredCounters> {
+        Some(self.link.as_ref()?.upgrade()?.read_counters())
     }
 }
 
@@ -33,19 +44,20 @@ impl Reporter for TierReporter {
     /// The fields of [`TierCounters`](super::TierCounters), and of
     /// [`TieredCounters`](super::TieredCounters) in the object `pool`.
     fn stats(&self) -> Option<Value> {
-        let link = self.link.upgrade()?;
-        let mut stats = json!(link.tier.counters());
-        stats["pool"] = json!(link.read_counters());
+        let mut stats = json!(self.tier.upgrade()?.counters());
+        if let Some(pool) = self.pool() {
+            stats["pool"] = json!(pool);
+        }
         Some(stats)
     }
 
     fn failures(&self) -> Option<Failures> {
-        Some(self.link.upgrade()?.tier.failures().clone())
+        Some(self.tier.upgrade()?.failures().clone())
     }
 
     fn scrape(&self, scrape: &mut Scrape) {
-        let Some(link) = self.link.upgrade() else { return };
-        let (name, tier, pool) = (&*self.name, link.tier.counters(), link.read_counters());
+        let Some(tier) = self.tier.upgrade() else { return };
+        let (name, tier, pool) = (&*self.name, tier.counters(), self.pool().unwrap_or_default());
         for (outcome, keys) in [
             ("stored", tier.stored),
             ("hit", tier.hits),

@@ -22,6 +22,7 @@ _Priority = Literal["normal", "high", "urgent"]
 _Part = Literal["k", "v", "k_scales", "v_scales"]
 _Dtype = Literal["f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"]
 _Numbers = Iterable[int] | _Buffer
+_Settings = str | PathLike[str] | Mapping[str, Any]
 _TierWord = Literal["stored", "hit", "miss", "late", "busy", "failed"]
 
 __version__: str
@@ -546,6 +547,34 @@ class Node(AsyncIterator[tuple[Sequence, str]]):
         seconds without a link to its target, a sequence in doubt is this node's own again; if the
         target lives, both may run it.
         """
+    @staticmethod
+    def from_settings(pool: Pool, settings: _Settings) -> Call[Node]:
+        """Starts the node of a pool with the services of `kvpool serve`, as its settings say."""
+    @staticmethod
+    def hash_key(settings: _Settings) -> bytes | None:
+        """Returns the key of the hashes that these settings give, for `Pool(hash_key=...)`."""
+    def reload(self, settings: _Settings | None = None) -> Call[str]:
+        """Reads the settings again, and applies peers, certificates and tokens; returns the changes."""
+    def bring_back(
+        self,
+        tokens: _Numbers,
+        *,
+        salt: bytes | None = None,
+        adapter: bytes | None = None,
+        extra_keys: list[tuple[int, int, bytes]] | None = None,
+        timeout: float | None = None,
+    ) -> Call[int]:
+        """Fetches the longest prefix that the tier has; returns the number of its cached blocks."""
+    def health(self) -> dict[str, Any]:
+        """Returns what `/readyz` and `/healthz` of the admin interface answer: `ready`, `reasons`, `state`."""
+    def services(self) -> Call[dict[str, Any]]:
+        """Returns the counters and failures of the services by group and name, as `/stats` does."""
+    @property
+    def admin_address(self) -> str | None:
+        """Address of the admin interface, if there is one."""
+    @property
+    def event_addresses(self) -> list[str]:
+        """Addresses of the events and of their replays, as far as they are published."""
     @property
     def name(self) -> str:
         """Its name."""
@@ -565,7 +594,7 @@ class Node(AsyncIterator[tuple[Sequence, str]]):
         them, and what it still writes by RDMA damages blocks of others. A peer with a link is
         refused.
         """
-    def shutdown(self, patience: float = 10.0) -> Call[bool]:
+    def shutdown(self, patience: float | None = None) -> Call[bool]:
         """Ends the node in an orderly way: no migration begins, and those under way get `patience`
         seconds. Returns whether nothing was left. Closes the node.
         """
@@ -1590,6 +1619,19 @@ class Tier:
         seconds fails; after a few failures in a row the node is not asked for `rest` seconds, and a
         key that failed is not asked for that long either.
         """
+    @staticmethod
+    def from_settings(
+        settings: _Settings,
+        *,
+        value_bytes: int,
+        namespace: str,
+        window: int = 0,
+        threads: int = 0,
+        puts: int = 0,
+        patience: float = 0.0,
+        rest: float = 0.0,
+    ) -> Tier:
+        """Shares values through the store of `tier` in settings of `kvpool serve`, or the one node of `peers`."""
     @staticmethod
     def in_process(bytes_max: int, *, value_bytes: int, namespace: str) -> Tier:
         """Keeps values in the memory of this process, of at most `bytes_max` bytes; the oldest are

@@ -517,6 +517,8 @@ def test_clear_and_statistics() -> None:
         ({"peer": "cache", "adress": "x"}, "there is no setting 'adress'"),
         ({"in_process_bytes": "1 GB"}, "kvpool.in_process_bytes is '1 GB', expected int"),
         ({"in_process_bytes": True}, "expected int"),
+        ({"settings": "/nowhere/kvpool.toml"}, "cannot read the settings file /nowhere/kvpool.toml"),
+        ({"settings": "x", "token_file": "y"}, "or set 'settings' or 'in_process_bytes' alone"),
         ([], "expected an object"),
     ],
 )

@@ -18,6 +18,7 @@ from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, 
 
 import kvpool
 from kvpool._drift import EngineChanged
+from kvpool.errors import InvalidArgument
 from kvpool.vllm.offload import KvpoolOffloadingManager, KvpoolOffloadingSpec
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -294,6 +295,21 @@ def engine(node: CacheNode) -> Iterator[Callable[..., Engine]]:
     yield make
     for each in engines:
         each.close()
+
+
+def test_the_link_comes_from_settings(engine: Callable[..., Engine], node: CacheNode) -> None:
+    no_link: dict[str, object] = {"peer": None, "address": None}
+    settings = {"peers": {"cache": node.address}, "admin": "127.0.0.1:0"}
+    one, other = engine(), engine(settings=settings, **no_link)
+    one.write(*range(5))
+    one.settle()
+    assert other.read(*range(6)) == list(range(5))
+    with pytest.raises(InvalidArgument, match="or all by settings"):
+        engine(settings=settings)
+    with pytest.raises(InvalidArgument, match="or all by settings"):
+        engine(**no_link)
+    with pytest.raises(InvalidArgument, match="there is no key `peer`; did you mean `peers`"):
+        engine(settings={"peer": "x"}, **no_link)
 
 
 def test_chunks_of_one_engine_are_hits_in_another(engine: Callable[..., Engine]) -> None:

@@ -42,6 +42,7 @@ WINDOW_BYTES = 256 << 20
 """Memory for pages on their way to and from a node, if ``window`` is not set."""
 
 _SETTINGS = {
+    "settings": str,
     "peer": str,
     "address": str,
     "namespace": str,
@@ -70,8 +71,11 @@ def _settings(text: dict, where: str = "kvpool") -> dict[str, Any]:
         wanted = (int, float) if kind is float else kind
         if not isinstance(value, wanted) or isinstance(value, bool):
             raise InvalidArgument(f"{where}.{name} is {value!r}, expected {kind.__name__}")
-    if "in_process_bytes" not in text and not {"peer", "address"} <= set(text):
-        raise InvalidArgument(f"{where}: name a node by 'peer' and 'address', or set 'in_process_bytes'")
+    ways = [{"peer", "address"}, {"settings"}, {"in_process_bytes"}]
+    if sum(way <= set(text) for way in ways) != 1 or ("settings" in text and {"name", "token_file", "tls_files"} & set(text)):
+        raise InvalidArgument(
+            f"{where}: name a node by 'peer' and 'address', with its link, or set 'settings' or 'in_process_bytes' alone"
+        )
     return text
 
 
@@ -126,17 +130,19 @@ class _Pages:
             self.tier = Tier.in_process(settings["in_process_bytes"], value_bytes=self.page_bytes, namespace=namespace)
             return
         token, tls = settings.get("token_file"), settings.get("tls_files")
-        more = {key: settings[key] for key in ("name", "threads", "patience", "rest") if key in settings}
+        limits = {key: settings[key] for key in ("threads", "patience", "rest") if key in settings}
+        limits |= {"value_bytes": self.page_bytes, "namespace": namespace, "puts": self.puts}
+        limits["window"] = settings.get("window", min(STORAGE_BATCH_SIZE, fitting))
+        if "settings" in settings:
+            self.tier = Tier.from_settings(settings["settings"], **limits)
+            return
         self.tier = Tier.peer(
             settings["peer"],
             settings["address"],
-            value_bytes=self.page_bytes,
-            namespace=namespace,
+            name=settings.get("name"),
             token=Path(token).read_bytes().strip() if token else None,
             tls=tuple(Path(file).read_bytes() for file in tls) if tls else None,
-            window=settings.get("window", min(STORAGE_BATCH_SIZE, fitting)),
-            puts=self.puts,
-            **more,
+            **limits,
         )
 
     def _are(self, words: list[str], wanted: str) -> list[bool]:

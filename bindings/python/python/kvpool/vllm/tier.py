@@ -58,7 +58,9 @@ class _Lookups(AsyncLookupManager):
 class KvpoolTier(SecondaryTierManager):
     """A ``SecondaryTierManager`` over a kvpool node.
 
-    ``namespace`` names what vLLM's configuration does not know, as the revision of the weights. ``token_file``
+    ``namespace`` names what vLLM's configuration does not know, as the revision of the weights. ``settings`` is a
+    file with the settings of ``kvpool serve``, or a mapping, instead of the arguments of the link: its ``tier`` is the
+    store, or else the one node of its ``peers``, and its ``admin`` serves page and metrics of the tier. ``token_file``
     has one line; ``tls_cert``, ``tls_key`` and ``tls_ca`` are PEM files, and ``name`` is the name of this
     end in the certificate. Lookups take at most ``lookup_timeout`` seconds, loads and stores
     ``load_timeout`` and ``store_timeout``. A call of the node that takes longer than ``patience`` seconds
@@ -69,9 +71,10 @@ class KvpoolTier(SecondaryTierManager):
     def __init__(
         self,
         *args: Any,
-        peer: str,
-        address: str,
         namespace: str,
+        settings: str | dict[str, Any] | None = None,
+        peer: str | None = None,
+        address: str | None = None,
         name: str | None = None,
         token_file: str | None = None,
         tls_cert: str | None = None,
@@ -92,12 +95,14 @@ class KvpoolTier(SecondaryTierManager):
         files = (tls_cert, tls_key, tls_ca)
         if any(files) and not all(files):
             raise InvalidArgument(f"tier {self.tier_type}: tls_cert, tls_key and tls_ca belong together")
-        settings = {
+        link = (peer, address, name, token_file, *files)
+        if (settings is None) != (peer is not None and address is not None) or (settings and any(link)):
+            raise InvalidArgument(
+                f"tier {self.tier_type}: name a node by peer and address, with name, token_file and tls_*, or all by settings"
+            )
+        limits: dict[str, Any] = {
             "value_bytes": self._block_size_bytes,
             "namespace": f"{namespace} {self._layout()}",
-            "name": name,
-            "token": None if token_file is None else Path(token_file).read_bytes().strip(),
-            "tls": tuple(Path(file).read_bytes() for file in files if file) or None,
             "window": window,
             "puts": max(window, 1),
             "patience": patience,
@@ -105,7 +110,12 @@ class KvpoolTier(SecondaryTierManager):
         }
         # Values of one call: as many as a thread of the tier has room for in the window.
         self._part = max(window // 4, 1)
-        self._tier = Tier.peer(peer, address, **settings)
+        if settings is None:
+            token = None if token_file is None else Path(token_file).read_bytes().strip()
+            tls = tuple(Path(file).read_bytes() for file in files if file) or None
+            self._tier = Tier.peer(peer, address, name=name, token=token, tls=tls, **limits)
+        else:
+            self._tier = Tier.from_settings(settings, **limits)
         self._memory = self._primary_kv_view.cast("B")
         self._lookups = _Lookups(self.tier_type, tier=self._tier, timeout=lookup_timeout)
         self._loads = ThreadPoolExecutor(2, thread_name_prefix="kvpool-tier-load")
@@ -113,10 +123,7 @@ class KvpoolTier(SecondaryTierManager):
         self._jobs: dict[JobId, Future[None]] = {}
         self._finished: SimpleQueue[tuple[TransferJob, list[OffloadKey], float]] = SimpleQueue()
         self._failure: str | None = None
-        logger.info(
-            "kvpool: tier %s is node %s at %s, with values of %d bytes",
-            self.tier_type, peer, address, self._block_size_bytes,
-        )
+        logger.info("kvpool: tier %s is %r, of %s", self.tier_type, self._tier, address or settings)
 
     def _layout(self) -> str:
         """What engines have in common whose chunks have the same bytes, as vLLM names folders for it."""
