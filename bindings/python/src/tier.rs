@@ -310,7 +310,7 @@ impl PyTier {
     /// settings', and `tier_namespace` is added to `namespace`. By default, the name of this end is a
     /// random one, and it has no admin interface.
     #[staticmethod]
-    #[pyo3(signature = (settings, *, value_bytes, namespace, window=Count(64), threads=Count(2), puts=Count(64), patience=Seconds(Duration::from_secs(1)), rest=Seconds(Duration::from_secs(5))))]
+    #[pyo3(signature = (settings, *, value_bytes, namespace, window=Count(64), threads=Count(2), puts=Count(64), patience=Seconds(Duration::from_secs(1)), rest=Seconds(Duration::from_secs(5))), text_signature = "(settings, *, value_bytes, namespace, window=64, threads=2, puts=64, patience=1.0, rest=5.0)")]
     #[allow(clippy::too_many_arguments)]
     fn from_settings(
         py: Python<'_>,

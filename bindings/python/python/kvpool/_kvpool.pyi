@@ -519,7 +519,8 @@ class Defragmenter:
 
 @final
 class Node(AsyncIterator[tuple[Sequence, str]]):
-    """A pool with links to the pools of other processes. `await Node.start(pool, ...)` makes one.
+    """A pool with links to the pools of other processes. `await Node.start(pool, ...)` makes one, and
+    `await Node.from_settings(pool, settings)` one with the services of `kvpool serve`.
 
     While it is open, its peers are targets of `Pool.migrate` by their names. Sequences of peers
     arrive from `async for sequence, peer in node`.
@@ -549,12 +550,22 @@ class Node(AsyncIterator[tuple[Sequence, str]]):
         """
     @staticmethod
     def from_settings(pool: Pool, settings: _Settings) -> Call[Node]:
-        """Starts the node of a pool with the services of `kvpool serve`, as its settings say."""
+        """Starts the node of a pool with the services of `kvpool serve`: peers, admin interface with page
+        and metrics, shared tier, membership, events of the cache, each as `settings` say. They are the
+        path of its TOML file, or a mapping with the same keys; variables of the environment do not count.
+
+        Settings of the pool, of traffic and of messages are refused: they are the engine's. Messages go
+        to the logger `kvpool`.
+        """
     @staticmethod
     def hash_key(settings: _Settings) -> bytes | None:
-        """Returns the key of the hashes that these settings give, for `Pool(hash_key=...)`."""
+        """Returns the key of the hashes that these settings give, for `Pool(hash_key=...)`: nodes with the
+        same secret exchange cached blocks. None without `hash_key_file` and `token_file`.
+        """
     def reload(self, settings: _Settings | None = None) -> Call[str]:
-        """Reads the settings again, and applies peers, certificates and tokens; returns the changes."""
+        """Reads the settings again, or other ones, and applies peers, certificates and tokens, completely
+        or not at all. Returns the changes, and names those that need another start.
+        """
     def bring_back(
         self,
         tokens: _Numbers,
@@ -564,11 +575,18 @@ class Node(AsyncIterator[tuple[Sequence, str]]):
         extra_keys: list[tuple[int, int, bytes]] | None = None,
         timeout: float | None = None,
     ) -> Call[int]:
-        """Fetches the longest prefix that the tier has; returns the number of its cached blocks."""
+        """Fetches the longest prefix of these tokens that the tier has, within `timeout` seconds, by
+        default those of `tier_wait`. Returns the number of its blocks that are cached now. A failure is
+        a miss.
+        """
     def health(self) -> dict[str, Any]:
-        """Returns what `/readyz` and `/healthz` of the admin interface answer: `ready`, `reasons`, `state`."""
+        """Returns what `/readyz` and `/healthz` of the admin interface answer: `ready`, whether it should
+        get requests, the `reasons` if not, and the `state`: "ok", "draining" or "device_lost".
+        """
     def services(self) -> Call[dict[str, Any]]:
-        """Returns the counters and failures of the services by group and name, as `/stats` does."""
+        """Returns the counters of the services by group and name, with `failures` and `last_error`, and
+        those of the node and its peers, as `/stats` of the admin interface does.
+        """
     @property
     def admin_address(self) -> str | None:
         """Address of the admin interface, if there is one."""
@@ -583,7 +601,8 @@ class Node(AsyncIterator[tuple[Sequence, str]]):
         """Addresses at which peers reach it, with the ports that the system selected."""
     def set_peers(self, peers: Mapping[str, str]) -> None:
         """Replaces the configured peers: addresses by name."""
-    def stats(self) -> NodeStats: ...
+    def stats(self) -> NodeStats:
+        """Returns counts since it began."""
     def peers(self) -> Call[dict[str, bool]]:
         """Returns the peers, and whether a link to each is up."""
     def migrations(self) -> Call[list[MigrationState]]:
@@ -595,8 +614,9 @@ class Node(AsyncIterator[tuple[Sequence, str]]):
         refused.
         """
     def shutdown(self, patience: float | None = None) -> Call[bool]:
-        """Ends the node in an orderly way: no migration begins, and those under way get `patience`
-        seconds. Returns whether nothing was left. Closes the node.
+        """Ends the node in an orderly way: no migration begins, those under way finish, the tier and
+        subscribers get the last blocks and events. All has `patience` seconds, by default those of
+        `drain`, or 10. Returns whether no migration was left. Closes the node.
         """
     def close(self) -> None:
         """Ends the node at once: migrations under way fail, and their sequences stay."""
@@ -1366,22 +1386,31 @@ class MigrationState(_Record):
 
 @final
 class NodeStats(_Record):
+    """Counts since a node began."""
     @property
-    def sent(self) -> int: ...
+    def sent(self) -> int:
+        """Migrations, offloads and fetches that it sent, and that arrived."""
     @property
-    def received(self) -> int: ...
+    def received(self) -> int:
+        """Those that it received."""
     @property
-    def refused(self) -> int: ...
+    def refused(self) -> int:
+        """Those that a target refused."""
     @property
-    def failed(self) -> int: ...
+    def failed(self) -> int:
+        """Those that failed otherwise."""
     @property
-    def bad_blocks(self) -> int: ...
+    def bad_blocks(self) -> int:
+        """Blocks that arrived with wrong checksums."""
     @property
-    def damaged_blocks(self) -> int: ...
+    def damaged_blocks(self) -> int:
+        """Cached blocks that were dropped when a peer asked for them, because the memory had damaged them."""
     @property
-    def in_doubt(self) -> int: ...
+    def in_doubt(self) -> int:
+        """Times that the owner of a sequence was in doubt."""
     @property
-    def sent_bytes(self) -> int: ...
+    def sent_bytes(self) -> int:
+        """Bytes that it wrote to peers."""
 
 _Frames = Iterable[int] | _Buffer
 
@@ -1504,7 +1533,16 @@ class FramePool:
         """
     def references(self, frames: _Frames) -> list[int]:
         """The number of references of each frame."""
-    def available_after(self, frames: int, cursor: int | None = None) -> list[int]: ...
+    def available_after(self, frames: int, cursor: int | None = None) -> list[int]:
+        """Returns up to `frames` frames without references, in the order in which allocations use them,
+        those after frame `cursor`, or the first ones: free frames, ascending, then cached ones in the
+        order of eviction. To read on, pass the last frame as `cursor`.
+
+        The list is no reservation: a frame whose state another thread changes meanwhile may be
+        missing or appear twice. A cursor with references is refused. The first call visits every
+        frame; later ones take time in proportion to the frames that they return, and to those that
+        were listed, freed or evicted since.
+        """
     def is_writable(self, frame: int) -> bool:
         """Whether the engine may write to a frame: it has one reference and no hash."""
     def owners(self) -> list[tuple[int, int, int | None]]:
@@ -1631,7 +1669,13 @@ class Tier:
         patience: float = 0.0,
         rest: float = 0.0,
     ) -> Tier:
-        """Shares values through the store of `tier` in settings of `kvpool serve`, or the one node of `peers`."""
+        """Shares values through the store that `settings` of `kvpool serve` name, a file or a mapping: that
+        of `tier`, or else the one node of `peers`. An admin interface in them reports this tier.
+
+        The other arguments are those of `peer`; of a store, `tier_threads` and `tier_patience` are the
+        settings', and `tier_namespace` is added to `namespace`. By default, the name of this end is a
+        random one, and it has no admin interface.
+        """
     @staticmethod
     def in_process(bytes_max: int, *, value_bytes: int, namespace: str) -> Tier:
         """Keeps values in the memory of this process, of at most `bytes_max` bytes; the oldest are
@@ -1671,13 +1715,15 @@ class TierStats(_Record):
         """Values that were read and verified."""
     @property
     def misses(self) -> int:
-        """Keys to be read that the store did not have."""
+        """Keys to be read that the store did not have, or found damaged."""
     @property
     def failed(self) -> int:
         """Keys whose operation failed, for any reason."""
     @property
     def bad_values(self) -> int:
-        """Among them, values that were not what their keys say."""
+        """Values that were not what their keys say: found here, and failed, or found damaged by the node,
+        which dropped them, and missed.
+        """
     @property
     def overdue(self) -> int:
         """Keys that had no answer by the deadline of their call."""
