@@ -210,8 +210,8 @@ fn configure(
     if let Some(location) = &settings.nixl {
         builder = nixl(builder, location)?;
     }
-    let mut limits = wire::Limits::default();
-    limits.granted_bytes_per_peer = settings.peer_quota_bytes;
+    let limits =
+        wire::Limits { granted_bytes_per_peer: settings.peer_quota_bytes, ..wire::Limits::default() };
     Ok(builder.limits(limits))
 }
 

@@ -1663,11 +1663,11 @@ class Tier:
         *,
         value_bytes: int,
         namespace: str,
-        window: int = 0,
-        threads: int = 0,
-        puts: int = 0,
-        patience: float = 0.0,
-        rest: float = 0.0,
+        window: int = 64,
+        threads: int = 2,
+        puts: int = 64,
+        patience: float = 1.0,
+        rest: float = 5.0,
     ) -> Tier:
         """Shares values through the store that `settings` of `kvpool serve` name, a file or a mapping: that
         of `tier`, or else the one node of `peers`. An admin interface in them reports this tier.

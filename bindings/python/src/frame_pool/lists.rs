@@ -63,9 +63,11 @@ fn plain_numbers(list: &Bound<'_, PyList>) -> Option<Vec<u32>> {
     numbers
 }
 
+type Part = Box<[Py<PyInt>]>;
+
 /// The numbers of a pool's frames as Python objects: a list of frames is made of them, as Python has
 /// the small integers. Each part is made when it is first needed.
-pub struct Numbers(Box<[PyOnceLock<Box<[Py<PyInt>]>>]>);
+pub struct Numbers(Box<[PyOnceLock<Part>]>);
 
 /// Numbers that are made together, which takes some microseconds.
 const PART: usize = 64;
