@@ -88,7 +88,8 @@ def install(part: str = "pool") -> None:
     }
     if part not in parts:
         raise InvalidArgument(f"KVPOOL_VLLM is {part!r}, expected one of {', '.join(parts)}")
+    _COORDINATOR.__init__ = _STOCK_START  # whose body is checked
     if part != "off":
         check()
+        _COORDINATOR.__init__ = _start
     kv_cache_coordinator.BlockPool, block_pool.FreeKVCacheBlockQueue = parts[part]
-    _COORDINATOR.__init__ = _STOCK_START if part == "off" else _start
