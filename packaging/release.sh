@@ -131,7 +131,7 @@ maturin_options() {
 }
 
 wheel() {
-    local made bytes
+    local made bytes python tried=""
     maturin_options
     say "building the wheel"
     env "PATH=$VENV/bin:$PATH" maturin build --release --locked -m bindings/python/Cargo.toml --out "$WORK/wheel" "${BUILD[@]}"
@@ -148,9 +148,14 @@ wheel() {
     [[ $made == *-cp311-abi3-* ]] || fail "${made##*/} is not for the stable ABI of Python 3.11"
     bytes=$(stat -c %s "$made")
     ((bytes <= WHEEL_BYTES_MAX)) || fail "${made##*/} has $bytes bytes, more than $WHEEL_BYTES_MAX: it is not stripped, or has grown"
-    for python in python3.{11..19}; do
-        ! command -v "$python" >/dev/null || try_wheel "$python" "$made"
+    for python in python3.{11..19} python3; do
+        # A name may be a shim of a version that is not there; `python3` is tried if it is the only name.
+        "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue
+        [[ $python != python3 || -z $tried ]] || continue
+        try_wheel "$python" "$made"
+        tried=yes
     done
+    [[ -n $tried ]] || fail "there is no Python 3.11 or later to try the wheel with"
     say "${made##*/} has $bytes bytes"
 }
 

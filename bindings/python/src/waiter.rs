@@ -167,7 +167,7 @@ impl Waiter {
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        // Of a future that was dropped, no one wakes the task.
+        // Nothing wakes the task for a future that was dropped.
         self.polling.abort();
         Python::attach(|py| self.held.withdraw(py));
     }

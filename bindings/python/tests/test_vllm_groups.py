@@ -59,7 +59,7 @@ class Log:
 def plugin(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """kvpool's plugin, imported with a stand-in for vLLM."""
     contents: dict[str, dict[str, Any]] = {
-        "vllm": {"__version__": "0"},
+        "vllm": {"__version__": "0.33.0"},
         "vllm.logger": {"init_logger": lambda name: Log()},
         "vllm.v1": {},
         "vllm.v1.core": {},
@@ -115,7 +115,7 @@ def test_blocks_are_evicted_ahead_for_attention_and_compared_states(plugin: Any)
         assert queue.ahead == BLOCKS // 128
         first, got = dealt(queue)
         assert first != got, "the request gets a longer run than the oldest blocks form"
-    assert plugin.logger.lines == [f"kvpool active in vLLM 0: {BLOCKS} frames, ahead 8"] * 4
+    assert plugin.logger.lines == [f"kvpool active in vLLM 0.33.0: {BLOCKS} frames, ahead 8"] * 4
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_nothing_is_evicted_ahead_in_a_group_of_other_states(
 ) -> None:
     queue = start(plugin, *specs)
     assert queue.ahead == 0
-    assert plugin.logger.lines == [f"kvpool active in vLLM 0: {BLOCKS} frames, ahead 0 ({reason})"]
+    assert plugin.logger.lines == [f"kvpool active in vLLM 0.33.0: {BLOCKS} frames, ahead 0 ({reason})"]
     first, got = dealt(queue)
     assert first == got, "the blocks that were freed first, and no others"
     monkeypatch.setenv("KVPOOL_VLLM_AHEAD", "0")

@@ -17,7 +17,7 @@ def step(pool: kvpool.Pool, running: list[kvpool.Sequence], table: Int32, slots:
         batch.append_tokens(running[0], np.arange(4, dtype=np.uint32))
         batch.slot_mapping(running[0], 0, 4, slots, at=0)
         batch.slot_mapping(running[0], 0, 4, array.array("q", [0] * 4))
-        batch.csr_table(running, table, table, memoryview(bytearray(64)))
+        batch.csr_table(running, table, table, array.array("i", [0] * 16))
         return batch.block_table(running, table)
 
 
@@ -26,7 +26,7 @@ def values(tier: kvpool.Tier, memory: npt.NDArray[np.uint8]) -> list[str]:
     return [*stored, *tier.get([b"key"], [bytearray(10)]).wait()]
 
 
-def frames(pool: kvpool.FramePool, into: Int32) -> kvpool.Layout:
+def frames(pool: kvpool.FramePool, into: npt.NDArray[np.uint32]) -> kvpool.Layout:
     pool.allocate_into(into, runs=True)
     pool.free(into)
     return copy.copy(kvpool.Layout(layers=1, head_dim=8))

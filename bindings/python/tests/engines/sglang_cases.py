@@ -519,6 +519,8 @@ def test_clear_and_statistics() -> None:
         ({"in_process_bytes": True}, "expected int"),
         ({"settings": "/nowhere/kvpool.toml"}, "cannot read the settings file /nowhere/kvpool.toml"),
         ({"settings": "x", "token_file": "y"}, "or set 'settings' or 'in_process_bytes' alone"),
+        ({"settings": "x", "peer": "cache"}, "or set 'settings' or 'in_process_bytes' alone"),
+        ({"in_process_bytes": 1, "peer": "cache", "address": "h:1"}, "or set 'settings' or 'in_process_bytes' alone"),
         ([], "expected an object"),
     ],
 )

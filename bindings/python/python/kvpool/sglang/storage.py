@@ -71,8 +71,9 @@ def _settings(text: dict, where: str = "kvpool") -> dict[str, Any]:
         wanted = (int, float) if kind is float else kind
         if not isinstance(value, wanted) or isinstance(value, bool):
             raise InvalidArgument(f"{where}.{name} is {value!r}, expected {kind.__name__}")
-    ways = [{"peer", "address"}, {"settings"}, {"in_process_bytes"}]
-    if sum(way <= set(text) for way in ways) != 1 or ("settings" in text and {"name", "token_file", "tls_files"} & set(text)):
+    alone = {"settings", "in_process_bytes"} & set(text)
+    link = {"peer", "address", "name", "token_file", "tls_files"} & set(text)
+    if len(alone) > 1 or bool(alone) == bool(link) or link and not {"peer", "address"} <= link:
         raise InvalidArgument(
             f"{where}: name a node by 'peer' and 'address', with its link, or set 'settings' or 'in_process_bytes' alone"
         )

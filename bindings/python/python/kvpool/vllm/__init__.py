@@ -12,6 +12,10 @@ be imported only where vLLM is installed, and refuses a vLLM whose block pool ha
 from __future__ import annotations
 
 from .._drift import EngineChanged
+from . import _tested
+
+_tested.bodies()  # refuses other versions by name, before a name is missing in them
+
 from .plugin import check, install
 from .owners import Owners, owners
 from .pool import BlockPool

@@ -15,28 +15,24 @@ import vllm
 from vllm.logger import init_logger
 
 from .._drift import EngineChanged, check_methods
-from ._settings import number
+from .._versions import allows_untested, check_version
 
 __all__ = ["ENGINE", "check"]
 
 ENGINE = f"vLLM {vllm.__version__}"
-UNTESTED = "KVPOOL_VLLM_UNTESTED"
 
 logger = init_logger("vllm.kvpool")
 
 
 @cache
-def _bodies() -> dict[str, list[str]]:
+def bodies() -> dict[str, list[str]]:
     """The tested bodies of the installed version; without one, those of the newest tested version."""
     table = json.loads(Path(__file__).with_name("tested.json").read_text())
     versions = {version for bodies in table.values() for text in bodies.values() for version in text.split()}
     versions = sorted(versions, key=lambda version: [int(part) for part in version.split(".")])
     version = vllm.__version__.partition("+")[0]
     if version not in versions:
-        message = f"{ENGINE} is not one of the versions that kvpool was tested with ({', '.join(versions)})"
-        if not number(UNTESTED, int, 0):
-            raise EngineChanged(f"{message}; {UNTESTED}=1 tries it", engine=ENGINE, differences=[])
-        logger.warning("kvpool: %s", message)
+        check_version("vLLM", vllm.__version__, *versions)
         version = versions[-1]
     return {
         name: [body for body, text in bodies.items() if version in text.split()] for name, bodies in table.items()
@@ -49,9 +45,9 @@ def check(
     """``check_methods`` with vLLM, whose version and bodies of methods must be tested ones."""
     what = (ENGINE, stock, ours, attributes, functions, own)
     try:
-        check_methods(*what, _bodies())
+        check_methods(*what, bodies())
     except EngineChanged as error:
-        if not number(UNTESTED, int, 0):
+        if not allows_untested("vLLM"):
             raise
         check_methods(*what)  # Other signatures are refused all the same.
         logger.warning("%s", error)

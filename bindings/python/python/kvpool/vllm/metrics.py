@@ -12,6 +12,7 @@ cache is reset.
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import shutil
 import tempfile
@@ -34,6 +35,10 @@ __all__ = ["Meter", "share"]
 logger = init_logger("vllm.kvpool")
 
 FOLDER = "KVPOOL_VLLM_METRICS"
+_shared: str | None = None
+"""The folder that ``/metrics`` of this process shows."""
+_BYTES = 1 << 20
+"""Size of a file, which prometheus_client maps. It is allocated first: a full file system is an error then, not a signal."""
 SECONDS = 1.0
 """Time between two writes."""
 AUDITED = 2048
@@ -41,7 +46,7 @@ AUDITED = 2048
 TABLES = 17
 """One table in this many is counted. A prime: models with groups of layers free several tables for each request."""
 COUNTERS = {
-    "tables": f"Freed block tables, one in {TABLES}",
+    "tables": f"Freed tables of two blocks or more, one in {TABLES}",
     "table_blocks": "Blocks of these tables",
     "table_runs": "Runs of consecutive blocks in these tables: descriptors of a transfer",
     "compactions": "Steps that moved blocks",
@@ -59,32 +64,44 @@ GAUGES = {
 
 
 def share() -> None:
-    """Makes ``/metrics`` of this process, the front end, show what the engines write that it starts."""
-    if FOLDER in os.environ:
-        return  # this is one of them
+    """Makes ``/metrics`` of this process, a front end, show what the engines write that it starts.
+
+    A process that another front end has started shares the folder of that one.
+    """
+    global _shared
     from prometheus_client import REGISTRY
     from prometheus_client.multiprocess import MultiProcessCollector
 
-    folder = os.environ[FOLDER] = tempfile.mkdtemp(prefix="kvpool-metrics-")
-    owner = os.getpid()
-    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
-    MultiProcessCollector(REGISTRY, path=folder)
+    folder = os.environ.get(FOLDER)
+    if folder is None or not os.path.isdir(folder):
+        folder = os.environ[FOLDER] = tempfile.mkdtemp(prefix="kvpool-metrics-")
+        owner = os.getpid()
+        atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
+    if _shared != folder:
+        _shared = folder
+        MultiProcessCollector(REGISTRY, path=folder)
 
 
 class Meter:
     """Counts what happens in an engine's pool, audits it in parts, and writes the values."""
 
+    _numbers = itertools.count()
+
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
         self.counts: Counter[str] = Counter()
+        self._number = next(Meter._numbers)
         self._frees = 0
         self._due = 0.0
         self._compared = 1
         self._files: dict[str, Any] = {}
+        self._was_idle = False
         self._cannot_write = False
 
     def note_freed(self, blocks: Sequence[KVCacheBlock]) -> None:
-        """Notes a block table, which vLLM frees from its end."""
+        """Notes a block table, which vLLM frees from its end. Single blocks are those that left a window."""
+        if len(blocks) < 2:
+            return
         self._frees += 1
         if self._frees % TABLES == 0:
             ids = [block.block_id for block in blocks if not block.is_null]
@@ -95,7 +112,8 @@ class Meter:
     def note_step(self, is_idle: bool) -> None:
         """Writes the values if they are due, after an audit of the next blocks."""
         now = time.monotonic()
-        if self._pool.frames is None or now < self._due and not is_idle:
+        becomes_idle, self._was_idle = is_idle and not self._was_idle, is_idle
+        if self._pool.frames is None or now < self._due and not becomes_idle:
             return
         if now >= self._due:
             self._due = now + SECONDS
@@ -129,18 +147,29 @@ class Meter:
         folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR") or os.environ.get(FOLDER)
         if self._cannot_write or folder is None:
             return
-        from prometheus_client.mmap_dict import MmapedDict, mmap_key
+        try:
+            self._write_into(folder)
+        except Exception as error:  # the files are prometheus_client's: whatever fails there, the engine goes on
+            self._cannot_write = True
+            logger.warning("kvpool: no metrics: %s", error)
+
+    def _write_into(self, folder: str) -> None:
+        from prometheus_client.mmap_dict import mmap_key
 
         values = self._values()
+        process = f"{os.getpid()}-{self._number}" if self._number else str(os.getpid())
         # Collectors read the type, how to join the values of processes, and the label `pid` from the file's name.
         for kind, suffix, texts in (("counter_kvpool", "_total", COUNTERS), ("gauge_liveall", "", GAUGES)):
-            path = os.path.join(folder, f"{kind}_{os.getpid()}.db")
-            try:
-                file = self._files.get(path) or self._files.setdefault(path, MmapedDict(path))
-            except OSError as error:
-                self._cannot_write = True
-                logger.warning("kvpool: no metrics: %s", error)
-                return
+            file = self._file(os.path.join(folder, f"{kind}_{process}.db"))
             for name, text in texts.items():
                 key = mmap_key(f"kvpool:{name}", f"kvpool:{name}{suffix}", [], [], text)
                 file.write_value(key, values[name], time.time())
+
+    def _file(self, path: str) -> Any:
+        from prometheus_client.mmap_dict import MmapedDict
+
+        if path not in self._files:
+            with open(path, "a+b") as file:
+                os.posix_fallocate(file.fileno(), 0, _BYTES)
+            self._files[path] = MmapedDict(path)
+        return self._files[path]

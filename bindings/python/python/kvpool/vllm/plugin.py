@@ -34,7 +34,8 @@ _POOL_USES = (
     "unpin_blocks",
 )
 _QUEUE_OWN = ("clear", "discard", "keep", "remove_n", "use_groups")
-_BLOCK_USES = ("_block_hash", "_block_hash_num_tokens", "block_id", "is_null", "pool", "ref_cnt")
+_BLOCK_USES = ("_block_hash", "_block_hash_num_tokens", "block_id", "is_null", "pool", "ref_cnt", "reset_hash")
+_MAP_USES = ("contain", "get_one_block", "insert", "pop")
 
 
 def _make_block_hash_with_group_id(block_hash, group_id): ...
@@ -57,11 +58,12 @@ def check() -> None:
     _tested.check(_STOCK_POOL, BlockPool, _POOL_USES, functions, own=("_refuse_free", "audit", "compare", "held"))
     _tested.check(_STOCK_QUEUE, FreeQueue, own=_QUEUE_OWN)
     _tested.check(KVCacheBlock, object, _BLOCK_USES)
+    _tested.check(block_pool.BlockHashToBlockMap, object, _MAP_USES)
     # Their own methods: one that kvpool lacks would be called on its queue.
     names = {name for name in vars(_STOCK_QUEUE) if not name.startswith("_")}
     check_methods(_tested.ENGINE, FreeQueue, object, sorted(names))
     _tested.check(kv_cache_coordinator, object, ["BlockPool"])  # type: ignore[arg-type]
-    _tested.check(_COORDINATOR, object, ["__init__"])
+    _tested.check(type(_COORDINATOR.__name__, (), {"__init__": _STOCK_START}), object, ["__init__"])
     _tested.check(KVCacheConfig, object, ["kv_cache_groups"])
 
 
@@ -88,8 +90,7 @@ def install(part: str = "pool") -> None:
     }
     if part not in parts:
         raise InvalidArgument(f"KVPOOL_VLLM is {part!r}, expected one of {', '.join(parts)}")
-    _COORDINATOR.__init__ = _STOCK_START  # whose body is checked
     if part != "off":
         check()
-        _COORDINATOR.__init__ = _start
     kv_cache_coordinator.BlockPool, block_pool.FreeKVCacheBlockQueue = parts[part]
+    _COORDINATOR.__init__ = _STOCK_START if part == "off" else _start

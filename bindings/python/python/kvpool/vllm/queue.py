@@ -147,7 +147,8 @@ class FreeQueue:
             except FrameRefused:
                 return
             for frame in frames:
-                yield blocks[frame]
+                if not blocks[frame].ref_cnt:  # not taken since the page was read
+                    yield blocks[frame]
             if len(frames) < page:
                 return
             after, page = frames[-1], min(2 * page, _PAGE_MAX)

@@ -64,8 +64,9 @@ class KvpoolTier(SecondaryTierManager):
     has one line; ``tls_cert``, ``tls_key`` and ``tls_ca`` are PEM files, and ``name`` is the name of this
     end in the certificate. Lookups take at most ``lookup_timeout`` seconds, loads and stores
     ``load_timeout`` and ``store_timeout``. A call of the node that takes longer than ``patience`` seconds
-    counts as failed; a node that failed three times is not asked for ``rest`` seconds. Values pass through memory for ``window`` chunks: at least as many as a prefix has, or they are
-    transferred twice, for the lookup and for the load.
+    counts as failed; a node that failed three times is not asked for ``rest`` seconds. Values pass through
+    memory for ``window`` chunks: at least as many as a prefix has, or they are transferred twice, for the
+    lookup and for the load.
     """
 
     def __init__(
