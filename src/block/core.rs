@@ -374,7 +374,7 @@ impl Core {
     /// `first` on.
     pub(crate) fn free_frames_from(&self, first: FrameId, most: usize, out: &mut Vec<u32>) {
         let end = out.len().saturating_add(most);
-        self.space.frames.visit_free_runs(true, &mut |run| {
+        self.space.frames.visit_open_runs(first, &mut |run| {
             out.extend((run.start.0.max(first.0)..run.end()).take(end - out.len()));
             if out.len() < end { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         });

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use super::map::{Level, Map};
 use crate::config::{FAN, FAN_LOG2, FRAME_BITS};
-use crate::ids::{Order, Run};
+use crate::ids::{FrameId, Order, Run};
 use crate::sync::Ordering;
 
 /// Number of orders distinguished.
@@ -99,7 +99,7 @@ impl Map<'_> {
             longest_run: 0,
             by_order: [0; ORDERS],
         };
-        self.walk(false, 1, |run| {
+        self.walk(false, 1, FrameId(0), |run| {
             census.add(run);
             ControlFlow::Continue(())
         });

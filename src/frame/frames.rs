@@ -332,16 +332,18 @@ impl Frames {
 
     /// Visits every maximal free run, ascending. Exact without concurrent changes.
     pub fn for_each_free_run(&self, f: &mut dyn FnMut(Run)) {
-        self.visit_free_runs(false, &mut |run| {
-            f(run);
-            ControlFlow::Continue(())
+        self.with(|map| {
+            map.walk(false, 1, FrameId(0), |run| {
+                f(run);
+                ControlFlow::Continue(())
+            });
         });
     }
 
-    /// Like [`for_each_free_run`](Self::for_each_free_run), until `visit` breaks.
-    /// With `open`, omits the closed units.
-    pub fn visit_free_runs(&self, open: bool, visit: &mut dyn FnMut(Run) -> ControlFlow<()>) {
-        self.with(|map| map.walk(open, 1, visit));
+    /// Visits the free runs of open units, ascending from the unit of `from` on, until `visit`
+    /// breaks. The first run may have begun before.
+    pub fn visit_open_runs(&self, from: FrameId, visit: &mut dyn FnMut(Run) -> ControlFlow<()>) {
+        self.with(|map| map.walk(true, 1, from, visit));
     }
 
     /// Checks the invariants of a quiescent point, and names the first violated one: every frame is
@@ -349,7 +351,7 @@ impl Frames {
     pub fn audit(&self) -> Result<(), &'static str> {
         self.with(|map| {
             let mut end = 0;
-            map.walk(false, 1, |run| {
+            map.walk(false, 1, FrameId(0), |run| {
                 end = run.end() as usize;
                 ControlFlow::Continue(())
             });

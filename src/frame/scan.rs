@@ -51,7 +51,7 @@ impl Map<'_> {
     pub(super) fn scan_run(self, len: u32, align: u32) -> Option<Run> {
         self.settle(0, || {
             let mut outcome = Attempt::Missed;
-            self.walk(true, len, |free| {
+            self.walk(true, len, FrameId(0), |free| {
                 let Some(start) = free.start.0.checked_next_multiple_of(align) else {
                     return ControlFlow::Break(());
                 };
@@ -106,10 +106,13 @@ impl Map<'_> {
     }
 
     /// Visits every maximal free run of at least `len` frames, and perhaps shorter ones, ascending.
-    /// With `open`, omits the closed units.
-    pub(super) fn walk(self, open: bool, len: u32, visit: impl FnMut(Run) -> ControlFlow<()>) {
+    /// With `open`, omits the closed units. Begins at the unit of `from`, whose first run may have
+    /// begun before.
+    pub(super) fn walk(self, open: bool, len: u32, from: FrameId, visit: impl FnMut(Run) -> ControlFlow<()>) {
         let mut runs = Joined { run: Run { start: FrameId(0), len: 0 }, visit };
-        if self.walk_pieces(open, len, |start, len| runs.push(start, len)).is_continue() && runs.run.len > 0 {
+        let from = from.index() >> FAN_LOG2;
+        let walked = self.walk_pieces(open, len, from, |start, len| runs.push(start, len));
+        if walked.is_continue() && runs.run.len > 0 {
             let _ = (runs.visit)(runs.run);
         }
     }
@@ -118,16 +121,18 @@ impl Map<'_> {
         self,
         open: bool,
         len: u32,
+        from: usize,
         mut visit: impl FnMut(u32, u32) -> ControlFlow<()>,
     ) -> ControlFlow<()> {
         let shape = self.directory.shape;
-        for index in 0..self.directory.groups() {
+        for index in shape.unit_place(from).0..self.directory.groups() {
             let Some(group) = self.directory.group(index) else { break };
             let first = shape.first_unit(index);
+            let skipped = from.saturating_sub(first);
             let closed = if open { group.closed.load(Ordering::Relaxed) } else { 0 };
             // Acquire, as in `free_in_unit`.
             let units = group.units.load(Ordering::Acquire) & !closed;
-            if units == shape.group_mask() {
+            if units == shape.group_mask() && skipped == 0 {
                 // A mostly free pool is walked by whole groups.
                 visit((first << FAN_LOG2) as u32, (shape.units_in_group() << FAN_LOG2) as u32)?;
                 continue;
@@ -138,6 +143,7 @@ impl Map<'_> {
             let is_long = len >= 2 * FAN as u32;
             let mut worth =
                 if is_long { units | units << 1 | units >> 1 | edges } else { !0 } & shape.group_mask();
+            worth &= !0 << skipped;
             while worth != 0 {
                 let unit = first + worth.trailing_zeros() as usize;
                 worth &= worth - 1;

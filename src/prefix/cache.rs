@@ -409,6 +409,8 @@ impl PrefixCache {
             row.set_place(place.0, place.1.rank, place.1.state);
             filing.add_row(id, row, links);
         }
+        // Evictions find them from here on.
+        drop(filing);
         // `add_row` swaps a flag of the last block after its place is set.
         if self.list.is_read() {
             self.list.add(kept.iter().map(|kept| self.classed(kept.id)));

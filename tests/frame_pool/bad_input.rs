@@ -165,3 +165,19 @@ fn requests_are_checked_as_in_any_pool() {
     assert!(FramePool::builder(0).build().is_err());
     assert_eq!(pool.audit().unwrap().owned, 0);
 }
+
+#[test]
+fn a_refused_keep_changes_nothing() {
+    let pool = FramePool::builder(10).build().unwrap();
+    let mut table = Vec::new();
+    pool.allocate(AllocRequest::new(2), &mut table).unwrap();
+    let key = pool.key(FrameGroup(0), b"abc").unwrap();
+    pool.register(&[(table[0], key)]).unwrap();
+    for twice in [[table[0], table[0]], [table[1], table[1]]] {
+        assert!(matches!(pool.keep(&twice), Err(FrameError::Repeated { .. })), "{:?}", pool.keep(&twice));
+    }
+    assert_eq!(pool.cached(key).unwrap(), Some(table[0]), "registered before");
+    assert!(pool.is_writable(table[1]).unwrap(), "not cached");
+    pool.free(&table).unwrap();
+    assert_eq!((pool.counts().free(), pool.counts().evictable), (9, 1));
+}

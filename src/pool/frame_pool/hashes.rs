@@ -89,6 +89,9 @@ impl FramePool {
     /// are worth keeping, and not by which hash. [`share`](Self::share) gets a frame back, and
     /// [`uncache`](Self::uncache) forgets its contents.
     ///
+    /// This counts as a key that no lookup has: a frame that has lost its other keys stays cached,
+    /// [`uncache`](Self::uncache) counts it, and [`move_keys`](Self::move_keys) removes it.
+    ///
     /// ```
     /// # use kvpool::{AllocRequest, FramePool};
     /// let pool = FramePool::builder(10).build()?;
@@ -103,14 +106,15 @@ impl FramePool {
     pub fn keep(&self, frames: &[u32]) -> Result<(), FrameError> {
         let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
-        cache.keep_nameless(blocks, || {
+        let cached = cache.keep_nameless(blocks, || {
             let frames = frames.iter().enumerate();
             frames.map(|(index, &frame)| self.owned_block(index, frame)).collect()
         })?;
-        self.free(frames).or_else(|error| {
-            // None is freed, so none is cached either.
-            self.uncache(frames)?;
-            Err(error)
+        self.free(frames).inspect_err(|_| {
+            // Those that were not freed are as they were.
+            let is_kept =
+                |&id: &BlockId| blocks.word(id).is_owned() && cache.hashes_of(blocks, id).is_empty();
+            cache.uncache(blocks, cached.into_iter().filter(is_kept));
         })
     }
 

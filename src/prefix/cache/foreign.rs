@@ -132,27 +132,28 @@ impl PrefixCache {
     }
 
     /// Makes blocks cached that have no hash, for an engine that looks up hashes itself. `named`
-    /// runs first, under the lock, and names them: the caller has references on all.
+    /// runs first, under the lock, and names them: the caller has references on all. Returns those
+    /// that were not cached before.
     pub(crate) fn keep_nameless<E>(
         &self,
         core: &Core,
         named: impl FnOnce() -> Result<Vec<BlockId>, E>,
-    ) -> Result<(), E> {
+    ) -> Result<Vec<BlockId>, E> {
         let _lock = self.names.as_ref().map(Names::lock);
-        let (ids, era, mut cached) = (named()?, self.era(), 0);
-        for id in ids {
+        let (mut ids, era) = (named()?, self.era());
+        ids.retain(|&id| {
             if core.word(id).is_cached() {
                 if self.row(id).is_of(era) || !core.uncache(id) {
-                    continue;
+                    return false;
                 }
                 // It was cached before a clear.
                 self.forget_uncached(core, &[id]);
             }
             self.note(id, NAMELESS, era, 0, 0);
-            cached += usize::from(core.seal_cached(core.handle(id)));
-        }
-        self.tallies.registered(cached);
-        Ok(())
+            core.seal_cached(core.handle(id))
+        });
+        self.tallies.registered(ids.len());
+        Ok(ids)
     }
 
     fn name_all(&self, core: &Core, blocks: &[(BlockId, BlockHash)]) {
