@@ -6,7 +6,7 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import kvpool
@@ -150,6 +150,60 @@ def test_a_call_that_is_closed_or_dropped_while_it_waits_is_withdrawn(pool: kvpo
             else:
                 del call
             assert pool.stats().waiting == 0
+
+    with pool.try_allocate(1):
+        run(main())
+
+
+def test_a_call_that_is_awaited_is_refused_to_others(pool: kvpool.Pool) -> None:
+    async def main() -> None:
+        lease, call = pool.try_allocate(100), pool.allocate(100)
+
+        async def take() -> kvpool.Lease:
+            return await call
+
+        async def elsewhere() -> None:
+            await asyncio.to_thread(asyncio.run, take())
+
+        first = asyncio.create_task(take())
+        await asyncio.sleep(0.001)
+        others: list[Callable[[], Coroutine[Any, Any, Any]]] = [take, elsewhere, lambda: asyncio.wait_for(call, 10)]
+        for other in others:
+            with pytest.raises(RuntimeError, match="call is being awaited already"):
+                await other()
+        with pytest.raises(RuntimeError, match="call is being awaited already"):
+            await asyncio.create_task(call)
+        second = asyncio.create_task(take())
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        assert pool.stats().waiting == 1
+        lease.close()
+        (await asyncio.wait_for(first, 10)).close()
+        with pytest.raises(RuntimeError, match="already awaited"):
+            await call
+
+    run(main())
+
+
+def test_a_task_is_resumed_when_its_call_is_ended_elsewhere(pool: kvpool.Pool) -> None:
+    async def main() -> None:
+        ends: list[Callable[[Any], object]] = [lambda call: call.close(), lambda call: call.throw(GeneratorExit)]
+        for end in ends:
+            for in_thread in (False, True):
+                call = pool.allocate(100)
+
+                async def take() -> kvpool.Lease:
+                    return await call  # noqa: B023
+
+                waiting = asyncio.create_task(take())
+                await asyncio.sleep(0.001)
+                try:
+                    await asyncio.to_thread(end, call) if in_thread else end(call)
+                except GeneratorExit:
+                    pass
+                assert pool.stats().waiting == 0
+                with pytest.raises(RuntimeError, match="already awaited"):
+                    await asyncio.wait_for(waiting, 10)
 
     with pool.try_allocate(1):
         run(main())

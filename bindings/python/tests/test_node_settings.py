@@ -192,9 +192,10 @@ def test_sequences_move_and_peers_are_reloaded(tmp_path: Path) -> None:
     [
         ({"admn": "off"}, "admn", "settings:5: there is no key `admn`; did you mean `admin`?"),
         ({"admin": 7}, "admin", 'admin = "7": a port is missing; accepted: IP:PORT'),
-        ({"admin": True}, "admin", "admin = .*: a boolean"),
+        ({"admin": True}, "admin", "settings:5: admin: a boolean; accepted: IP:PORT"),
         ({"admin": None}, "admin", "admin: a value cannot be of type"),
-        ({"peers": {"b": 1}}, "peers", "peers = .*: the address of b is no text"),
+        ({"peers": {"b": 1}}, "peers", "settings:5: peers: the address of b is no text"),
+        ({"tier": ["redis://u:secretpw@h:1/0"]}, "tier", "settings:5: tier: a list; accepted"),
         ({"tier": "redis://127.0.0.1:1"}, "tier", "tier needs tier_namespace as well"),
         ({"size": 100}, "size", "size is a setting of `kvpool serve` alone: the engine has its own pool"),
         ({"load": "conversations"}, "load", "load is a setting of `kvpool serve` alone"),
@@ -207,6 +208,7 @@ def test_bad_settings_are_named(tmp_path: Path, more: dict[str, object], setting
     with pytest.raises(kvpool.errors.InvalidArgument, match=message) as refused:
         start(kvpool.Pool(layout(), 100, prefix_cache=True), own(tmp_path, "a") | more)
     assert refused.value.setting == setting
+    assert "secretpw" not in str(refused.value)
 
 
 def test_what_cannot_start_is_named_and_leaves_nothing(tmp_path: Path) -> None:
@@ -249,7 +251,15 @@ def test_hashes_are_those_of_the_secret(tmp_path: Path, caplog: pytest.LogCaptur
         until(lambda: any("exchange sequences only" in record.message for record in caplog.records))
 
 
-def test_a_port_is_free_when_the_node_is_gone(tmp_path: Path) -> None:
+def is_free(port: int) -> bool:
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def with_ports(tmp_path: Path) -> tuple[list[int], dict[str, object]]:
     ports = [free_port() for _ in range(3)]
     settings = own(
         tmp_path,
@@ -258,14 +268,11 @@ def test_a_port_is_free_when_the_node_is_gone(tmp_path: Path) -> None:
         listen=f"127.0.0.1:{ports[1]}",
         kv_events=f"tcp://127.0.0.1:{ports[2]}",
     )
+    return ports, settings
 
-    def is_free(port: int) -> bool:
-        try:
-            socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            return False
-        return True
 
+def test_a_port_is_free_when_the_node_is_gone(tmp_path: Path) -> None:
+    ports, settings = with_ports(tmp_path)
     ends: list[Callable[[Any], object]] = [lambda node: node.close(), lambda node: node.shutdown().wait(), lambda _: None]
     for end in ends:
         ours = pool(settings)
@@ -275,6 +282,53 @@ def test_a_port_is_free_when_the_node_is_gone(tmp_path: Path) -> None:
         del node
         until(lambda: all(map(is_free, ports)))
         ours.audit()
+
+
+@pytest.mark.parametrize("admin", [True, False])
+def test_a_shutdown_waits_until_the_ports_are_free(tmp_path: Path, admin: bool) -> None:
+    ports, settings = with_ports(tmp_path)
+    for _ in range(20):
+        node = start(pool(settings), settings if admin else settings | {"admin": "off"})
+        assert node.shutdown(patience=0).wait() in (True, False)
+        assert all(map(is_free, ports))
+
+
+def test_a_kept_call_does_not_keep_a_closed_node(tmp_path: Path) -> None:
+    ports, settings = with_ports(tmp_path)
+    node = start(pool(settings), settings)
+    kept = [node.peers(), node.migrations(), node.services(), node.reload(), node.declare_ended("b"), node.shutdown()]
+    node.close()
+    until(lambda: all(map(is_free, ports)))
+    for call in kept:
+        with pytest.raises(kvpool.errors.Closed):
+            call.wait()
+
+
+def test_the_end_of_a_tier_that_is_in_use_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    hangs = socket.create_server(("127.0.0.1", 0))
+    address = f"redis://127.0.0.1:{hangs.getsockname()[1]}"
+    settings = own(tmp_path, "a", tier=address, tier_namespace="tests", tier_patience="30s")
+    node = start(pool(settings), settings)
+
+    async def main() -> None:
+        under_way = asyncio.ensure_future(node.bring_back(range(8 * TOKENS), timeout=WAIT))
+        await asyncio.sleep(0.1)
+        await node.shutdown(patience=0)
+        under_way.cancel()
+
+    with hangs, caplog.at_level(logging.WARNING, "kvpool"):
+        asyncio.run(main())
+        until(lambda: any("the tier is still in use" in record.message for record in caplog.records))
+
+
+def test_a_file_that_is_as_before_changes_nothing_after_a_resize(tmp_path: Path) -> None:
+    settings = own(tmp_path, "a", peers=["b=127.0.0.1:1"], migrate_below=60, migrate_to="b")
+    ours = pool(settings)
+    node = start(ours, settings)
+    for blocks in (50, 150):
+        assert ours.resize(blocks).wait().after == blocks
+        assert node.reload().wait() == "changes of peers: none"
+    node.close()
 
 
 def test_a_node_is_closed_twice_and_not_used_in_a_fork(tmp_path: Path) -> None:

@@ -161,6 +161,29 @@ def test_the_first_call_ends_in_time_if_no_node_is_there(node: CacheNode) -> Non
     assert tier.get(keys(2), room(1), timeout=WAIT).wait() == ["failed"] and time.monotonic() - began < 0.15
 
 
+def test_a_missing_node_is_logged(run_python: Callable) -> None:
+    result = run_python(
+        """
+import kvpool, logging, sys, time
+class Handler(logging.Handler):
+    def emit(self, record):
+        print(record.name, record.getMessage(), flush=True)
+        found.append(record)
+found = []
+logging.getLogger("kvpool").addHandler(Handler())
+tier = kvpool.Tier.peer("cache", "127.0.0.1:1", value_bytes=100, namespace="tests")
+end = time.monotonic() + 20
+while not found and time.monotonic() < end:
+    time.sleep(0.01)
+"""
+    )
+    assert "no link, peer: cache, address: 127.0.0.1:1" in result.stdout, result
+
+
+def test_the_longest_patience(node: CacheNode) -> None:
+    put(peer(node, patience=3e18, rest=3e18), 1)
+
+
 def test_a_node_that_hangs_holds_up_no_call_and_writes_nothing_late(node: CacheNode) -> None:
     writer, reader = peer(node), peer(node)
     put(writer, *range(4))

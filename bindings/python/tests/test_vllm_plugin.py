@@ -73,7 +73,7 @@ def test_the_loader_skips_a_plugin_that_cannot_be_imported(old: Engine, tmp_path
 
 @pytest.mark.parametrize("variables", [{"VLLM_PLUGINS": "kvpool"}, {"KVPOOL_VLLM": "queue"}, {"VLLM_PLUGINS": "x,kvpool"}])
 def test_an_engine_without_the_classes_stops(old: Engine, tmp_path: Path, variables: dict[str, str]) -> None:
-    assert_stopped(load(old, tmp_path, **variables), "cannot import name")
+    assert_stopped(load(old, tmp_path, **variables), "is not one of the versions that kvpool was tested with")
 
 
 def test_an_engine_that_tries_again_stops_again(old: Engine, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ except RuntimeError:
     load()
 print('stock runs')
 """
-    assert_stopped(load(old, tmp_path, code, VLLM_PLUGINS="kvpool"), "cannot import name")
+    assert_stopped(load(old, tmp_path, code, VLLM_PLUGINS="kvpool"), "is not one of the versions that kvpool was tested with")
 
 
 @pytest.mark.parametrize("variables", [{}, {"VLLM_PLUGINS": "other"}, {"VLLM_PLUGINS": "kvpool", "KVPOOL_VLLM": "off"}])

@@ -190,10 +190,16 @@ def test_metrics_of_several_front_ends_are_in_vllms_folder(
     from prometheus_client.multiprocess import MultiProcessCollector
 
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    monkeypatch.setattr(kvpool.vllm.metrics, "SECONDS", 0.0)
     pool = kvpool.vllm.BlockPool(101, True, BLOCK)
     pool.get_usage()
     found = {metric.name: metric.samples[0].value for metric in MultiProcessCollector(None, str(tmp_path)).collect()}
     assert found["kvpool:audited_blocks"] == 100 and found["kvpool:free_blocks"] == 100
+    second = kvpool.vllm.BlockPool(51, True, BLOCK)
+    second.get_usage()
+    found = {metric.name: [sample.value for sample in metric.samples] for metric in MultiProcessCollector(None, str(tmp_path)).collect()}
+    assert found["kvpool:audited_blocks"] == [150], "of both pools"
+    assert sorted(found["kvpool:free_blocks"]) == [50, 100], "of each"
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "removed"))
     monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
     for _ in range(2):
