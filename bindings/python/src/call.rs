@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use crate::error::Outcome;
 use crate::process::Process;
 use crate::runtime::{runtime, wait};
-use crate::waiter::Waiter;
+use crate::waiter::{Waiter, is_done};
 
 /// How a call is made: awaited in asyncio, or by a thread that waits for it.
 #[derive(Clone, Copy)]
@@ -100,6 +100,24 @@ impl Call {
         Ok(self.replace(State::Done))
     }
 
+    /// Refuses to resume a call that another task awaits: the loop resumes a task when the future that
+    /// it yielded is done.
+    fn check_awaited(&self, py: Python<'_>) -> PyResult<()> {
+        self.made_in.check()?;
+        let waking = match &*self.state.lock().unwrap_or_else(PoisonError::into_inner) {
+            State::Waiting(waiter) => waiter.waking().clone_ref(py),
+            State::New(_) | State::Done => return Ok(()),
+        };
+        if is_done(py, &waking)? { Ok(()) } else { Err(awaited()) }
+    }
+
+    fn end(&self, py: Python<'_>) -> PyResult<()> {
+        if let State::Waiting(waiter) = self.take()? {
+            waiter.end(py);
+        }
+        Ok(())
+    }
+
     /// Yields to the event loop, or ends with the result.
     fn resume(&self, py: Python<'_>, waiter: Waiter) -> PyResult<Py<PyAny>> {
         match waiter.next(py) {
@@ -130,8 +148,14 @@ impl Drop for Call {
 
 #[pymethods]
 impl Call {
-    fn __await__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
-        slf
+    fn __await__(slf: PyRef<'_, Self>) -> PyResult<PyRef<'_, Self>> {
+        slf.made_in.check()?;
+        let refused = match &*slf.state.lock().unwrap_or_else(PoisonError::into_inner) {
+            State::New(_) => None,
+            State::Waiting(_) => Some(awaited()),
+            State::Done => Some(reused()),
+        };
+        refused.map_or(Ok(slf), Err)
     }
 
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -139,6 +163,7 @@ impl Call {
     }
 
     fn __next__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.check_awaited(py)?;
         match self.take()? {
             State::New(first) => match first(Caller { py, blocks: false })? {
                 Begun::Ready(value) => Err(PyStopIteration::new_err((value,))),
@@ -189,15 +214,14 @@ impl Call {
             Some(value) if !value.is_none(py) => value.into_bound(py),
             _ => kind.into_bound(py),
         };
-        drop(self.take()?);
+        self.end(py)?;
         let error = if error.is_callable() { error.call0()? } else { error };
         Err(PyErr::from_value(error))
     }
 
     /// Ends the coroutine: what it waits for is dropped.
-    fn close(&self) -> PyResult<()> {
-        drop(self.take()?);
-        Ok(())
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        self.end(py)
     }
 }
 
@@ -213,4 +237,8 @@ fn warn_unused(py: Python<'_>) {
 
 fn reused() -> PyErr {
     PyRuntimeError::new_err("cannot reuse already awaited coroutine")
+}
+
+fn awaited() -> PyErr {
+    PyRuntimeError::new_err("call is being awaited already")
 }

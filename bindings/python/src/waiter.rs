@@ -117,17 +117,29 @@ fn panicked(panic: &(dyn Any + Send)) -> Failure {
 /// Wakes the task that awaits a future, unless the future was cancelled.
 #[pyfunction]
 fn wake(future: &Bound<'_, PyAny>) -> PyResult<()> {
-    if !future.call_method0("done")?.is_truthy()? {
+    if !is_done(future.py(), future.as_unbound())? {
         future.call_method1("set_result", (future.py().None(),))?;
     }
     Ok(())
+}
+
+fn wake_soon(py: Python<'_>, event_loop: &Py<PyAny>, future: Py<PyAny>) -> PyResult<()> {
+    let wake = wrap_pyfunction!(wake, py)?;
+    event_loop.call_method1(py, "call_soon_threadsafe", (wake, future)).map(drop)
+}
+
+/// Returns whether a future has its result, or was cancelled.
+pub fn is_done(py: Python<'_>, future: &Py<PyAny>) -> PyResult<bool> {
+    future.call_method0(py, "done")?.is_truthy(py)
 }
 
 /// The wait of one call. Dropping it ends the wait.
 pub struct Waiter {
     held: Arc<dyn Held>,
     polling: AbortHandle,
-    /// Of the future of asyncio.
+    event_loop: Py<PyAny>,
+    /// The future of asyncio, and its iterator.
+    waking: Py<PyAny>,
     iterator: Py<PyAny>,
 }
 
@@ -141,22 +153,38 @@ impl Waiter {
         let event_loop = py.import("asyncio")?.call_method0("get_running_loop")?;
         let waking = event_loop.call_method0("create_future")?;
         let iterator = waking.call_method0("__await__")?.unbind();
-        let call_soon = event_loop.getattr("call_soon_threadsafe")?.unbind();
-        let wake = (wrap_pyfunction!(wake, py)?.unbind(), waking.unbind());
+        let (event_loop, waking) = (event_loop.unbind(), waking.unbind());
+        let (of, awaited) = (event_loop.clone_ref(py), waking.clone_ref(py));
         let held = Arc::new(Slot(Mutex::new(Stage::Runs(Box::pin(future)))));
         let polls = Polls(Arc::clone(&held));
         let task = runtime.spawn(async move {
             polls.await;
             // On another thread: this one waits for no GIL. A closed loop has no task to wake.
-            let woken = move || Python::attach(|py| call_soon.call1(py, wake).map(drop));
+            let woken = move || Python::attach(|py| wake_soon(py, &of, awaited));
             let _ = tokio::task::spawn_blocking(woken).await;
         });
-        Ok(Self { held, polling: task.abort_handle(), iterator })
+        Ok(Self { held, polling: task.abort_handle(), event_loop, waking, iterator })
+    }
+
+    /// Returns the future of asyncio.
+    pub fn waking(&self) -> &Py<PyAny> {
+        &self.waking
     }
 
     /// Returns what the coroutine yields. `StopIteration`: the result is there.
     pub fn next(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         self.iterator.call_method0(py, "__next__")
+    }
+
+    /// Ends the wait. If another task than the one that ends it awaits the call, it is resumed, and learns
+    /// that the call is over.
+    pub fn end(self, py: Python<'_>) {
+        let (event_loop, waking) = (self.event_loop.clone_ref(py), self.waking.clone_ref(py));
+        drop(self);
+        if let Ok(false) = is_done(py, &waking) {
+            // A closed loop has no task to wake.
+            let _ = wake_soon(py, &event_loop, waking);
+        }
     }
 
     /// Returns the result.
@@ -167,7 +195,7 @@ impl Waiter {
 
 impl Drop for Waiter {
     fn drop(&mut self) {
-        // Nothing wakes the task for a future that was dropped.
+        // Nothing polls a future that was dropped.
         self.polling.abort();
         Python::attach(|py| self.held.withdraw(py));
     }
