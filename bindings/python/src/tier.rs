@@ -297,6 +297,7 @@ impl PyTier {
             builder = builder.tls(Tls::mutual(&certificates, &key, &authorities)?);
         }
         let started = wait(py, async move {
+            log::start()?;
             let (node, _) = builder.start().await?;
             Outcome::Ok(Peer::new(Arc::new(node), peer, &namespace, patience.0)?)
         })?;

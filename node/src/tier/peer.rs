@@ -31,6 +31,7 @@ use tokio::time::{Instant, sleep};
 
 use super::error::TierError;
 use super::key::{Fingerprint, TierKey};
+use super::settings::FAR;
 use super::store::{Answer, Store, StoreFuture, blocking};
 use super::store_error::StoreError;
 use super::value::{TierValue, origins_of, verify};
@@ -67,7 +68,7 @@ impl Peer {
     /// [`TierError::Namespace`], [`TierError::Pool`].
     pub fn new(node: Arc<Node>, peer: &str, namespace: &str, limit: Duration) -> Result<Self, TierError> {
         let fingerprint = Fingerprint::of(node.pool(), namespace)?;
-        Ok(Self { node, peer: peer.to_owned(), fingerprint, limit, linked: Arc::default() })
+        Ok(Self { node, peer: peer.to_owned(), fingerprint, limit: limit.min(FAR), linked: Arc::default() })
     }
 }
 

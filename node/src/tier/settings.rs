@@ -5,7 +5,7 @@ use super::error::TierError;
 const CALLS_MAX: usize = 1024;
 
 /// The longest duration that is added to the current time: 30 years.
-const FAR: Duration = Duration::from_secs(30 * 365 * 86_400);
+pub(super) const FAR: Duration = Duration::from_secs(30 * 365 * 86_400);
 
 /// Adds a duration to the current time, saturating at [`FAR`].
 pub(super) fn after(now: Instant, time: Duration) -> Instant {
