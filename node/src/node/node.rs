@@ -6,6 +6,7 @@ use kvpool::{Pool, SequenceId};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
+use tokio::time::sleep;
 
 use super::admin::NodeAdmin;
 use super::dialers::Dialers;
@@ -17,6 +18,9 @@ use super::status::NodeCounters;
 use crate::admin::{Admin, AdminCredentials, MigrationRecord};
 use crate::settings::AdminUrl;
 use crate::transport::tcp::{Address, PeerSettings, Tls, Token};
+
+/// Interval at which a shutdown looks whether the port is free.
+const LOOK: Duration = Duration::from_millis(2);
 
 /// A pool with links to the pools of other processes.
 ///
@@ -191,9 +195,12 @@ impl Node {
             ended.wait_for(Option::is_some).await.is_ok_and(|left| *left == Some(0))
         };
         let is_over = tokio::time::timeout(patience, drained).await.unwrap_or(false);
-        // The port is free from here on.
         self.accepting.abort();
         self.dialers.lock().close();
+        while !self.accepting.is_finished() {
+            sleep(LOOK).await;
+        }
+        // The port is free from here on.
         if let Some(serving) = &self.serving {
             serving.end(patience.saturating_sub(begun.elapsed())).await;
         }

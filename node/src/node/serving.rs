@@ -45,13 +45,14 @@ impl Serving {
     pub(super) async fn end(&self, patience: Duration) {
         let patience = patience.max(LAST_ANSWERS);
         self.ending.send_replace(Some(patience));
-        let is_over = async {
+        let is_over = async || {
             while !self.task.is_finished() {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
-        if timeout(patience, is_over).await.is_err() {
+        if timeout(patience, is_over()).await.is_err() {
             self.task.abort();
+            is_over().await;
         }
     }
 }
