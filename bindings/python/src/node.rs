@@ -87,7 +87,8 @@ impl Running {
         let keep = || kept.lock().unwrap_or_else(PoisonError::into_inner);
         let sources = given.unwrap_or_else(|| keep().clone());
         let (read, pool) = (sources.clone(), self.pool().clone());
-        let reread = apart(move || Ok(Reread::new(read.load_for(&pool)?)?)).await?;
+        let blocks = served.blocks();
+        let reread = apart(move || Ok(Reread::new(read.load_for(&pool, blocks)?)?)).await?;
         let changes = served.apply(reread)?;
         *keep() = sources;
         Ok(changes)
@@ -178,7 +179,7 @@ async fn start(
 async fn serve(pool: Pool, sources: Sources) -> Outcome<PyNode> {
     log::start()?;
     let (read, of) = (sources.clone(), pool.clone());
-    let prepared = apart(move || Ok(Prepared::new(read.load_for(&of)?)?)).await?;
+    let prepared = apart(move || Ok(Prepared::new(read.load_for(&of, of.total_blocks())?)?)).await?;
     let services = prepared.start(&pool, Reporters::new()).await?;
     let (served, arrivals) = services.serve(|builder| builder).await?;
     let node = served.node().clone();
@@ -189,6 +190,17 @@ impl PyNode {
     fn over(running: Running, arrivals: Arrivals) -> Self {
         let arrivals = Own::new(Arc::new(Mutex::new(arrivals)));
         Self { node: Open::new("node", running), arrivals, returned: Arc::default() }
+    }
+
+    /// Makes a call of an open node. Before it is awaited, it does not keep a closed node from ending.
+    fn call<T, F>(slf: &Bound<'_, Self>, of: impl FnOnce(Arc<Running>) -> F + Send + 'static) -> Outcome<Call>
+    where
+        T: for<'py> IntoPyObject<'py> + Send + 'static,
+        F: Future<Output = Outcome<T>> + Send + 'static,
+    {
+        slf.get().node.get()?;
+        let this = slf.clone().unbind();
+        Ok(Call::new(move |caller| caller.waits(of(this.get().node.share()?))))
     }
 }
 
@@ -252,8 +264,8 @@ impl PyNode {
     /// or not at all. Returns the changes, and names those that need another start.
     #[pyo3(signature = (settings=None))]
     fn reload(slf: &Bound<'_, Self>, settings: Option<&Bound<'_, PyAny>>) -> Outcome<Call> {
-        let (node, given) = (slf.get().node.share()?, settings.map(sources).transpose()?);
-        Ok(Call::new(move |caller| caller.waits(async move { node.reload(given).await })))
+        let given = settings.map(sources).transpose()?;
+        Self::call(slf, async move |node| node.reload(given).await)
     }
 
     /// Fetches the longest prefix of these tokens that the tier has, within `timeout` seconds, by
@@ -261,21 +273,21 @@ impl PyNode {
     /// a miss.
     #[pyo3(signature = (tokens, *, salt=None, adapter=None, extra_keys=None, timeout=None))]
     fn bring_back(
-        &self,
+        slf: &Bound<'_, Self>,
         tokens: Numbers,
         salt: Option<&Bound<'_, PyBytes>>,
         adapter: Option<&Bound<'_, PyBytes>>,
         extra_keys: Option<Vec<Extra<'_>>>,
         timeout: Option<Seconds>,
     ) -> Outcome<Call> {
-        let (keys, (tiered, wait)) = (Keys::new(salt, adapter, extra_keys), self.node.get()?.tiered()?);
-        let timeout = timeout.map_or(wait, |timeout| timeout.0);
-        Ok(Call::new(move |caller| {
-            caller.waits(async move {
-                let report = tiered.bring_back(&keys.get(), &tokens.0, until(timeout)).await?;
-                Ok(report.cached_blocks)
-            })
-        }))
+        let keys = Keys::new(salt, adapter, extra_keys);
+        slf.get().node.get()?.tiered()?;
+        Self::call(slf, async move |node| {
+            let (tiered, wait) = node.tiered()?;
+            drop(node);
+            let timeout = timeout.map_or(wait, |timeout| timeout.0);
+            Ok(tiered.bring_back(&keys.get(), &tokens.0, until(timeout)).await?.cached_blocks)
+        })
     }
 
     /// Returns what `/readyz` and `/healthz` of the admin interface answer: `ready`, whether it should
@@ -290,13 +302,10 @@ impl PyNode {
     /// Returns the counters of the services by group and name, with `failures` and `last_error`, and
     /// those of the node and its peers, as `/stats` of the admin interface does.
     fn services(slf: &Bound<'_, Self>) -> Outcome<Call> {
-        let node = slf.get().node.share()?;
-        Ok(Call::new(move |caller| {
-            caller.waits(async move {
-                let stats = node.admin().stats().await;
-                Ok(Json(stats.map_err(|error| raise("NodeError", error, Vec::new()))?.extra.into()))
-            })
-        }))
+        Self::call(slf, async |node| {
+            let stats = node.admin().stats().await;
+            Ok(Json(stats.map_err(|error| raise("NodeError", error, Vec::new()))?.extra.into()))
+        })
     }
 
     /// Address of the admin interface, if there is one.
@@ -343,30 +352,24 @@ impl PyNode {
 
     /// Returns the peers, and whether a link to each is up.
     fn peers(slf: &Bound<'_, Self>) -> Outcome<Call> {
-        let node = slf.get().node.share()?;
-        Ok(Call::new(move |caller| {
-            caller.waits(async move { Ok(node.peers().await?.into_iter().collect::<HashMap<_, _>>()) })
-        }))
+        Self::call(slf, async |node| Ok(node.peers().await?.into_iter().collect::<HashMap<_, _>>()))
     }
 
     /// Returns the migrations under way and the latest that ended, the newest first.
     fn migrations(slf: &Bound<'_, Self>) -> Outcome<Call> {
-        let node = slf.get().node.share()?;
-        Ok(Call::new(move |caller| {
-            caller.waits(async move {
-                let records = node.migrations().await?.into_iter().map(|record| MigrationState {
-                    id: record.id,
-                    peer: record.peer,
-                    sequence: record.sequence,
-                    state: format!("{:?}", record.state).to_lowercase(),
-                    blocks: record.blocks,
-                    bytes: record.bytes,
-                    time_ms: record.time_ms,
-                    reason: record.reason,
-                });
-                Ok(records.collect::<Vec<_>>())
-            })
-        }))
+        Self::call(slf, async |node| {
+            let records = node.migrations().await?.into_iter().map(|record| MigrationState {
+                id: record.id,
+                peer: record.peer,
+                sequence: record.sequence,
+                state: format!("{:?}", record.state).to_lowercase(),
+                blocks: record.blocks,
+                bytes: record.bytes,
+                time_ms: record.time_ms,
+                reason: record.reason,
+            });
+            Ok(records.collect::<Vec<_>>())
+        })
     }
 
     /// Declares that the process of a peer has ended and will not come back, and returns the ids of
@@ -374,8 +377,7 @@ impl PyNode {
     /// them, and what it still writes by RDMA damages blocks of others. A peer with a link is
     /// refused.
     fn declare_ended(slf: &Bound<'_, Self>, peer: String) -> Outcome<Call> {
-        let node = slf.get().node.share()?;
-        Ok(Call::new(move |caller| caller.waits(async move { Ok(node.declare_ended(&peer).await?) })))
+        Self::call(slf, async move |node| Ok(node.declare_ended(&peer).await?))
     }
 
     fn __aiter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -405,27 +407,26 @@ impl PyNode {
     /// `drain`, or 10. Returns whether no migration was left. Closes the node.
     #[pyo3(signature = (patience=None))]
     fn shutdown(slf: &Bound<'_, Self>, patience: Option<Seconds>) -> Outcome<Call> {
-        let (node, this) = (slf.get().node.share()?, slf.clone().unbind());
-        let patience = patience.map(|patience| patience.0).or(node.served().map(Served::drain));
-        let patience = patience.unwrap_or(PATIENCE);
-        Ok(Call::new(move |caller| {
-            caller.waits(async move {
-                let is_over = match node.served() {
-                    Some(served) => {
-                        let deadline = until(patience);
-                        let is_over = served.leave(deadline).await;
-                        served.end(deadline).await;
-                        is_over
-                    }
-                    None => node.shutdown(patience).await,
-                };
-                this.get().node.close()?;
-                Ok(is_over)
-            })
-        }))
+        let this = slf.clone().unbind();
+        Self::call(slf, async move |node| {
+            let patience = patience.map(|patience| patience.0).or(node.served().map(Served::drain));
+            let patience = patience.unwrap_or(PATIENCE);
+            let is_over = match node.served() {
+                Some(served) => {
+                    let deadline = until(patience);
+                    let is_over = served.leave(deadline).await;
+                    served.end(deadline).await;
+                    is_over
+                }
+                None => node.shutdown(patience).await,
+            };
+            this.get().node.close()?;
+            Ok(is_over)
+        })
     }
 
-    /// Ends the node at once: migrations under way fail, and their sequences stay.
+    /// Ends the node at once: migrations under way fail, and their sequences stay. Its ports are free
+    /// shortly afterwards; `shutdown`, also with `patience=0`, waits until they are.
     fn close(&self) -> Outcome<()> {
         self.node.close()
     }

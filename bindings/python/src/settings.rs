@@ -60,7 +60,10 @@ impl From<SettingsError> for Failure {
     fn from(error: SettingsError) -> Self {
         use SettingsError as E;
         let setting = match &error {
-            E::Value { key, .. } | E::Needs { key, .. } | E::OfProgram { key, .. } => Some(key.in_file()),
+            E::Value { key, .. }
+            | E::NotText { key, .. }
+            | E::Needs { key, .. }
+            | E::OfProgram { key, .. } => Some(key.in_file()),
             E::UnknownKeys { keys } => keys.first().map(|(key, _)| key.clone()),
             _ => None,
         };

@@ -46,6 +46,11 @@ impl Served {
         self.applied.lock().first.drain
     }
 
+    /// Returns the number of blocks that the pool had at the start.
+    pub fn blocks(&self) -> usize {
+        self.applied.lock().first.pool.blocks
+    }
+
     /// Returns the addresses of the events and of their replays, as far as they are published.
     pub fn event_addresses(&self) -> (Option<SocketAddr>, Option<SocketAddr>) {
         let publisher = self.publisher.lock();
@@ -99,9 +104,11 @@ impl Served {
             if !tiered.flush(deadline).await {
                 tracing::warn!("the tier was not given all cached blocks: it is down, or too slow");
             }
-            // The engine, which shared it, has ended.
-            if let Some(tiered) = Arc::into_inner(tiered) {
-                tiered.close().await;
+            match Arc::into_inner(tiered) {
+                Some(tiered) => tiered.close().await,
+                None => {
+                    tracing::warn!("the tier is still in use: it ends when the last call of it has ended")
+                }
             }
         }
         let now = Instant::now();

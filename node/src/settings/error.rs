@@ -62,6 +62,16 @@ pub enum SettingsError {
         /// Why it is not accepted.
         reason: String,
     },
+    /// The value of a key is no text, number, or list or table of the kind that it takes.
+    #[error("{origin}: {}: {reason}; accepted: {}", .key.in_file(), .key.accepted)]
+    NotText {
+        /// The key.
+        key: &'static Key,
+        /// Origin of the value.
+        origin: Origin,
+        /// What it is, without its text, which may have a password.
+        reason: String,
+    },
     /// A key needs another one.
     #[error("{origin}: {} needs {} as well: {reason}", .key.in_file(), .needs.in_file())]
     Needs {

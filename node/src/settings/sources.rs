@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use kvpool::Pool;
@@ -23,11 +24,18 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 const OTHER_VARIABLES: [&str; 1] = ["KVPOOL_MOONCAKE"];
 
 /// Sources of settings. Loading them again reads the file again.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Sources {
     flags: BTreeMap<&'static str, String>,
     variables: Vec<(OsString, OsString)>,
     given: Option<(PathBuf, Option<String>)>,
+}
+
+/// Without the values, which may have passwords.
+impl fmt::Debug for Sources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sources").finish_non_exhaustive()
+    }
 }
 
 impl Sources {
@@ -72,15 +80,16 @@ impl Sources {
         Self::check(entries, warnings)
     }
 
-    /// Reads all sources for the pool of an engine, and checks the settings.
+    /// Reads all sources for the pool of an engine, and checks the settings. `blocks` is the size that the
+    /// pool had at the start.
     ///
     /// # Errors
     /// As for [`load`](Self::load); [`SettingsError::OfProgram`] for a setting of the pool, of traffic
     /// or of messages, which are the engine's; [`SettingsError::Value`] for a secret of the hashes
     /// that is not the pool's, if it is given as `hash_key_file` or for a tier.
-    pub fn load_for(&self, pool: &Pool) -> Result<Loaded, SettingsError> {
+    pub fn load_for(&self, pool: &Pool, blocks: usize) -> Result<Loaded, SettingsError> {
         let mut warnings = Vec::new();
-        let entries = self.entries_for(pool, &mut warnings)?;
+        let entries = self.entries_for(pool, blocks, &mut warnings)?;
         let mut loaded = Self::check(entries.clone(), warnings)?;
         loaded.settings.pool.layout = pool.layout().clone();
         if let Some(problem) = loaded.settings.other_hashes(pool) {
@@ -99,7 +108,7 @@ impl Sources {
     /// As for [`load_for`](Self::load_for), except for the hashes: values have names.
     pub fn load_for_client(&self, pool: &Pool, name: &str) -> Result<Loaded, SettingsError> {
         let mut warnings = Vec::new();
-        let mut entries = self.entries_for(pool, &mut warnings)?;
+        let mut entries = self.entries_for(pool, pool.total_blocks(), &mut warnings)?;
         for (key, text) in [("name", name), ("listen", "off"), ("admin", "off")] {
             if entries.get(key).is_none_or(|entry| entry.origin == Origin::Default) {
                 entries.insert(key, Entry { text: text.to_owned(), origin: Origin::Default });
@@ -108,7 +117,12 @@ impl Sources {
         Self::check(entries, warnings)
     }
 
-    fn entries_for(&self, pool: &Pool, warnings: &mut Vec<String>) -> Result<Entries, SettingsError> {
+    fn entries_for(
+        &self,
+        pool: &Pool,
+        blocks: usize,
+        warnings: &mut Vec<String>,
+    ) -> Result<Entries, SettingsError> {
         let mut entries = self.entries(warnings)?;
         for key in OF_PROGRAM {
             if let Some(Entry { origin, .. }) =
@@ -120,7 +134,7 @@ impl Sources {
         }
         // Those that others are checked against.
         let eviction = if pool.prefix_cache().is_some() { "lru" } else { "off" };
-        for (key, text) in [("size", pool.total_blocks().to_string()), ("eviction", eviction.to_owned())] {
+        for (key, text) in [("size", blocks.to_string()), ("eviction", eviction.to_owned())] {
             entries.insert(key, Entry { text, origin: Origin::Default });
         }
         Ok(entries)
@@ -230,10 +244,9 @@ fn parse(path: &Path, text: &str) -> Result<Entries, SettingsError> {
             unknown.push((offset, (name, origin)));
             continue;
         };
-        let text = flat(value.get_ref(), key).map_err(|reason| SettingsError::Value {
+        let text = flat(value.get_ref(), key).map_err(|reason| SettingsError::NotText {
             key,
             origin: origin.clone(),
-            value: text[value.span()].to_owned(),
             reason,
         })?;
         if entries.contains_key(key.name) {

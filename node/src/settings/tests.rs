@@ -365,7 +365,11 @@ fn values_of_the_wrong_kind_are_refused() {
         ("1.5", "not a whole number"),
     ] {
         let error = file_refused(&format!("size = {value}"));
-        assert!(error.contains(reason) && error.starts_with("kvpool.toml:1: size = "), "{error}");
+        assert!(error.contains(reason) && error.starts_with("kvpool.toml:1: size"), "{error}");
+    }
+    for text in ["tier = ['redis://u:secretpw@h']", "tier = 'redis://u:secretpw@h:port'"] {
+        assert!(!file_refused(text).contains("secretpw"), "{text}");
+        assert!(!format!("{:?}", Sources::new().text("x", text)).contains("secretpw"));
     }
     assert!(file_refused("peers = [1]").contains("a list of texts is needed"));
     assert!(file_refused("[peers]\nb = 1").contains("the address of b is no text"));
