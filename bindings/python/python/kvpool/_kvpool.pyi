@@ -619,7 +619,9 @@ class Node(AsyncIterator[tuple[Sequence, str]]):
         `drain`, or 10. Returns whether no migration was left. Closes the node.
         """
     def close(self) -> None:
-        """Ends the node at once: migrations under way fail, and their sequences stay."""
+        """Ends the node at once: migrations under way fail, and their sequences stay. Its ports are free
+        shortly afterwards; `shutdown`, also with `patience=0`, waits until they are.
+        """
     def __aiter__(self) -> Self: ...
     def __anext__(self) -> Call[tuple[Sequence, str]]: ...
 
@@ -883,8 +885,9 @@ class Pool:
         Does not wait for room there.
 
         Returns the sequence in the other pool (None for a node) and a report. If it fails, the
-        sequence is as before. Cancelling a move to a pool leaves the sequence here; a move to a
-        node goes on, and the sequence is Busy until its outcome is known.
+        sequence is as before. Cancelling a move to a pool leaves the sequence here, and frees the blocks
+        there after the piece that is being copied (64 MiB at most); a move to a node goes on, and the
+        sequence is Busy until its outcome is known.
         """
     def preempt(
         self, sequence: Sequence, *, swap: Pool | None = None, timeout: float | None = None
@@ -892,7 +895,8 @@ class Pool:
         """Takes the blocks of a running sequence: closes it, or with `swap` moves it to another pool,
         when the batches that write it have ended. Returns a report, and the sequence there.
 
-        If it fails or is cancelled, the sequence is as before.
+        If it fails or is cancelled, the sequence is as before. A cancelled swap frees the blocks there
+        after the piece that is being copied (64 MiB at most).
         """
     def resume(
         self, sequence: Sequence, *, headroom: int = 0, leave: int = 0, timeout: float | None = None
@@ -901,7 +905,8 @@ class Pool:
         blocks stay available besides; waits for them in its turn among the admissions. Returns the
         sequence here and a report.
 
-        If it fails or is cancelled, the sequence is as before.
+        If it fails or is cancelled, the sequence is as before. A cancelled one frees the blocks here
+        after the piece that is being copied (64 MiB at most).
         """
     def settled(self, ticket: int, *, timeout: float | None = None) -> Call[None]:
         """Waits until every batch up to the one of this number has ended."""
