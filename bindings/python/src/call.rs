@@ -100,8 +100,8 @@ impl Call {
         Ok(self.replace(State::Done))
     }
 
-    /// Refuses to resume a call that another task awaits: the loop resumes a task when the future that
-    /// it yielded is done.
+    /// Refuses to resume a call that another task awaits: the loop resumes a task when the future
+    /// that it yielded is done.
     fn check_awaited(&self, py: Python<'_>) -> PyResult<()> {
         self.made_in.check()?;
         let waking = match &*self.state.lock().unwrap_or_else(PoisonError::into_inner) {

@@ -176,8 +176,8 @@ impl Waiter {
         self.iterator.call_method0(py, "__next__")
     }
 
-    /// Ends the wait. If another task than the one that ends it awaits the call, it is resumed, and learns
-    /// that the call is over.
+    /// Ends the wait. A task that awaits the call, other than the one that ends it, is resumed, and
+    /// learns that the call is over.
     pub fn end(self, py: Python<'_>) {
         let (event_loop, waking) = (self.event_loop.clone_ref(py), self.waking.clone_ref(py));
         drop(self);

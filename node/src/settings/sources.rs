@@ -80,8 +80,8 @@ impl Sources {
         Self::check(entries, warnings)
     }
 
-    /// Reads all sources for the pool of an engine, and checks the settings. `blocks` is the size that the
-    /// pool had at the start.
+    /// Reads all sources for the pool of an engine, and checks the settings. `blocks` is the size
+    /// that the pool had at the start.
     ///
     /// # Errors
     /// As for [`load`](Self::load); [`SettingsError::OfProgram`] for a setting of the pool, of traffic
