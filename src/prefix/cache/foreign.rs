@@ -25,7 +25,7 @@ use crate::ids::{BlockId, FrameId};
 use crate::sync::fence_after_rmw;
 
 use super::super::eviction_list::Classed;
-use super::{BlockHash, Index, KvEvent, Names, PrefixCache, PrefixConfig, Queues, key_of};
+use super::{BlockHash, Index, KEPT_AHEAD, KvEvent, Names, PrefixCache, PrefixConfig, Queues, key_of};
 
 /// Factor by which the index is larger than for one hash per block; some blocks have two.
 const ENTRIES_PER_BLOCK: usize = 2;
@@ -140,20 +140,32 @@ impl PrefixCache {
         named: impl FnOnce() -> Result<Vec<BlockId>, E>,
     ) -> Result<Vec<BlockId>, E> {
         let _lock = self.names.as_ref().map(Names::lock);
-        let (mut ids, era) = (named()?, self.era());
-        ids.retain(|&id| {
-            if core.word(id).is_cached() {
-                if self.row(id).is_of(era) || !core.uncache(id) {
-                    return false;
-                }
-                // It was cached before a clear.
-                self.forget_uncached(core, &[id]);
+        let (ids, era) = (named()?, self.era());
+        let mut cached = Vec::with_capacity(ids.len());
+        ids.iter().take(KEPT_AHEAD).for_each(|&id| self.row(id).prefetch());
+        for (i, &id) in ids.iter().enumerate() {
+            if let Some(&next) = ids.get(i + KEPT_AHEAD) {
+                self.row(next).prefetch();
             }
-            self.note(id, NAMELESS, era, 0, 0);
-            core.seal_cached(core.handle(id))
-        });
-        self.tallies.registered(ids.len());
-        Ok(ids)
+            if self.keep_one(core, id, era) {
+                cached.push(id);
+            }
+        }
+        self.tallies.registered(cached.len());
+        Ok(cached)
+    }
+
+    /// Returns whether the block was not cached before.
+    fn keep_one(&self, core: &Core, id: BlockId, era: u64) -> bool {
+        if core.word(id).is_cached() {
+            if self.row(id).is_of(era) || !core.uncache(id) {
+                return false;
+            }
+            // It was cached before a clear.
+            self.forget_uncached(core, &[id]);
+        }
+        self.note(id, NAMELESS, era, 0, 0);
+        core.seal_cached(core.handle(id))
     }
 
     fn name_all(&self, core: &Core, blocks: &[(BlockId, BlockHash)]) {
