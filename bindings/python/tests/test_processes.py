@@ -74,7 +74,7 @@ async def main():
     call = pool.allocate(1)
     call.send(None)
 asyncio.run(main())
-lease.close()          # the waiting call gets its block now, and keeps it: nobody can be told
+lease.close()          # the waiting call gets its block now, and keeps it until it is dropped
 deadline = time.monotonic() + 5
 while pool.stats().waiting and time.monotonic() < deadline:
     time.sleep(0.01)
