@@ -19,8 +19,8 @@
 //! read the flag, append. First read: set the flag, fence, link the blocks whose words are
 //! evictable by their places. One of the two sees the other (as in Dekker's algorithm), so an
 //! evictable block is linked in order once its release has ended. The first read holds the lock
-//! meanwhile, so the release appends after it. Releases at the same time are in either order. Model: `released_beside_the_first_read` in
-//! `loom-tests/tests/frame_pool.rs`.
+//! meanwhile, so the release appends after it. Releases at the same time are in either order.
+//! Model: `released_beside_the_first_read` in `loom-tests/tests/frame_pool.rs`.
 
 use std::sync::PoisonError;
 

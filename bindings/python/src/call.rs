@@ -198,9 +198,9 @@ impl Call {
         self.__next__(py)
     }
 
-    /// Raises an exception inside of the coroutine, for example a cancellation. What it waits for is
-    /// dropped first, together with a result that it did not take: blocks are free again when the
-    /// task sees the exception.
+    /// Raises an exception inside of the coroutine, for example a cancellation. What it waits for
+    /// is dropped first, together with a result that it did not take: blocks are free again when
+    /// the task sees the exception.
     #[pyo3(signature = (kind, value=None, traceback=None))]
     fn throw(
         &self,

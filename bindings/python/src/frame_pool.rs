@@ -397,9 +397,9 @@ impl FramePool {
         Ok(detached(py, frames.0, || pool.evict(frames.0)))
     }
 
-    /// Returns up to `frames` frames without references, in the order in which allocations use them,
-    /// those after frame `cursor`, or the first ones: free frames, ascending, then cached ones in the
-    /// order of eviction. To read on, pass the last frame as `cursor`.
+    /// Returns up to `frames` frames without references, in the order in which allocations use
+    /// them, those after frame `cursor`, or the first ones: free frames, ascending, then cached
+    /// ones in the order of eviction. To read on, pass the last frame as `cursor`.
     ///
     /// The list is no reservation: a frame whose state another thread changes meanwhile may be
     /// missing or appear twice. A cursor with references is refused. The first call visits every

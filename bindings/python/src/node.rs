@@ -143,7 +143,8 @@ record! {
         failed: u64,
         /// Blocks that arrived with wrong checksums.
         bad_blocks: u64,
-        /// Cached blocks that were dropped when a peer asked for them, because the memory had damaged them.
+        /// Cached blocks that were dropped when a peer asked for them, because the memory had
+        /// damaged them.
         damaged_blocks: u64,
         /// Times that the owner of a sequence was in doubt.
         in_doubt: u64,
@@ -192,7 +193,8 @@ impl PyNode {
         Self { node: Open::new("node", running), arrivals, returned: Arc::default() }
     }
 
-    /// Makes a call of an open node. Before it is awaited, it does not keep a closed node from ending.
+    /// Makes a call of an open node. Before it is awaited, it does not keep a closed node from
+    /// ending.
     fn call<T, F>(slf: &Bound<'_, Self>, of: impl FnOnce(Arc<Running>) -> F + Send + 'static) -> Outcome<Call>
     where
         T: for<'py> IntoPyObject<'py> + Send + 'static,
@@ -241,27 +243,28 @@ impl PyNode {
         Ok(Call::new(move |caller| caller.waits(start(builder, listen, peers, token, tls))))
     }
 
-    /// Starts the node of a pool with the services of `kvpool serve`: peers, admin interface with page
-    /// and metrics, shared tier, membership, events of the cache, each as `settings` say. They are the
-    /// path of its TOML file, or a mapping with the same keys; variables of the environment do not count.
+    /// Starts the node of a pool with the services of `kvpool serve`: peers, admin interface with
+    /// page and metrics, shared tier, membership, events of the cache, each as `settings` say. They
+    /// are the path of its TOML file, or a mapping with the same keys; variables of the environment
+    /// do not count.
     ///
-    /// Settings of the pool, of traffic and of messages are refused: they are the engine's. Messages go
-    /// to the logger `kvpool`.
+    /// Settings of the pool, of traffic and of messages are refused: they are the engine's.
+    /// Messages go to the logger `kvpool`.
     #[staticmethod]
     fn from_settings(pool: &Bound<'_, PyPool>, settings: &Bound<'_, PyAny>) -> Outcome<Call> {
         let (pool, sources) = (pool.get().share()?, sources(settings)?);
         Ok(Call::new(move |caller| caller.waits(serve(pool, sources))))
     }
 
-    /// Returns the key of the hashes that these settings give, for `Pool(hash_key=...)`: nodes with the
-    /// same secret exchange cached blocks. None without `hash_key_file` and `token_file`.
+    /// Returns the key of the hashes that these settings give, for `Pool(hash_key=...)`: nodes with
+    /// the same secret exchange cached blocks. None without `hash_key_file` and `token_file`.
     #[staticmethod]
     fn hash_key(settings: &Bound<'_, PyAny>) -> Outcome<Option<Cow<'static, [u8]>>> {
         Ok(sources(settings)?.load_hash_key()?.map(|key| Cow::Owned(key.to_vec())))
     }
 
-    /// Reads the settings again, or other ones, and applies peers, certificates and tokens, completely
-    /// or not at all. Returns the changes, and names those that need another start.
+    /// Reads the settings again, or other ones, and applies peers, certificates and tokens,
+    /// completely or not at all. Returns the changes, and names those that need another start.
     #[pyo3(signature = (settings=None))]
     fn reload(slf: &Bound<'_, Self>, settings: Option<&Bound<'_, PyAny>>) -> Outcome<Call> {
         let given = settings.map(sources).transpose()?;
@@ -269,8 +272,8 @@ impl PyNode {
     }
 
     /// Fetches the longest prefix of these tokens that the tier has, within `timeout` seconds, by
-    /// default those of `tier_wait`. Returns the number of its blocks that are cached now. A failure is
-    /// a miss.
+    /// default those of `tier_wait`. Returns the number of its blocks that are cached now. A
+    /// failure is a miss.
     #[pyo3(signature = (tokens, *, salt=None, adapter=None, extra_keys=None, timeout=None))]
     fn bring_back(
         slf: &Bound<'_, Self>,
@@ -290,8 +293,9 @@ impl PyNode {
         })
     }
 
-    /// Returns what `/readyz` and `/healthz` of the admin interface answer: `ready`, whether it should
-    /// get requests, the `reasons` if not, and the `state`: "ok", "draining" or "device_lost".
+    /// Returns what `/readyz` and `/healthz` of the admin interface answer: `ready`, whether it
+    /// should get requests, the `reasons` if not, and the `state`: "ok", "draining" or
+    /// "device_lost".
     fn health(&self) -> Outcome<Json> {
         let admin = self.node.get()?.admin();
         let mut health = serde_json::json!(admin.ready());
@@ -299,8 +303,8 @@ impl PyNode {
         Ok(Json(health))
     }
 
-    /// Returns the counters of the services by group and name, with `failures` and `last_error`, and
-    /// those of the node and its peers, as `/stats` of the admin interface does.
+    /// Returns the counters of the services by group and name, with `failures` and `last_error`,
+    /// and those of the node and its peers, as `/stats` of the admin interface does.
     fn services(slf: &Bound<'_, Self>) -> Outcome<Call> {
         Self::call(slf, async |node| {
             let stats = node.admin().stats().await;
@@ -425,8 +429,8 @@ impl PyNode {
         })
     }
 
-    /// Ends the node at once: migrations under way fail, and their sequences stay. Its ports are free
-    /// shortly afterwards; `shutdown`, also with `patience=0`, waits until they are.
+    /// Ends the node at once: migrations under way fail, and their sequences stay. Its ports are
+    /// free shortly afterwards; `shutdown`, also with `patience=0`, waits until they are.
     fn close(&self) -> Outcome<()> {
         self.node.close()
     }

@@ -106,8 +106,8 @@ impl PyPrefixCache {
     }
 
     /// Makes all blocks of these hashes unfindable, because their contents are wrong; their owners
-    /// keep them: also those that were written before and are registered later. Returns the number of
-    /// blocks that became free, and of those that their owners keep.
+    /// keep them: also those that were written before and are registered later. Returns the number
+    /// of blocks that became free, and of those that their owners keep.
     ///
     /// Blocks that were computed from them have other hashes: pass these too. Raises CacheError for
     /// a text that is no hash; nothing has changed.

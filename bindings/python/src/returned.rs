@@ -1,5 +1,5 @@
-//! Received values that must not be lost: if the call is cancelled that received one, the value goes
-//! back to where it came from.
+//! Received values that must not be lost: if the call is cancelled that received one, the value
+//! goes back to where it came from.
 
 use std::collections::VecDeque;
 use std::future::Future;

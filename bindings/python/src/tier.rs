@@ -47,8 +47,8 @@ record! {
         misses: u64,
         /// Keys whose operation failed, for any reason.
         failed: u64,
-        /// Values that were not what their keys say: found here, and failed, or found damaged by the node,
-        /// which dropped them, and missed.
+        /// Values that were not what their keys say: found here, and failed, or found damaged by
+        /// the node, which dropped them, and missed.
         bad_values: u64,
         /// Keys that had no answer by the deadline of their call.
         overdue: u64,
@@ -254,10 +254,10 @@ impl PyTier {
 impl PyTier {
     /// Shares values through a kvpool node, which has the name `peer` at this address.
     ///
-    /// The node's pool is `Tier.pool(value_bytes=..., values=...)`. It need not be there yet, and may
-    /// restart: the first calls wait for the link, the later ones fail while there is none. Addresses
-    /// are "host:port" or "unix:/path"; `token` and `tls` are as those of `Node`. `name` is the name
-    /// of this end, by default a random one.
+    /// The node's pool is `Tier.pool(value_bytes=..., values=...)`. It need not be there yet, and
+    /// may restart: the first calls wait for the link, the later ones fail while there is none.
+    /// Addresses are "host:port" or "unix:/path"; `token` and `tls` are as those of `Node`. `name`
+    /// is the name of this end, by default a random one.
     ///
     /// Values pass through memory for `window` values here, in `threads` calls at a time. At most
     /// `puts` values wait to be stored. A call of the node that takes longer than `patience`
@@ -304,12 +304,13 @@ impl PyTier {
         Ok(Self::over(Arc::new(SharedTier::new(started?, settings)?), fingerprint, value_bytes.0, None))
     }
 
-    /// Shares values through the store that `settings` of `kvpool serve` name, a file or a mapping: that
-    /// of `tier`, or else the one node of `peers`. An admin interface in them reports this tier.
+    /// Shares values through the store that `settings` of `kvpool serve` name, a file or a mapping:
+    /// that of `tier`, or else the one node of `peers`. An admin interface in them reports this
+    /// tier.
     ///
-    /// The other arguments are those of `peer`; of a store, `tier_threads` and `tier_patience` are the
-    /// settings', and `tier_namespace` is added to `namespace`. By default, the name of this end is a
-    /// random one, and it has no admin interface.
+    /// The other arguments are those of `peer`; of a store, `tier_threads` and `tier_patience` are
+    /// the settings', and `tier_namespace` is added to `namespace`. By default, the name of this
+    /// end is a random one, and it has no admin interface.
     #[staticmethod]
     #[pyo3(signature = (settings, *, value_bytes, namespace, window=Count(64), threads=Count(2), puts=Count(64), patience=Seconds(Duration::from_secs(1)), rest=Seconds(Duration::from_secs(5))), text_signature = "(settings, *, value_bytes, namespace, window=64, threads=2, puts=64, patience=1.0, rest=5.0)")]
     #[allow(clippy::too_many_arguments)]

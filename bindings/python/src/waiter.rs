@@ -7,8 +7,8 @@
 //! thread of the loop:    take the result, or, on a cancellation, drop what is in the slot
 //! ```
 //!
-//! So a cancellation has taken effect before the awaiting task sees it, and a result that arrives at
-//! the same time is dropped, and not lost. The future of asyncio only wakes the task.
+//! So a cancellation has taken effect before the awaiting task sees it, and a result that arrives
+//! at the same time is dropped, and not lost. The future of asyncio only wakes the task.
 
 use std::any::Any;
 use std::future::Future;
@@ -79,8 +79,8 @@ impl<T: for<'py> IntoPyObject<'py> + Send> Held for Slot<T> {
     }
 }
 
-/// Polls the future of a slot until it is ready or withdrawn. Dropped with the runtime, it drops the
-/// future.
+/// Polls the future of a slot until it is ready or withdrawn. Dropped with the runtime, it drops
+/// the future.
 struct Polls<T: Send>(Arc<Slot<T>>);
 
 impl<T: Send> Future for Polls<T> {

@@ -376,9 +376,9 @@ impl PyPool {
     /// Does not wait for room there.
     ///
     /// Returns the sequence in the other pool (None for a node) and a report. If it fails, the
-    /// sequence is as before. Cancelling a move to a pool leaves the sequence here, and frees the blocks
-    /// there after the piece that is being copied (64 MiB at most); a move to a node goes on, and the
-    /// sequence is Busy until its outcome is known.
+    /// sequence is as before. Cancelling a move to a pool leaves the sequence here, and frees the
+    /// blocks there after the piece that is being copied (64 MiB at most); a move to a node goes
+    /// on, and the sequence is Busy until its outcome is known.
     #[pyo3(signature = (sequence, target, *, timeout=None))]
     fn migrate(
         &self,
@@ -397,8 +397,8 @@ impl PyPool {
     /// Takes the blocks of a running sequence: closes it, or with `swap` moves it to another pool,
     /// when the batches that write it have ended. Returns a report, and the sequence there.
     ///
-    /// If it fails or is cancelled, the sequence is as before. A cancelled swap frees the blocks there
-    /// after the piece that is being copied (64 MiB at most).
+    /// If it fails or is cancelled, the sequence is as before. A cancelled swap frees the blocks
+    /// there after the piece that is being copied (64 MiB at most).
     #[pyo3(signature = (sequence, *, swap=None, timeout=None))]
     fn preempt(
         &self,
@@ -419,8 +419,8 @@ impl PyPool {
     /// blocks stay available besides; waits for them in its turn among the admissions. Returns the
     /// sequence here and a report.
     ///
-    /// If it fails or is cancelled, the sequence is as before. A cancelled one frees the blocks here
-    /// after the piece that is being copied (64 MiB at most).
+    /// If it fails or is cancelled, the sequence is as before. A cancelled one frees the blocks
+    /// here after the piece that is being copied (64 MiB at most).
     #[pyo3(signature = (sequence, *, headroom=Tokens(0), leave=Count(0), timeout=None), text_signature = "($self, sequence, *, headroom=0, leave=0, timeout=None)")]
     fn resume(
         &self,

@@ -1,5 +1,5 @@
-//! The process: a pool with the [services](kvpool_node::services) of its settings, optional traffic,
-//! signals, and shutdown.
+//! The process: a pool with the [services](kvpool_node::services) of its settings, optional
+//! traffic, signals, and shutdown.
 //!
 //! ```text
 //! services prepared -> pool built -> compaction -> tier, events -> traffic -> node, membership

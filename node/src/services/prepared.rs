@@ -30,9 +30,9 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Logs the warnings of the settings, reads certificates, binds the admin interface, and connects to
-    /// the store of the tier; refuses services that this build lacks. Blocks; the store needs a current
-    /// tokio runtime.
+    /// Logs the warnings of the settings, reads certificates, binds the admin interface, and
+    /// connects to the store of the tier; refuses services that this build lacks. Blocks; the store
+    /// needs a current tokio runtime.
     ///
     /// # Errors
     /// [`ServiceError`]. Nothing is left running.

@@ -96,8 +96,8 @@ impl Served {
         self.node.shutdown(left()).await
     }
 
-    /// Stores and publishes what the pool has until the deadline, and ends both services. The rest is
-    /// lost to others, but not to this node. The engine's requests have ended.
+    /// Stores and publishes what the pool has until the deadline, and ends both services. The rest
+    /// is lost to others, but not to this node. The engine's requests have ended.
     pub async fn end(&self, deadline: Instant) {
         let (tiered, publisher) = (self.tiered.lock().take(), self.publisher.lock().take());
         if let Some(tiered) = tiered {

@@ -84,9 +84,9 @@ impl Sources {
     /// that the pool had at the start.
     ///
     /// # Errors
-    /// As for [`load`](Self::load); [`SettingsError::OfProgram`] for a setting of the pool, of traffic
-    /// or of messages, which are the engine's; [`SettingsError::Value`] for a secret of the hashes
-    /// that is not the pool's, if it is given as `hash_key_file` or for a tier.
+    /// As for [`load`](Self::load); [`SettingsError::OfProgram`] for a setting of the pool, of
+    /// traffic or of messages, which are the engine's; [`SettingsError::Value`] for a secret of the
+    /// hashes that is not the pool's, if it is given as `hash_key_file` or for a tier.
     pub fn load_for(&self, pool: &Pool, blocks: usize) -> Result<Loaded, SettingsError> {
         let mut warnings = Vec::new();
         let entries = self.entries_for(pool, blocks, &mut warnings)?;
@@ -101,8 +101,8 @@ impl Sources {
         Ok(loaded)
     }
 
-    /// Reads all sources for a client of a store, whose pool holds values on their way. By default it
-    /// has this name, and neither an address for peers nor an admin interface.
+    /// Reads all sources for a client of a store, whose pool holds values on their way. By default
+    /// it has this name, and neither an address for peers nor an admin interface.
     ///
     /// # Errors
     /// As for [`load_for`](Self::load_for), except for the hashes: values have names.

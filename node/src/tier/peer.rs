@@ -62,7 +62,8 @@ impl Peer {
     ///
     /// The window is a pool with a prefix cache, and with the layout and hashing of the pools that
     /// use the tier; it bounds the blocks of one call. The node needs no address. `limit` bounds
-    /// each transfer, and the wait of the first calls for the link, which is made in the background.
+    /// each transfer, and the wait of the first calls for the link, which is made in the
+    /// background.
     ///
     /// # Errors
     /// [`TierError::Namespace`], [`TierError::Pool`].

@@ -30,8 +30,8 @@ use super::{BlockHash, Index, KEPT_AHEAD, KvEvent, Names, PrefixCache, PrefixCon
 /// Factor by which the index is larger than for one hash per block; some blocks have two.
 const ENTRIES_PER_BLOCK: usize = 2;
 
-/// In the row of a block that is [kept](PrefixCache::keep_nameless) without a hash. No lookup has it,
-/// and no index entry: it equals a derived hash with probability 2^-192.
+/// In the row of a block that is [kept](PrefixCache::keep_nameless) without a hash. No lookup has
+/// it, and no index entry: it equals a derived hash with probability 2^-192.
 pub(super) const NAMELESS: BlockHash = BlockHash::new(0, 0);
 
 #[derive(Default)]

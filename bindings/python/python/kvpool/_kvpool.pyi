@@ -47,9 +47,9 @@ class Call(Coroutine[Any, Any, _T], Generic[_T]):
     def send(self, value: Any, /) -> Any:
         """Resumes the coroutine."""
     def throw(self, kind: Any, value: Any = None, traceback: Any = None) -> Any:
-        """Raises an exception inside of the coroutine, for example a cancellation. What it waits for is
-        dropped first, together with a result that it did not take: blocks are free again when the
-        task sees the exception.
+        """Raises an exception inside of the coroutine, for example a cancellation. What it waits for
+        is dropped first, together with a result that it did not take: blocks are free again when
+        the task sees the exception.
         """
     def close(self) -> None:
         """Ends the coroutine: what it waits for is dropped."""
@@ -466,8 +466,8 @@ class PrefixCache:
         """Evicts blocks without an owner until `keep` are left. Returns how many were evicted."""
     def uncache(self, hashes: list[str]) -> tuple[int, int]:
         """Makes all blocks of these hashes unfindable, because their contents are wrong; their owners
-        keep them: also those that were written before and are registered later. Returns the number of
-        blocks that became free, and of those that their owners keep.
+        keep them: also those that were written before and are registered later. Returns the number
+        of blocks that became free, and of those that their owners keep.
 
         Blocks that were computed from them have other hashes: pass these too. Raises CacheError for
         a text that is no hash; nothing has changed.
@@ -550,21 +550,22 @@ class Node(AsyncIterator[tuple[Sequence, str]]):
         """
     @staticmethod
     def from_settings(pool: Pool, settings: _Settings) -> Call[Node]:
-        """Starts the node of a pool with the services of `kvpool serve`: peers, admin interface with page
-        and metrics, shared tier, membership, events of the cache, each as `settings` say. They are the
-        path of its TOML file, or a mapping with the same keys; variables of the environment do not count.
+        """Starts the node of a pool with the services of `kvpool serve`: peers, admin interface with
+        page and metrics, shared tier, membership, events of the cache, each as `settings` say. They
+        are the path of its TOML file, or a mapping with the same keys; variables of the environment
+        do not count.
 
-        Settings of the pool, of traffic and of messages are refused: they are the engine's. Messages go
-        to the logger `kvpool`.
+        Settings of the pool, of traffic and of messages are refused: they are the engine's.
+        Messages go to the logger `kvpool`.
         """
     @staticmethod
     def hash_key(settings: _Settings) -> bytes | None:
-        """Returns the key of the hashes that these settings give, for `Pool(hash_key=...)`: nodes with the
-        same secret exchange cached blocks. None without `hash_key_file` and `token_file`.
+        """Returns the key of the hashes that these settings give, for `Pool(hash_key=...)`: nodes with
+        the same secret exchange cached blocks. None without `hash_key_file` and `token_file`.
         """
     def reload(self, settings: _Settings | None = None) -> Call[str]:
-        """Reads the settings again, or other ones, and applies peers, certificates and tokens, completely
-        or not at all. Returns the changes, and names those that need another start.
+        """Reads the settings again, or other ones, and applies peers, certificates and tokens,
+        completely or not at all. Returns the changes, and names those that need another start.
         """
     def bring_back(
         self,
@@ -576,16 +577,17 @@ class Node(AsyncIterator[tuple[Sequence, str]]):
         timeout: float | None = None,
     ) -> Call[int]:
         """Fetches the longest prefix of these tokens that the tier has, within `timeout` seconds, by
-        default those of `tier_wait`. Returns the number of its blocks that are cached now. A failure is
-        a miss.
+        default those of `tier_wait`. Returns the number of its blocks that are cached now. A
+        failure is a miss.
         """
     def health(self) -> dict[str, Any]:
-        """Returns what `/readyz` and `/healthz` of the admin interface answer: `ready`, whether it should
-        get requests, the `reasons` if not, and the `state`: "ok", "draining" or "device_lost".
+        """Returns what `/readyz` and `/healthz` of the admin interface answer: `ready`, whether it
+        should get requests, the `reasons` if not, and the `state`: "ok", "draining" or
+        "device_lost".
         """
     def services(self) -> Call[dict[str, Any]]:
-        """Returns the counters of the services by group and name, with `failures` and `last_error`, and
-        those of the node and its peers, as `/stats` of the admin interface does.
+        """Returns the counters of the services by group and name, with `failures` and `last_error`,
+        and those of the node and its peers, as `/stats` of the admin interface does.
         """
     @property
     def admin_address(self) -> str | None:
@@ -619,8 +621,8 @@ class Node(AsyncIterator[tuple[Sequence, str]]):
         `drain`, or 10. Returns whether no migration was left. Closes the node.
         """
     def close(self) -> None:
-        """Ends the node at once: migrations under way fail, and their sequences stay. Its ports are free
-        shortly afterwards; `shutdown`, also with `patience=0`, waits until they are.
+        """Ends the node at once: migrations under way fail, and their sequences stay. Its ports are
+        free shortly afterwards; `shutdown`, also with `patience=0`, waits until they are.
         """
     def __aiter__(self) -> Self: ...
     def __anext__(self) -> Call[tuple[Sequence, str]]: ...
@@ -885,9 +887,9 @@ class Pool:
         Does not wait for room there.
 
         Returns the sequence in the other pool (None for a node) and a report. If it fails, the
-        sequence is as before. Cancelling a move to a pool leaves the sequence here, and frees the blocks
-        there after the piece that is being copied (64 MiB at most); a move to a node goes on, and the
-        sequence is Busy until its outcome is known.
+        sequence is as before. Cancelling a move to a pool leaves the sequence here, and frees the
+        blocks there after the piece that is being copied (64 MiB at most); a move to a node goes
+        on, and the sequence is Busy until its outcome is known.
         """
     def preempt(
         self, sequence: Sequence, *, swap: Pool | None = None, timeout: float | None = None
@@ -895,8 +897,8 @@ class Pool:
         """Takes the blocks of a running sequence: closes it, or with `swap` moves it to another pool,
         when the batches that write it have ended. Returns a report, and the sequence there.
 
-        If it fails or is cancelled, the sequence is as before. A cancelled swap frees the blocks there
-        after the piece that is being copied (64 MiB at most).
+        If it fails or is cancelled, the sequence is as before. A cancelled swap frees the blocks
+        there after the piece that is being copied (64 MiB at most).
         """
     def resume(
         self, sequence: Sequence, *, headroom: int = 0, leave: int = 0, timeout: float | None = None
@@ -905,8 +907,8 @@ class Pool:
         blocks stay available besides; waits for them in its turn among the admissions. Returns the
         sequence here and a report.
 
-        If it fails or is cancelled, the sequence is as before. A cancelled one frees the blocks here
-        after the piece that is being copied (64 MiB at most).
+        If it fails or is cancelled, the sequence is as before. A cancelled one frees the blocks
+        here after the piece that is being copied (64 MiB at most).
         """
     def settled(self, ticket: int, *, timeout: float | None = None) -> Call[None]:
         """Waits until every batch up to the one of this number has ended."""
@@ -1409,7 +1411,9 @@ class NodeStats(_Record):
         """Blocks that arrived with wrong checksums."""
     @property
     def damaged_blocks(self) -> int:
-        """Cached blocks that were dropped when a peer asked for them, because the memory had damaged them."""
+        """Cached blocks that were dropped when a peer asked for them, because the memory had
+        damaged them.
+        """
     @property
     def in_doubt(self) -> int:
         """Times that the owner of a sequence was in doubt."""
@@ -1539,9 +1543,9 @@ class FramePool:
     def references(self, frames: _Frames) -> list[int]:
         """The number of references of each frame."""
     def available_after(self, frames: int, cursor: int | None = None) -> list[int]:
-        """Returns up to `frames` frames without references, in the order in which allocations use them,
-        those after frame `cursor`, or the first ones: free frames, ascending, then cached ones in the
-        order of eviction. To read on, pass the last frame as `cursor`.
+        """Returns up to `frames` frames without references, in the order in which allocations use
+        them, those after frame `cursor`, or the first ones: free frames, ascending, then cached
+        ones in the order of eviction. To read on, pass the last frame as `cursor`.
 
         The list is no reservation: a frame whose state another thread changes meanwhile may be
         missing or appear twice. A cursor with references is refused. The first call visits every
@@ -1652,10 +1656,10 @@ class Tier:
     ) -> Tier:
         """Shares values through a kvpool node, which has the name `peer` at this address.
 
-        The node's pool is `Tier.pool(value_bytes=..., values=...)`. It need not be there yet, and may
-        restart: the first calls wait for the link, the later ones fail while there is none. Addresses
-        are "host:port" or "unix:/path"; `token` and `tls` are as those of `Node`. `name` is the name
-        of this end, by default a random one.
+        The node's pool is `Tier.pool(value_bytes=..., values=...)`. It need not be there yet, and
+        may restart: the first calls wait for the link, the later ones fail while there is none.
+        Addresses are "host:port" or "unix:/path"; `token` and `tls` are as those of `Node`. `name`
+        is the name of this end, by default a random one.
 
         Values pass through memory for `window` values here, in `threads` calls at a time. At most
         `puts` values wait to be stored. A call of the node that takes longer than `patience`
@@ -1674,12 +1678,13 @@ class Tier:
         patience: float = 1.0,
         rest: float = 5.0,
     ) -> Tier:
-        """Shares values through the store that `settings` of `kvpool serve` name, a file or a mapping: that
-        of `tier`, or else the one node of `peers`. An admin interface in them reports this tier.
+        """Shares values through the store that `settings` of `kvpool serve` name, a file or a mapping:
+        that of `tier`, or else the one node of `peers`. An admin interface in them reports this
+        tier.
 
-        The other arguments are those of `peer`; of a store, `tier_threads` and `tier_patience` are the
-        settings', and `tier_namespace` is added to `namespace`. By default, the name of this end is a
-        random one, and it has no admin interface.
+        The other arguments are those of `peer`; of a store, `tier_threads` and `tier_patience` are
+        the settings', and `tier_namespace` is added to `namespace`. By default, the name of this
+        end is a random one, and it has no admin interface.
         """
     @staticmethod
     def in_process(bytes_max: int, *, value_bytes: int, namespace: str) -> Tier:
@@ -1726,8 +1731,8 @@ class TierStats(_Record):
         """Keys whose operation failed, for any reason."""
     @property
     def bad_values(self) -> int:
-        """Values that were not what their keys say: found here, and failed, or found damaged by the node,
-        which dropped them, and missed.
+        """Values that were not what their keys say: found here, and failed, or found damaged by
+        the node, which dropped them, and missed.
         """
     @property
     def overdue(self) -> int:
