@@ -321,7 +321,7 @@ fn cleared() {
 /// up, reads it under a batch, and releases it; if it was evicted, its frame is written at once.
 #[test]
 fn given_up_against_a_later_table() {
-    check_to(1, "evictable::given_up_against_a_later_table", || {
+    check("evictable::given_up_against_a_later_table", || {
         let pool = CachedBlocks::new(1);
         let block = pool.keep(1);
         let taken = models::take_coldest(&pool.cache, &pool.blocks, 1);
