@@ -109,8 +109,8 @@ fn taken_back_from_an_owner_at_work() {
     });
 }
 
-/// A thread arrives while another one leaves, whose thread cache it takes over: it sees all that the
-/// former owner wrote there.
+/// A thread arrives while another one leaves, whose thread cache it takes over: it sees all that
+/// the former owner wrote there.
 #[test]
 fn a_thread_cache_taken_over_at_once() {
     check_wide(1, "magazines::a_thread_cache_taken_over_at_once", || {

@@ -468,8 +468,8 @@ async fn peers_that_say_nothing_keep_no_subscriber_out() {
             }
         }
     };
-    // Those that subscribed have places of their own, which no other connection takes. One is refused
-    // while the place of the subscription above has not been given back.
+    // Those that subscribed have places of their own, which no other connection takes. One is
+    // refused while the place of the subscription above has not been given back.
     let (began, mut subscribers) = (Instant::now(), Vec::new());
     loop {
         while subscribers.len() < 4 {

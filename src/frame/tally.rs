@@ -21,9 +21,9 @@
 //!
 //! *A snapshot counts every free frame*: if it is 0, no frame was free in the bitmaps. A free frame
 //! adds 1, and the thread that claimed it acquired it from the thread that had counted and freed
-//! it. A snapshot that read the claim's subtraction, but not the preceding addition to another stripe,
-//! reads the addition the second time, and restarts. A number above 0 proves nothing: callers walk.
-//! Model: `loom-tests/tests/tally.rs`.
+//! it. A snapshot that read the claim's subtraction, but not the preceding addition to another
+//! stripe, reads the addition the second time, and restarts. A number above 0 proves nothing:
+//! callers walk. Model: `loom-tests/tests/tally.rs`.
 
 use crate::config::{FAN_LOG2, FRAME_BITS};
 use crate::ids::FrameId;

@@ -37,8 +37,8 @@
 //! KVPOOL_SIM_SCHEDULES=1000000 cargo test --release --test all simulation::
 //! ```
 //!
-//! Every 32nd seed has a pool of 1,024 blocks or more, which evicts ahead of need and reserves units for
-//! the growth of sequences.
+//! Every 32nd seed has a pool of 1,024 blocks or more, which evicts ahead of need and reserves
+//! units for the growth of sequences.
 //!
 //! The seed alone determines the schedule: `a_seed_is_a_schedule` checks that.
 #![cfg(not(any(kvpool_loom, miri)))]
