@@ -63,11 +63,13 @@ fn pin_against_the_last_release() {
     });
 }
 
-/// The low bits of a block's generation wrap around while a thread pins it by a handle of the
-/// previous wrap: the high bits, which are not in the word, distinguish the two.
-#[test]
-fn a_handle_of_the_turn_before() {
-    check("share_release::a_handle_of_the_turn_before", || {
+/// The low bits of a block's generation wrap around while a thread uses a handle of the previous
+/// wrap: the high bits, which are not in the word, distinguish the two.
+fn a_handle_of_the_turn_before(
+    name: &'static str,
+    by: fn(&TouchedBlocks, BlockHandle) -> Result<(), HandleError>,
+) {
+    check(name, move || {
         // Through a magazine: the path through the bitmaps has fences.
         let pool = TouchedBlocks::new(1, 1);
         let stale = pool.blocks.handle(BlockId(0));
@@ -75,8 +77,8 @@ fn a_handle_of_the_turn_before() {
         let held = pool.take(1).unwrap();
         let other = pool.clone();
         let thread = thread::spawn(move || {
-            let pinned = other.blocks.pin(stale);
-            assert!(matches!(pinned, Err(HandleError::Stale { .. })), "{pinned:?}");
+            let outcome = by(&other, stale);
+            assert!(matches!(outcome, Err(HandleError::Stale { .. })), "{outcome:?}");
         });
         pool.put(&held);
         let held = pool.take(1).expect("no other thread takes it");
@@ -84,5 +86,19 @@ fn a_handle_of_the_turn_before() {
         join_last(thread);
         pool.put(&held);
         pool.finish();
+    });
+}
+
+#[test]
+fn a_pin_by_a_handle_of_the_turn_before() {
+    a_handle_of_the_turn_before("share_release::a_pin_by_a_handle_of_the_turn_before", |pool, stale| {
+        pool.blocks.pin(stale)
+    });
+}
+
+#[test]
+fn a_look_by_a_handle_of_the_turn_before() {
+    a_handle_of_the_turn_before("share_release::a_look_by_a_handle_of_the_turn_before", |pool, stale| {
+        pool.blocks.info(stale).map(drop)
     });
 }
