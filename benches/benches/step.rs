@@ -6,6 +6,8 @@
 //!         `kvpool_benches::step`
 //! close   sequences of 62, 600 and 6,000 blocks, full and computed
 //! open    a sequence, ten blocks, close: 64 of them in a step
+//! pair    one thread and two, each with work of its own: empty steps, the same sequences, and closing
+//!         sequences of 62 cached blocks
 //! ```
 //!
 //! An argument selects one of them. Blocks have 16 tokens. Subjects take turns, round by round;
@@ -18,14 +20,16 @@
 //! `memory`.
 
 use std::hint::black_box;
+use std::sync::Mutex;
 use std::thread;
 
+use kvpool_benches::report::mean;
 use kvpool_benches::reuse::{
     BLOCK_TOKENS, Engine, Full, Kvpool, KvpoolUncached, Locked, LockedList, Turns, Worker, verify,
 };
 use kvpool_benches::step::{BLOCKS, STEP_LINES, Threads};
 use kvpool_benches::threads;
-use kvpool_benches::undisturbed::Calls;
+use kvpool_benches::undisturbed::{Calls, undisturbed};
 
 const ROUNDS: usize = 31;
 
@@ -101,6 +105,90 @@ impl<E: Engine> Lives<E> {
     }
 }
 
+/// Work that two threads do at once, a call of it timed.
+type Shared<E> = fn(&mut <E as Engine>::Worker<'_>, &mut [u32], &mut Calls<()>);
+
+/// Begins and ends 64 steps.
+fn steps<E: Engine>(worker: &mut E::Worker<'_>, _: &mut [u32], timed: &mut Calls<()>) {
+    timed.run(|| {
+        for _ in 0..64 {
+            worker.begin();
+            worker.finish_all(std::iter::empty());
+        }
+    });
+}
+
+/// Opens and closes 64 sequences of ten blocks in a step.
+fn sequences<E: Engine>(worker: &mut E::Worker<'_>, prompt: &mut [u32], timed: &mut Calls<()>) {
+    worker.begin();
+    timed.run(|| {
+        for _ in 0..64 {
+            let request = black_box(worker.admit(black_box(&prompt[..10 * BLOCK_TOKENS])));
+            worker.end(request);
+        }
+    });
+    worker.finish_all(std::iter::empty());
+}
+
+/// Closes 64 sequences of 62 full blocks, which a step has computed.
+fn closes<E: Engine>(worker: &mut E::Worker<'_>, prompt: &mut [u32], timed: &mut Calls<()>) {
+    worker.begin();
+    let mut requests: Vec<_> = (0..64)
+        .map(|_| {
+            prompt[0] += 1;
+            worker.admit(&prompt[..62 * BLOCK_TOKENS])
+        })
+        .collect();
+    worker.finish_all(requests.iter_mut());
+    timed.run(|| requests.into_iter().for_each(|request| worker.end(request)));
+}
+
+/// Returns ns of one of the 64 on one thread and on each of two, and the throughput of two threads
+/// as a multiple of that of one.
+fn by_two<E: Engine>(engine: &E, work: Shared<E>) -> [f64; 3] {
+    let [one, two] = [1, 2].map(|count| {
+        loop {
+            let all = Mutex::new(Vec::new());
+            let prepare = |thread: usize| {
+                let mut prompt = vec![7; 62 * BLOCK_TOKENS];
+                prompt[0] = (1 + thread as u32) << 24;
+                (engine.worker(thread), prompt, Calls::with_capacity(50))
+            };
+            threads::together(count, prepare, |_, (worker, prompt, timed)| {
+                (0..50).for_each(|_| work(worker, prompt, timed));
+                all.lock().expect("no bench thread panicked").push(std::mem::take(timed));
+            });
+            let times = undisturbed(all.into_inner().expect("no bench thread panicked"));
+            if times.len() >= 16 {
+                break mean(times.into_iter().map(|(ns, ())| ns)) / 64.0;
+            }
+        }
+    });
+    [one, two, 2.0 * one / two]
+}
+
+fn pair_of<A: Engine, B: Engine>(title: &str) {
+    let turns = Turns::new([A::NAME, B::NAME]);
+    turns.head(title);
+    let (ours, other) = (Full::<A>::new(BLOCKS).engine, Full::<B>::new(BLOCKS).engine);
+    let parts: [(&str, Shared<A>, Shared<B>); 3] = [
+        ("begin and end a step", steps::<A>, steps::<B>),
+        ("open a sequence, ten blocks, close", sequences::<A>, sequences::<B>),
+        ("close 62 computed blocks", closes::<A>, closes::<B>),
+    ];
+    for (name, our, others) in parts {
+        let lines =
+            [&*format!("{name}, one thread"), "    each of two threads", "    times the throughput of one"];
+        turns.measure(ROUNDS, lines, [&mut || by_two(&ours, our), &mut || by_two(&other, others)]);
+    }
+    assert_eq!((ours.unowned(), other.unowned()), (BLOCKS, BLOCKS), "lost blocks");
+}
+
+fn pair() {
+    pair_of::<Kvpool, Locked>("one thread and two, prefix cache on, ns");
+    pair_of::<KvpoolUncached, LockedList>("one thread and two, prefix cache off, ns");
+}
+
 fn close_of<A: Engine, B: Engine>(title: &str) {
     let turns = Turns::new([A::NAME, B::NAME]);
     turns.head(title);
@@ -137,7 +225,7 @@ fn main() {
     println!("{}", threads::pinning());
     verify::<Kvpool>();
     verify::<Locked>();
-    let parts: [(&str, fn()); 3] = [("step", step), ("close", close), ("open", open)];
+    let parts: [(&str, fn()); 4] = [("step", step), ("close", close), ("open", open), ("pair", pair)];
     let is_chosen = |name| std::env::args().any(|argument| argument == name);
     let any_is_chosen = parts.iter().any(|(name, _)| is_chosen(*name));
     for (name, part) in parts {
