@@ -45,7 +45,7 @@
 
 use std::ops::ControlFlow;
 
-use crate::block::{BlockWord, Core, Evictable, Evictor, GrowTable};
+use crate::block::{BlockWord, Core, Evictable, Evictor, GrowTable, WordCell};
 use crate::error::PrefixError;
 use crate::ids::{BlockId, FrameId, Ticket};
 use crate::sync::{AtomicU64, CachePadded, Ordering::*};
@@ -278,39 +278,57 @@ impl PrefixCache {
     /// error is a block that holds it but has the maximum of references.
     #[inline]
     fn find(&self, core: &Core, hash: BlockHash, era: u64) -> Result<(BlockId, bool), Option<BlockId>> {
-        let mut found = Err(None);
-        self.index.find(key_of(hash), |id| {
-            // Retry if another thread hit or released the block after the word was read.
-            loop {
-                let word = core.word(id);
-                if word.hit().is_none() || !self.holds(id, hash, era) {
-                    if word.hit().is_none() && word.is_cached() && self.holds(id, hash, era) {
-                        found = Err(Some(id));
-                    }
-                    return ControlFlow::Continue(());
-                }
-                if let Some(was_evictable) = self.hit(core, id, word, hash, era) {
-                    self.row(id).count_hit();
-                    found = Ok((id, was_evictable));
-                    return ControlFlow::Break(());
-                }
+        let mut full = None;
+        let found = self.index.find(key_of(hash), |id| match self.try_hit(core, id, &hash, era) {
+            Ok(was_evictable) => ControlFlow::Break((id, was_evictable)),
+            Err(is_full) => {
+                full = if is_full { Some(id) } else { full };
+                ControlFlow::Continue(())
             }
         });
-        if let Err(Some(_)) = found {
+        if found.is_none() && full.is_some() {
             self.tallies.full();
         }
-        found
+        found.ok_or(full)
+    }
+
+    /// Takes a reference on a block if it holds `hash`; returns whether it was evictable. The error
+    /// is whether it holds it but has the maximum of references.
+    // Not inlined: the loop over the slots of a bucket keeps its state in registers.
+    #[inline(never)]
+    fn try_hit(&self, core: &Core, id: BlockId, hash: &BlockHash, era: u64) -> Result<bool, bool> {
+        let (row, cell) = (self.row(id), core.cell(id));
+        // Retry if another thread hit or released the block after the word was read.
+        loop {
+            let word = cell.read();
+            if !word.is_cached() || !self.holds_in(row, id, hash, era) {
+                return Err(false);
+            }
+            if word.hit().is_none() {
+                return Err(true);
+            }
+            if let Some(was_evictable) = self.hit(core, (id, row, cell), word, hash, era) {
+                row.count_hit();
+                return Ok(was_evictable);
+            }
+        }
     }
 
     /// Takes a reference on a block that held `hash` under `word`; returns whether it was
     /// evictable. Returns `None`, with no effect, if the word or the contents have changed.
-    #[inline]
-    fn hit(&self, core: &Core, id: BlockId, word: BlockWord, hash: BlockHash, era: u64) -> Option<bool> {
-        let was_evictable =
-            if self.names.is_some() { core.hit_in_place(id, word)? } else { core.hit(id, word)? };
+    #[inline(always)]
+    fn hit(
+        &self,
+        core: &Core,
+        (id, row, cell): (BlockId, &Row, WordCell<'_>),
+        word: BlockWord,
+        hash: &BlockHash,
+        era: u64,
+    ) -> Option<bool> {
+        let was_evictable = if self.names.is_some() { cell.hit_in_place(word)? } else { cell.hit(word)? };
         // A word has only the low bits of a generation, so it recurs after 65,536 releases, with
         // other contents. The reference keeps the noted contents from changing.
-        if self.holds(id, hash, era) {
+        if self.holds_in(row, id, hash, era) {
             return Some(was_evictable);
         }
         core.give_back_hit(id, was_evictable);
@@ -319,10 +337,15 @@ impl PrefixCache {
 
     #[inline]
     fn holds(&self, id: BlockId, hash: BlockHash, era: u64) -> bool {
-        let row = self.row(id);
+        self.holds_in(self.row(id), id, &hash, era)
+    }
+
+    #[inline(always)]
+    fn holds_in(&self, row: &Row, id: BlockId, hash: &BlockHash, era: u64) -> bool {
+        let is_first = row.holds(hash, era);
         match &self.names {
-            None => row.holds(hash, era),
-            Some(names) => row.is_of(era) && names.has(id, row.holds(hash, era), hash),
+            None => is_first,
+            Some(names) => is_named(names, (id, row), is_first, hash, era),
         }
     }
 
@@ -407,11 +430,11 @@ impl PrefixCache {
                 (usize::from(place.queue).min(self.queues.useless() - 1), place)
             };
             row.set_place(place.0, place.1.rank, place.1.state);
-            filing.add_row(id, row, links);
+            filing.add_placed(id, row, links, (place.0, place.1.rank));
         }
         // Evictions find them from here on.
         drop(filing);
-        // `add_row` swaps a flag of the last block after its place is set.
+        // `add_placed` swaps a flag of the last block after its place is set.
         if self.list.is_read() {
             self.list.add(kept.iter().map(|kept| self.classed(kept.id)));
         }
@@ -467,6 +490,11 @@ impl PrefixCache {
     pub(crate) fn clear(&self) {
         self.events.clear();
     }
+}
+
+#[inline(never)]
+fn is_named(names: &Names, (id, row): (BlockId, &Row), is_first: bool, hash: &BlockHash, era: u64) -> bool {
+    row.is_of(era) && names.has(id, is_first, *hash)
 }
 
 #[inline]

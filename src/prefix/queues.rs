@@ -156,13 +156,20 @@ impl<'a> Enqueueing<'a> {
     #[inline]
     pub(super) fn add(&mut self, id: BlockId) {
         let (part, at) = self.rows.locate(id.index());
-        self.add_row(id, &part.rows[at], &part.links[at]);
+        let row = &part.rows[at];
+        // Read once: flag and links belong to this queue. A later place makes the entry outdated.
+        self.add_placed(id, row, &part.links[at], row.place());
     }
 
+    /// Like [`add`](Self::add), for a block whose row this thread has placed.
     #[inline]
-    pub(super) fn add_row(&mut self, id: BlockId, row: &'a Row, links: &'a QueueLinks) {
-        // Read once: flag and links belong to this queue. A later place makes the entry outdated.
-        let (queue, rank) = row.place();
+    pub(super) fn add_placed(
+        &mut self,
+        id: BlockId,
+        row: &'a Row,
+        links: &'a QueueLinks,
+        (queue, rank): (usize, u64),
+    ) {
         let (flag, mine) = match self.queues.evict_first_of(queue) {
             None => (&row.enqueued, links),
             Some(evict_first) => evict_first.of(id),

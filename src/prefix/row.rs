@@ -116,11 +116,14 @@ impl Row {
     }
 
     #[inline]
-    pub(super) fn holds(&self, hash: BlockHash, era: u64) -> bool {
+    pub(super) fn holds(&self, hash: &BlockHash, era: u64) -> bool {
         let [low, high] = hash.words();
-        let is_key = self.key[0].load(Relaxed) == low && self.key[1].load(Relaxed) == high;
-        let is_check = self.check.load(Relaxed) == hash.check() && self.is_of(era);
-        is_key && is_check
+        // Without branches: nearly all rows that are compared are equal.
+        let differs = (self.key[0].load(Relaxed) ^ low)
+            | (self.key[1].load(Relaxed) ^ high)
+            | (self.check.load(Relaxed) ^ hash.check())
+            | (self.era() ^ era);
+        differs == 0 && era != NO_ERA
     }
 
     pub(super) fn hash(&self) -> BlockHash {
@@ -283,9 +286,9 @@ mod tests {
         let hash = BlockHash::new(7, 8);
         for era in [0, 1, u64::from(u16::MAX), 1 << 16, 1 << 32, NO_ERA - 1] {
             row.note(hash, era, 5, 0);
-            assert!(row.is_of(era) && row.holds(hash, era), "{era}");
+            assert!(row.is_of(era) && row.holds(&hash, era), "{era}");
             for other in [era + 1, era + (1 << 16), era + (1 << 32), era | 1 << 37, NO_ERA, u64::MAX] {
-                assert!(!row.is_of(other) && !row.holds(hash, other), "{era} in {other}");
+                assert!(!row.is_of(other) && !row.holds(&hash, other), "{era} in {other}");
             }
         }
         for era in [NO_ERA, NO_ERA + 1, NO_ERA + (1 << 37), u64::MAX] {

@@ -30,12 +30,45 @@ use smallvec::SmallVec;
 
 use crate::frame::RunList;
 use crate::ids::{BlockHandle, BlockId, FrameId, Run, Ticket};
-use crate::sync::Ordering::*;
+use crate::sync::{AtomicU64, Ordering::*};
 
 use super::complete::note_units;
 use crate::block::core::{Core, Evictable, NotEvicted};
 use crate::block::space::FreedFrames;
 use crate::block::state::BlockWord;
+
+/// The word of one block.
+#[derive(Clone, Copy)]
+pub(crate) struct WordCell<'a>(&'a AtomicU64);
+
+impl WordCell<'_> {
+    #[inline]
+    pub(crate) fn read(self) -> BlockWord {
+        // Acquire: as in `Core::word`.
+        BlockWord::from_bits(self.0.load(Acquire))
+    }
+
+    /// Adds a list's reference to a block whose contents were read under `word`. Returns whether it
+    /// was evictable; `None` if the word has changed since, or is full.
+    #[inline]
+    pub(crate) fn hit(self, word: BlockWord) -> Option<bool> {
+        self.exchange_hit(word, word.hit()?)
+    }
+
+    /// Like [`hit`](Self::hit), for a block of a frame pool.
+    #[inline]
+    pub(crate) fn hit_in_place(self, word: BlockWord) -> Option<bool> {
+        self.exchange_hit(word, word.share_in_place().filter(|_| word.is_cached())?)
+    }
+
+    #[inline]
+    fn exchange_hit(self, word: BlockWord, next: BlockWord) -> Option<bool> {
+        // Acquire: the block's bytes and records are visible to their reader. No Release: we have
+        // not used the block, and a read-modify-write continues earlier release sequences.
+        let hit = self.0.compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed);
+        hit.ok().map(|_| !word.is_owned())
+    }
+}
 
 impl Core {
     /// Caches and seals a block of a sequence's list. False: the sequence has released it.
@@ -43,28 +76,11 @@ impl Core {
         self.update(&handle, BlockWord::seal_cached) == Ok(true)
     }
 
-    /// Adds a list's reference to a block whose contents were read under `word`. Returns whether it
-    /// was evictable; `None` if the word has changed since, or is full.
+    /// Returns the place of a block's word, for several accesses.
     #[inline]
-    pub(crate) fn hit(&self, id: BlockId, word: BlockWord) -> Option<bool> {
-        self.exchange_hit(id, word, word.hit()?)
+    pub(crate) fn cell(&self, id: BlockId) -> WordCell<'_> {
+        WordCell(self.space.table.word(id))
     }
-
-    /// Like [`hit`](Self::hit), for a block of a frame pool.
-    #[inline]
-    pub(crate) fn hit_in_place(&self, id: BlockId, word: BlockWord) -> Option<bool> {
-        self.exchange_hit(id, word, word.share_in_place().filter(|_| word.is_cached())?)
-    }
-
-    #[inline]
-    fn exchange_hit(&self, id: BlockId, word: BlockWord, next: BlockWord) -> Option<bool> {
-        let atomic = self.space.table.word(id);
-        // Acquire: the block's bytes and records are visible to their reader. No Release: we have
-        // not used the block, and a read-modify-write continues earlier release sequences.
-        let hit = atomic.compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed);
-        hit.ok().map(|_| !word.is_owned())
-    }
-
     /// Uncaches an owned block, which the evictor must forget. False: not owned or not cached.
     pub(crate) fn uncache(&self, id: BlockId) -> bool {
         // Acquire and Release: as in `outlive`.

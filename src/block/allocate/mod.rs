@@ -13,6 +13,7 @@ mod refused;
 mod reserve;
 mod window;
 
+pub(crate) use evict::WordCell;
 pub(in crate::block) use grab::Grab;
 pub use growth::ListEnd;
 pub(crate) use growth::unit_of;

@@ -14,7 +14,7 @@ use crate::frame::RunList;
 use crate::ids::{BlockId, FrameId, Run, Ticket};
 
 use super::give_back::Few;
-use super::reference::{Outcome, release_only, release_privately};
+use super::reference::{Outcome, release_kept, release_only, release_privately};
 use crate::block::core::{Blocks, Core, Evictable};
 use crate::block::state::BlockWord;
 
@@ -109,13 +109,16 @@ impl<'a> Pass<'a> {
             Outcome::Left => {}
             Outcome::Shared => self.kept += 1,
             Outcome::Freed(frame) => self.freed(frame),
-            Outcome::Evictable(word) => {
-                self.kept += 1;
-                self.counted -= 1;
-                self.evictable.push(Evictable { id, word });
-            }
+            Outcome::Evictable(word) => self.became_evictable(id, word),
         }
         Ok(())
+    }
+
+    #[inline]
+    fn became_evictable(&mut self, id: BlockId, word: BlockWord) {
+        self.kept += 1;
+        self.counted -= 1;
+        self.evictable.push(Evictable { id, word });
     }
 
     #[inline]
@@ -209,7 +212,11 @@ impl Blocks {
                 if let Some(&next) = ids.get(i + RELEASED_AHEAD) {
                     self.prefetch_word(next);
                 }
-                pass.release_owned(id);
+                // All have been counted as evictable.
+                match release_kept(table, id) {
+                    Some(word) => pass.became_evictable(id, word),
+                    None => pass.release_owned(id),
+                }
             }
         }
         self.end_pass(&mut pass, ids.len(), tell)

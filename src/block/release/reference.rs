@@ -44,6 +44,15 @@ pub(super) fn release_only_in(atomic: &AtomicU64, frame: FrameId) -> bool {
     word.release_only_in(frame).is_some_and(|next| is_exchanged(atomic, word, next))
 }
 
+/// Drops the only reference of a cached block, which becomes evictable. `None`: not done.
+#[inline(always)]
+pub(super) fn release_kept(table: TableView<'_>, id: BlockId) -> Option<BlockWord> {
+    let atomic = table.row(id).word;
+    let word = BlockWord::from_bits(atomic.load(Relaxed));
+    let next = word.release_kept()?;
+    is_exchanged(atomic, word, next).then_some(next)
+}
+
 #[inline(always)]
 fn is_exchanged(atomic: &AtomicU64, word: BlockWord, next: BlockWord) -> bool {
     atomic.compare_exchange(word.to_bits(), next.to_bits(), RELEASE_ORDER, Relaxed).is_ok()

@@ -114,7 +114,7 @@ impl PrefixCache {
             if !word.is_cached() || !self.holds(id, hash, era) {
                 return None;
             }
-            let hit = self.hit(core, id, word, hash, era);
+            let hit = self.hit(core, (id, self.row(id), core.cell(id)), word, &hash, era);
             // A block with the maximum of references is kept by its owners without ours.
             if hit.is_some() || word.hit().is_none() {
                 let is_uncached = core.uncache(id);

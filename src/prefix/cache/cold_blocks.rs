@@ -80,7 +80,7 @@ impl PrefixCache {
             }
             // `hit` fails if this exact word has changed.
             let taken = ColdBlock { id, hash: row.hash(), depth: row.depth(), hits: row.hits() };
-            if core.hit(id, word).is_some() {
+            if core.cell(id).hit(word).is_some() {
                 return Some(taken);
             }
         }

@@ -208,7 +208,7 @@ impl PrefixCache {
         // Published before a lookup can hit the block by it.
         let before = self.events.subscriptions_now();
         let announced = self.events.publish_to(era, 0..=before, || self.stored(id, hash));
-        if !names.add(id, self.row(id).holds(hash, era), hash) {
+        if !names.add(id, self.row(id).holds(&hash, era), hash) {
             return false;
         }
         // Pairs with the fence in `take_further`.
@@ -245,7 +245,7 @@ impl PrefixCache {
             }
             // A moving block is not evicted: a reference ends the move.
             if word.is_moving() && !word.is_owned() {
-                if core.hit_in_place(id, word).is_some() {
+                if core.cell(id).hit_in_place(word).is_some() {
                     core.uncache(id);
                     self.forget_uncached(core, &[id]);
                     core.give_back_hit(id, true);
@@ -269,7 +269,7 @@ impl PrefixCache {
             ControlFlow::<()>::Continue(())
         });
         known.retain(|&id| {
-            let is_first = self.row(id).holds(hash, era);
+            let is_first = self.row(id).holds(&hash, era);
             if names.all(id, self.row(id).hash()).len() == 1 {
                 return self.uncache_one(core, id);
             }

@@ -40,13 +40,17 @@ fn a_hit_is_not_of_another_turn_of_the_generation() {
     let (blocks, cache) = one_block();
     let (id, era) = (refill(&blocks, &cache, 1), cache.era());
     let word = blocks.word(id);
-    assert!(word.is_evictable() && cache.row(id).holds(hash(1), era));
+    assert!(word.is_evictable() && cache.row(id).holds(&hash(1), era));
     let before = blocks.handle(id).generation;
     while blocks.word(id) != word || blocks.handle(id).generation == before {
         refill(&blocks, &cache, 2);
     }
     assert_eq!(blocks.handle(id).generation.0, before.0 + (1 << BlockWord::GENERATION_BITS));
-    assert_eq!(cache.hit(&blocks, id, word, hash(1), era), None, "the block holds other tokens");
+    assert_eq!(
+        cache.hit(&blocks, (id, cache.row(id), blocks.cell(id)), word, &hash(1), era),
+        None,
+        "the block holds other tokens"
+    );
     assert!(blocks.word(id).is_evictable(), "the reference was given back");
     assert_eq!((blocks.evictable(), blocks.audit().unwrap().owned), (1, 0));
     let found = cache.take(&blocks, hash(2), era).expect("the block is cached and found");
