@@ -44,6 +44,14 @@ pub(super) fn release_only_in(atomic: &AtomicU64, frame: FrameId) -> bool {
     word.release_only_in(frame).is_some_and(|next| is_exchanged(atomic, word, next))
 }
 
+/// Caches a block, and drops its only reference. `None`: not done.
+#[inline(always)]
+pub(super) fn keep_only_in(atomic: &AtomicU64, frame: FrameId) -> Option<BlockWord> {
+    let word = BlockWord::from_bits(atomic.load(Relaxed));
+    // Release: also publishes the row, as in `seal_cached`.
+    word.keep_only_in(frame).filter(|&next| is_exchanged(atomic, word, next))
+}
+
 #[inline(always)]
 fn is_exchanged(atomic: &AtomicU64, word: BlockWord, next: BlockWord) -> bool {
     atomic.compare_exchange(word.to_bits(), next.to_bits(), RELEASE_ORDER, Relaxed).is_ok()
