@@ -242,7 +242,7 @@ fn kept_while_it_is_shared() {
 /// A frame is kept while another thread needs it: that thread is refused, or evicts it.
 #[test]
 fn kept_while_it_is_needed() {
-    check("frame_pool::kept_while_it_is_needed", || {
+    check_to(1, "frame_pool::kept_while_it_is_needed", || {
         let pool = Pool::new(1);
         let frame = pool.take().unwrap();
         let other = pool.clone();
