@@ -3,6 +3,8 @@
 //! is evicted or uncached, and never names other contents: not while its frame is evicted and used
 //! again, nor while an engine takes its keys away. No key outlives the cached frame.
 //! This holds also if an engine adds a key to a frame that another thread frees.
+//! A frame that is kept without a key is cached by its last release, and evicted after all reads of its
+//! contents.
 //! An evictable frame is in the order that is read once its release has ended.
 #![cfg(kvpool_loom)]
 
@@ -210,6 +212,45 @@ fn a_list_of_keys_is_read_while_it_is_replaced() {
         let thread = thread::spawn(move || other.pool.register(&[(frame, other.key(3))]).unwrap());
         assert_eq!(pool.pool.cached(pool.key(2)), Ok(Some(frame)));
         join_last(thread);
+        pool.pool.free(&[frame]).unwrap();
+        pool.finish();
+    });
+}
+
+/// A frame is kept without a key while another thread shares it, reads it and frees it: it is cached
+/// by the last of them, and its next contents are written after both.
+#[test]
+fn kept_while_it_is_shared() {
+    check("frame_pool::kept_while_it_is_shared", || {
+        let pool = Pool::new(1);
+        let frame = pool.take().unwrap();
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            other.pool.share(&[frame]).expect("owned or cached");
+            other.bytes.read(other.pool.blocks().block_at(FrameId(frame)));
+            other.pool.free(&[frame]).unwrap();
+        });
+        pool.pool.keep(&[frame]).unwrap();
+        join_last(thread);
+        assert_eq!((pool.pool.counts().evictable, pool.pool.counts().free()), (1, 0));
+        assert_eq!(pool.take(), Some(frame), "evicted");
+        pool.pool.free(&[frame]).unwrap();
+        pool.finish();
+    });
+}
+
+/// A frame is kept while another thread needs it: that thread is refused, or evicts it.
+#[test]
+fn kept_while_it_is_needed() {
+    check_to(1, "frame_pool::kept_while_it_is_needed", || {
+        let pool = Pool::new(1);
+        let frame = pool.take().unwrap();
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.take().map(|frame| other.pool.keep(&[frame]).unwrap()));
+        pool.pool.keep(&[frame]).unwrap();
+        join_last(thread);
+        assert_eq!((pool.pool.counts().evictable, pool.pool.counts().free()), (1, 0));
+        assert_eq!(pool.take(), Some(frame), "evicted");
         pool.pool.free(&[frame]).unwrap();
         pool.finish();
     });

@@ -39,10 +39,12 @@
 //! | [`events`] | events of the prefix cache for request routers, over ZeroMQ |
 //! | [`metrics`] | metrics for Prometheus |
 //! | [`admin`] | the HTTP interface |
+//! | [`log`] | the text of log messages |
 //! | [`tier`] | a cluster-wide tier of cached blocks: in process, a node, Redis, Mooncake |
 
 pub mod admin;
 pub mod events;
+pub mod log;
 pub mod membership;
 pub mod metrics;
 mod node;

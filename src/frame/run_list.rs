@@ -55,6 +55,17 @@ impl RunList {
         }
     }
 
+    /// Returns whether no frame is in two runs.
+    pub fn are_disjoint(&self) -> bool {
+        let are_ascending = |runs: &[Run]| runs.is_sorted_by(|a, b| a.end() <= b.start.0);
+        if are_ascending(self) || self.is_sorted_by(|a, b| a.start.0 >= b.end()) {
+            return true;
+        }
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable_by_key(|run| run.start);
+        are_ascending(&sorted)
+    }
+
     /// Removes and returns all runs.
     pub fn drain(&mut self) -> impl Iterator<Item = Run> + '_ {
         self.0.drain(..)
@@ -92,6 +103,12 @@ mod tests {
         assert_eq!(runs.drain().count(), 4);
         runs.push_all(&[u32::MAX - 1, u32::MAX - 2, 0]);
         assert_eq!(*runs, [run(u32::MAX - 2, 2), run(0, 1)]);
+        runs.push_all(&[50, 51, 40, 41, 60]);
+        assert!(runs.are_disjoint(), "in no order");
+        runs.push_all(&[41]);
+        assert!(!runs.are_disjoint());
+        assert_eq!(runs.drain().count(), 6);
+        runs.push_all(&[u32::MAX - 1, u32::MAX - 2, 0]);
         runs.push_all(&[]);
         assert_eq!(runs.drain().count(), 2);
         assert!(runs.is_empty());

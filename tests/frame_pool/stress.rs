@@ -177,7 +177,7 @@ fn threads_share_and_register_the_same_frames() {
 /// the check.
 #[test]
 #[cfg_attr(miri, ignore = "too slow")]
-fn threads_change_frames_of_a_list_that_is_freed() {
+fn threads_change_frames_of_a_list_that_is_freed_or_kept() {
     const LEN: usize = 120;
     let pool = FramePool::builder(LEN).magazine_frames(8).build().unwrap();
     for round in 0..1_000 {
@@ -209,7 +209,7 @@ fn threads_change_frames_of_a_list_that_is_freed() {
                 Ok(())
             });
             start.wait();
-            let mine = pool.free(frames);
+            let mine = if round / 12 % 2 == 0 { pool.free(frames) } else { pool.keep(frames) };
             (mine, other.join().unwrap())
         });
         if round % 3 == 0 {
@@ -220,12 +220,15 @@ fn threads_change_frames_of_a_list_that_is_freed() {
         for outcome in [mine, others] {
             match outcome {
                 Ok(()) => {}
-                Err(FrameError::Free { index, frame }) => assert_eq!(frames[index], frame.0),
+                Err(FrameError::Free { index, frame } | FrameError::Unreferenced { index, frame }) => {
+                    assert_eq!(frames[index], frame.0);
+                }
                 Err(error) => panic!("round {round}: {error}"),
             }
         }
         settle(pool);
         let report = pool.audit().unwrap();
         assert_eq!((report.owned, report.references), (0, 0), "round {round}: {report:?}");
+        assert_eq!(report.evictable, pool.counts().evictable, "round {round}");
     }
 }

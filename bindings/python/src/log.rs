@@ -4,14 +4,13 @@
 //! A message can come from any thread, also from one that has a lock for which another thread waits
 //! with the GIL. So messages go through a queue to a task of the runtime.
 
-use std::fmt::{Debug, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use arc_swap::ArcSwapOption;
+use kvpool_node::log::Text;
 use pyo3::prelude::*;
 use tokio::sync::mpsc::{self, Receiver, Sender};
-use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
@@ -91,8 +90,7 @@ impl Subscriber for Forward {
             _ => 20,
         };
         let logger = event.metadata().target().replacen('_', ".", 1).replace("::", ".");
-        let mut text = Text::default();
-        event.record(&mut text);
+        let text = Text::of(event);
         if sender.try_send(Message { level, logger, text: text.message + &text.fields }).is_err() {
             DROPPED.fetch_add(1, Relaxed);
         }
@@ -110,25 +108,4 @@ impl Subscriber for Forward {
     fn enter(&self, _: &Id) {}
 
     fn exit(&self, _: &Id) {}
-}
-
-/// The message of an event, and `, name: value` for each field.
-#[derive(Default)]
-struct Text {
-    message: String,
-    fields: String,
-}
-
-impl Visit for Text {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        // Writing to a string does not fail.
-        let _ = match field.name() {
-            "message" => write!(self.message, "{value:?}"),
-            name => write!(self.fields, ", {name}: {value:?}"),
-        };
-    }
-
-    fn record_str(&mut self, field: &Field, value: &str) {
-        self.record_debug(field, &format_args!("{value}"));
-    }
 }

@@ -214,6 +214,25 @@ fn layout(value_bytes: usize) -> Outcome<KvLayout> {
     Ok(builder.dtype(Dtype::Int8).build().map_err(BuildError::from)?)
 }
 
+/// Returns the pool through which values of a namespace pass, and the namespace with their size.
+fn passing(py: Python<'_>, value_bytes: Count, window: Count, namespace: &str) -> Outcome<(Pool, String)> {
+    let pool = py.detach(|| pool_of(value_bytes.0, window.0, true))?;
+    Ok((pool, sized(namespace, value_bytes.0)))
+}
+
+fn limits(threads: Count, puts: Count, patience: Seconds, rest: Seconds) -> TierSettings {
+    let mut settings = TierSettings::default();
+    (settings.calls, settings.puts_max) = (threads.0, puts.0);
+    (settings.patience, settings.rest, settings.failed_for) = (patience.0, rest.0, rest.0);
+    settings
+}
+
+/// Returns the tier whose store is a peer of a node.
+fn over_node(node: Arc<Node>, peer: &str, namespace: &str, limits: TierSettings) -> Outcome<Arc<SharedTier>> {
+    let peer = Peer::new(node, peer, namespace, limits.patience)?;
+    Ok(Arc::new(SharedTier::new(peer, limits)?))
+}
+
 /// A name that no other process has.
 fn some_name() -> String {
     // Randomly seeded, for each of them.
@@ -281,13 +300,10 @@ impl PyTier {
         patience: Seconds,
         rest: Seconds,
     ) -> Outcome<Self> {
-        let mut settings = TierSettings::default();
-        (settings.calls, settings.puts_max) = (threads.0, puts.0);
-        (settings.patience, settings.rest, settings.failed_for) = (patience.0, rest.0, rest.0);
+        let limits = limits(threads, puts, patience, rest);
         let token = token.map(|token| Token::new(token.as_bytes())).transpose()?;
         let at = PeerSettings::new(peer, address_of(address)?);
-        let pool = py.detach(|| pool_of(value_bytes.0, window.0, true))?;
-        let namespace = sized(namespace, value_bytes.0);
+        let (pool, namespace) = passing(py, value_bytes, window, namespace)?;
         let fingerprint = Fingerprint::of(&pool, &namespace)?;
         let mut builder = Node::builder(pool).name(name.unwrap_or_else(some_name)).peers(vec![at]);
         if let Some(token) = token {
@@ -299,9 +315,9 @@ impl PyTier {
         let started = wait(py, async move {
             log::start()?;
             let (node, _) = builder.start().await?;
-            Outcome::Ok(Peer::new(Arc::new(node), peer, &namespace, patience.0)?)
+            over_node(Arc::new(node), peer, &namespace, limits)
         })?;
-        Ok(Self::over(Arc::new(SharedTier::new(started?, settings)?), fingerprint, value_bytes.0, None))
+        Ok(Self::over(started?, fingerprint, value_bytes.0, None))
     }
 
     /// Shares values through the store that `settings` of `kvpool serve` name, a file or a mapping:
@@ -325,12 +341,9 @@ impl PyTier {
         patience: Seconds,
         rest: Seconds,
     ) -> Outcome<Self> {
-        let mut of_peer = TierSettings::default();
-        (of_peer.calls, of_peer.puts_max) = (threads.0, puts.0);
-        (of_peer.patience, of_peer.rest, of_peer.failed_for) = (patience.0, rest.0, rest.0);
+        let limits = limits(threads, puts, patience, rest);
         let sources = sources(settings)?;
-        let pool = py.detach(|| pool_of(value_bytes.0, window.0, true))?;
-        let named = sized(namespace, value_bytes.0);
+        let (pool, named) = passing(py, value_bytes, window, namespace)?;
         wait(py, async move {
             log::start()?;
             let of = pool.clone();
@@ -345,10 +358,7 @@ impl PyTier {
             let (served, _) = prepared.start(&pool, reporters.clone()).await?.serve(|node| node).await?;
             let tier = match (store, &*peers) {
                 (Some(store), _) => store,
-                (None, [peer]) => {
-                    let peer = Peer::new(served.node().clone(), &peer.name, &namespace, patience.0)?;
-                    Arc::new(SharedTier::new(peer, of_peer)?)
-                }
+                (None, [peer]) => over_node(served.node().clone(), &peer.name, &namespace, limits)?,
                 (None, peers) => {
                     let message = format!(
                         "settings: name a store as `tier`, or one node in `peers` and not {}",

@@ -7,13 +7,13 @@
 //! A message that equals one of the last second, with all its fields, is suppressed.
 
 use std::collections::HashMap;
-use std::fmt::{self, Debug, Write};
+use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use kvpool_node::log::Text;
 use kvpool_node::settings::{LogFormat, LogLevels};
-use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::Targets;
@@ -62,8 +62,7 @@ impl<L> Once<L> {
     }
 
     fn is_new(&self, event: &Event<'_>) -> bool {
-        let mut text = Text::default();
-        event.record(&mut text);
+        let text = Text::of(event);
         let mut hasher = DefaultHasher::new();
         (event.metadata().callsite(), text.message, text.fields).hash(&mut hasher);
         let (hash, now) = (hasher.finish(), Instant::now());
@@ -104,8 +103,7 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        let mut text = Text::default();
-        event.record(&mut text);
+        let text = Text::of(event);
         let level = match *event.metadata().level() {
             Level::ERROR | Level::WARN => "",
             Level::INFO => "info: ",
@@ -113,27 +111,6 @@ where
             Level::TRACE => "trace: ",
         };
         writeln!(writer, "kvpool: {level}{}{}", printable(&text.message), printable(&text.fields))
-    }
-}
-
-/// The message of an event, and `, name: value` for each field.
-#[derive(Default)]
-struct Text {
-    message: String,
-    fields: String,
-}
-
-impl Visit for Text {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        // Writing to a string does not fail.
-        let _ = match field.name() {
-            "message" => write!(self.message, "{value:?}"),
-            name => write!(self.fields, ", {name}: {value:?}"),
-        };
-    }
-
-    fn record_str(&mut self, field: &Field, value: &str) {
-        self.record_debug(field, &format_args!("{value}"));
     }
 }
 

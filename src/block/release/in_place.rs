@@ -21,6 +21,8 @@ use crate::block::core::{Blocks, Core, Evictable};
 use crate::block::state::{BlockWord, Row, TableView};
 use crate::block::thread_cache::INLINE_BLOCKS;
 
+const KEPT_AHEAD: usize = 16;
+
 impl Blocks {
     /// Drops one reference on each frame, in order: all or none, except that a frame that another
     /// thread frees concurrently is reported, and the others are freed.
@@ -98,6 +100,45 @@ impl Blocks {
         outcome
     }
 
+    /// Caches each frame, and drops one reference on it, in order: all or none, as
+    /// [`free_frames`](Self::free_frames). `lock` is held until then: only its holder caches blocks.
+    ///
+    /// `note` prepares the row of a block that is cached and released in one step. `cache` caches
+    /// any other: it has further references, is cached, or its generation wraps around.
+    pub(crate) fn keep_frames<L>(
+        &self,
+        frames: &[u32],
+        lock: L,
+        prefetch: impl Fn(BlockId),
+        note: impl Fn(BlockId),
+        mut cache: impl FnMut(BlockId),
+        tell: impl FnOnce(&[Evictable], Ticket),
+    ) -> Result<(), FrameError> {
+        let (table, mut pass, mut outcome) = (self.space.table.view(), Pass::new(self, Few::new()), Ok(()));
+        self.check_owned(table, frames)?;
+        pass.expect_evictable(frames.len());
+        for (at, &frame) in frames.iter().enumerate() {
+            if let Some(&next) = frames.get(at + KEPT_AHEAD) {
+                prefetch(table.block_at(FrameId(next)));
+            }
+            let (frame, id) = (FrameId(frame), table.block_at(FrameId(frame)));
+            let atomic = table.row(id).word;
+            if BlockWord::from_bits(atomic.load(Relaxed)).is_only_in(frame) {
+                note(id);
+                if pass.keep_only(atomic, id, frame) {
+                    continue;
+                }
+            }
+            // Also one that another thread shared in between. Reached by the model
+            // `kept_while_it_is_shared`.
+            cache(id);
+            outcome = outcome.and(pass.free(table, frames, frame));
+        }
+        drop(lock);
+        self.finish(&mut pass, 0, tell);
+        outcome
+    }
+
     /// Adds a reference to each frame, which must be referenced or cached: all or none.
     pub(crate) fn share_frames(
         &self,
@@ -152,7 +193,7 @@ impl Pass<'_> {
                     break;
                 }
                 // Another thread shared or cached it after the check. Reached by the test
-                // `threads_change_frames_of_a_list_that_is_freed`.
+                // `threads_change_frames_of_a_list_that_is_freed_or_kept`.
                 let frame = FrameId(rest.start.0 + len);
                 outcome = outcome.and(self.free(table, frames, frame));
                 rest = Run { start: FrameId(frame.0 + 1), len: rest.len - len - 1 };
@@ -200,9 +241,7 @@ impl Core {
         }
         let mut runs = RunList::new();
         runs.push_all(frames);
-        let are_distinct =
-            runs.is_sorted_by(|a, b| a.end() <= b.start.0) || runs.is_sorted_by(|a, b| a.start.0 >= b.end());
-        (are_distinct && runs.iter().all(|&run| is_only_run(table, run))).then_some(runs)
+        (runs.iter().all(|&run| is_only_run(table, run)) && runs.are_disjoint()).then_some(runs)
     }
 
     fn share_in_place(&self, index: usize, frame: FrameId) -> Result<bool, FrameError> {
@@ -280,6 +319,12 @@ impl Core {
 }
 
 pub(in crate::block) fn repeats(frames: &[u32], most: impl Fn(FrameId) -> u32) -> Result<(), FrameError> {
+    // An engine's lists are mostly in few runs.
+    let mut runs = RunList::new();
+    runs.push_all(frames);
+    if runs.are_disjoint() {
+        return Ok(());
+    }
     let mut sorted: Vec<(u32, usize)> = frames.iter().copied().zip(0..).collect();
     sorted.sort_unstable();
     let mut outcome: Option<FrameError> = None;

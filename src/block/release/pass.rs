@@ -12,9 +12,10 @@ use smallvec::SmallVec;
 
 use crate::frame::RunList;
 use crate::ids::{BlockId, FrameId, Run, Ticket};
+use crate::sync::AtomicU64;
 
 use super::give_back::Few;
-use super::reference::{Outcome, release_kept, release_only, release_privately};
+use super::reference::{Outcome, keep_only_in, release_kept, release_only, release_privately};
 use crate::block::core::{Blocks, Core, Evictable};
 use crate::block::state::BlockWord;
 
@@ -71,6 +72,7 @@ impl<'a> Pass<'a> {
     pub(super) fn expect_evictable(&mut self, blocks: usize) {
         self.core.count_evictable(blocks);
         self.counted += blocks;
+        self.evictable.reserve(blocks);
     }
 
     #[inline(always)]
@@ -92,6 +94,17 @@ impl<'a> Pass<'a> {
                 rest = others;
             }
         }
+    }
+
+    /// Makes the caller's uncached block in a frame evictable, if it is expected and has no other
+    /// reference. Returns false if that was not done.
+    #[inline]
+    pub(super) fn keep_only(&mut self, atomic: &AtomicU64, id: BlockId, frame: FrameId) -> bool {
+        let Some(word) = keep_only_in(atomic, frame) else { return false };
+        self.kept += 1;
+        self.counted -= 1;
+        self.evictable.push(Evictable { id, word });
+        true
     }
 
     /// Drops a reference of a block, which must be in `frame` if given; else returns its word.

@@ -53,6 +53,14 @@ pub(super) fn release_kept(table: TableView<'_>, id: BlockId) -> Option<BlockWor
     is_exchanged(atomic, word, next).then_some(next)
 }
 
+/// Caches a block, and drops its only reference. `None`: not done.
+#[inline(always)]
+pub(super) fn keep_only_in(atomic: &AtomicU64, frame: FrameId) -> Option<BlockWord> {
+    let word = BlockWord::from_bits(atomic.load(Relaxed));
+    // Release: also publishes the row, as in `seal_cached`.
+    word.keep_only_in(frame).filter(|&next| is_exchanged(atomic, word, next))
+}
+
 #[inline(always)]
 fn is_exchanged(atomic: &AtomicU64, word: BlockWord, next: BlockWord) -> bool {
     atomic.compare_exchange(word.to_bits(), next.to_bits(), RELEASE_ORDER, Relaxed).is_ok()

@@ -20,6 +20,7 @@
 //!                                                 moving --last release--> held: the frame is the mover's
 //! owned --seal_cached--> cached --release of the last--> evictable, generation + 1
 //!                        cached <--hit-- evictable --evict--> free        cached --uncache--> owned
+//! owned --keep_only_in--> evictable, generation + 1: both steps in one, by the only owner
 //! free --hold--> held (free, moving) --unhold--> free        only by the owner of the frame
 //! ```
 //!
@@ -329,6 +330,12 @@ impl BlockWord {
     pub fn release_only_in(self, frame: FrameId) -> Option<Self> {
         let generation = self.0.wrapping_add(ONE_GENERATION) & GENERATION_MASK;
         if self.is_only_in(frame) && generation != 0 { Some(Self(generation | frame.0 as u64)) } else { None }
+    }
+
+    /// Like [`release_only_in`](Self::release_only_in), and caches the block: it becomes evictable.
+    #[inline]
+    pub fn keep_only_in(self, frame: FrameId) -> Option<Self> {
+        self.release_only_in(frame).map(|freed| Self(freed.0 | SEALED | CACHED))
     }
 
     /// Returns whether `release_only_in` would succeed, ignoring a wrap-around.

@@ -106,16 +106,7 @@ impl FramePool {
     pub fn keep(&self, frames: &[u32]) -> Result<(), FrameError> {
         let _call = call();
         let Shared { blocks, cache, .. } = &*self.0;
-        let cached = cache.keep_nameless(blocks, || {
-            let frames = frames.iter().enumerate();
-            frames.map(|(index, &frame)| self.owned_block(index, frame)).collect()
-        })?;
-        self.free(frames).inspect_err(|_| {
-            // Those that were not freed are as they were.
-            let is_kept =
-                |&id: &BlockId| blocks.word(id).is_owned() && cache.hashes_of(blocks, id).is_empty();
-            cache.uncache(blocks, cached.into_iter().filter(is_kept));
-        })
+        cache.keep_nameless(blocks, frames)
     }
 
     fn owned_block(&self, index: usize, frame: u32) -> Result<BlockId, FrameError> {

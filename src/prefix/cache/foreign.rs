@@ -19,13 +19,13 @@
 
 use std::ops::ControlFlow;
 
-use crate::block::Core;
-use crate::error::PrefixError;
+use crate::block::{Blocks, Core};
+use crate::error::{FrameError, PrefixError};
 use crate::ids::{BlockId, FrameId};
 use crate::sync::fence_after_rmw;
 
 use super::super::eviction_list::Classed;
-use super::{BlockHash, Index, KEPT_AHEAD, KvEvent, Names, PrefixCache, PrefixConfig, Queues, key_of};
+use super::{BlockHash, Index, KvEvent, Names, PolicyInfo, PrefixCache, PrefixConfig, Queues, key_of};
 
 /// Factor by which the index is larger than for one hash per block; some blocks have two.
 const ENTRIES_PER_BLOCK: usize = 2;
@@ -131,28 +131,21 @@ impl PrefixCache {
         Ok(())
     }
 
-    /// Makes blocks cached that have no hash, for an engine that looks up hashes itself. `named`
-    /// runs first, under the lock, and names them: the caller has references on all. Returns those
-    /// that were not cached before.
-    pub(crate) fn keep_nameless<E>(
-        &self,
-        core: &Core,
-        named: impl FnOnce() -> Result<Vec<BlockId>, E>,
-    ) -> Result<Vec<BlockId>, E> {
-        let _lock = self.names.as_ref().map(Names::lock);
-        let (ids, era) = (named()?, self.era());
-        let mut cached = Vec::with_capacity(ids.len());
-        ids.iter().take(KEPT_AHEAD).for_each(|&id| self.row(id).prefetch());
-        for (i, &id) in ids.iter().enumerate() {
-            if let Some(&next) = ids.get(i + KEPT_AHEAD) {
-                self.row(next).prefetch();
-            }
-            if self.keep_one(core, id, era) {
-                cached.push(id);
-            }
-        }
-        self.tallies.registered(cached.len());
-        Ok(cached)
+    /// Drops one reference on each frame, and makes those cached that have no hash, for an engine
+    /// that looks up hashes itself.
+    pub(crate) fn keep_nameless(&self, blocks: &Blocks, frames: &[u32]) -> Result<(), FrameError> {
+        let lock = self.names.as_ref().map(Names::lock);
+        let (era, mut cached_before) = (self.era(), 0);
+        blocks.keep_frames(
+            frames,
+            lock,
+            |id| self.row(id).prefetch(),
+            |id| self.note(id, NAMELESS, era, 0, 0),
+            |id| cached_before += usize::from(!self.keep_one(blocks, id, era)),
+            |kept, tag| self.keep(blocks, kept, tag, PolicyInfo::default()),
+        )?;
+        self.tallies.registered(frames.len() - cached_before);
+        Ok(())
     }
 
     /// Returns whether the block was not cached before.

@@ -4,7 +4,13 @@ use kvpool::{FrameError, FramePool};
 use pyo3::prelude::*;
 
 /// Number of frames from which on a call releases the GIL.
-const DETACHED_FRAMES: usize = 512;
+///
+/// Measured with `FramePool.keep` on Python 3.11: beside a thread that runs Python, a call that
+/// releases the GIL gets it back after 5.2 ms, Python's switch interval, however short its work is.
+/// A call that keeps the GIL lets the other thread wait for the work: 18 us for 512 frames, 0.14 ms
+/// for 4,096, 0.6 ms for 16,384, 2.4 ms for 65,536. Beside no other thread, a release costs nothing
+/// that could be measured. So a call keeps it for about a millisecond at most.
+const DETACHED_FRAMES: usize = 32_768;
 
 /// Does work on `frames` frames, without the GIL if they are many.
 pub fn detached<R: Send>(py: Python<'_>, frames: usize, work: impl FnOnce() -> R + Send) -> R {
@@ -13,6 +19,10 @@ pub fn detached<R: Send>(py: Python<'_>, frames: usize, work: impl FnOnce() -> R
 
 /// Drops a reference on each frame, and uncaches it.
 pub fn discard(pool: &FramePool, frames: &[u32]) -> Result<(), FrameError> {
+    // The usual case: nothing to forget.
+    if frames.iter().all(|&frame| pool.is_writable(frame) == Ok(true)) {
+        return pool.free(frames);
+    }
     let mut references = Vec::with_capacity(frames.len());
     pool.references(frames, &mut references)?;
     if are_enough(frames, &references) {

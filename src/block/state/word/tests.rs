@@ -70,6 +70,13 @@ proptest! {
             prop_assert_eq!(word.release(), Some(Released::Last { word: freed, carry: false }));
         }
         // The generator of words seldom makes one of them.
+        let only = BlockWord(word.0 & !(REFS_MASK | MOVING | CACHED) | ONE_REF);
+        let kept = only.keep_only_in(only.frame());
+        prop_assert_eq!(kept, only.seal_cached().unwrap().release_kept());
+        prop_assert_eq!(kept.is_none(), only.release_only().is_none());
+        let others = [only.share(), only.begin_move(), only.seal_cached(), Some(only.freed())];
+        prop_assert!(others.into_iter().flatten().all(|word| word.keep_only_in(word.frame()).is_none()));
+        prop_assert_eq!(only.keep_only_in(FrameId((only.frame().0 + 1) & FRAME_MASK as u32)), None);
         let kept = BlockWord(word.0 & !REFS_MASK | ONE_REF | CACHED);
         prop_assert_eq!(kept.release_kept().is_none(), kept.outlived().is_some());
     }

@@ -111,33 +111,37 @@ class BlockPool(stock.BlockPool):
                 metrics.on_block_accessed(block)
 
     def free_blocks(self, ordered_blocks: Iterable[KVCacheBlock]) -> None:
-        keep: list[int] = []
         discard: list[int] = []
+        # Without caching, no contents are worth keeping.
+        keep: list[int] = [] if self.enable_caching else discard
         other_pools: dict[stock.BlockPool, list[KVCacheBlock]] = {}
-        null, caches = self.null_block, self.enable_caching
         blocks = list(ordered_blocks)
         self.meter.note_freed(blocks)
         rest = iter(blocks)
         for block in rest:
-            pool = block.pool
-            if pool is not self or block is null:
+            # The usual case. The null block has no references.
+            if block.ref_cnt == 1 and block.pool is self:
+                block.ref_cnt = 0
+            else:
+                pool = block.pool
                 if block.is_null:
                     continue
                 if pool is not None and pool is not self:
                     other_pools.setdefault(pool, []).append(block)
                     continue
-            block.ref_cnt = count = block.ref_cnt - 1
-            if count:
+                block.ref_cnt = count = block.ref_cnt - 1
                 if count < 0:
                     self._refuse_free(blocks, len(blocks) - 1 - sum(1 for _ in rest))
-            elif block._block_hash is None or not caches:
+                if count:
+                    continue
+            if block._block_hash is None:
                 discard.append(block.block_id)
             else:
                 keep.append(block.block_id)
         queue = self.free_block_queue
         if discard:
             queue.discard(discard)
-        if keep:
+        if keep and keep is not discard:
             queue.keep(keep)
         for pool, others in other_pools.items():
             pool.free_blocks(others)
