@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = ["PROVEN", "unproven"]
 
-PROVEN = {"MAMBA2", "SHORT_CONV"}
+PROVEN = {"SHORT_CONV"}
 """Kinds of states, by vLLM's name of their backend, whose tokens were equal to stock with eviction ahead
 (``examples/vllm_cpu.py``). Their blocks are not moved: where states and keys share memory, vLLM copies
 one of the views at an address, which may be the states alone."""
