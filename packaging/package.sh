@@ -24,6 +24,23 @@ print(*sorted(p["name"] for p in json.load(sys.stdin)["packages"] if p["publish"
 [[ $publishable == "$(printf '%s\n' "${CRATES[@]}" | sort | paste -sd ' ')" ]] ||
     fail "these crates can be published: $publishable"
 
+# The source of the Python package has these manifests, and no tests: cargo does not read a manifest with a test
+# whose place it would have to look for.
+python3 - "${CRATES[@]}" <<'END' || fail "a test or bench has no path"
+import json, pathlib, subprocess, sys, tomllib
+data = json.loads(subprocess.check_output(["cargo", "metadata", "--locked", "--no-deps", "--format-version", "1"]))
+missing = [
+    f"{package['name']}: {target['name']}"
+    for package in data["packages"]
+    if package["name"] in sys.argv[1:]
+    for kind in ("test", "bench", "example")
+    for target in tomllib.loads(pathlib.Path(package["manifest_path"]).read_text()).get(kind, [])
+    if "path" not in target
+]
+print(*missing, sep="\n", end="\n" if missing else "", file=sys.stderr)
+sys.exit(bool(missing))
+END
+
 # Together, so that they are resolved against each other: none of them needs to be on a registry.
 rm -f "$PACKAGES"/kvpool*.crate
 # The tests and benches are left out on purpose; cargo warns of each.

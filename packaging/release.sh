@@ -181,9 +181,13 @@ sdist() {
     say "building a wheel from the source of the package"
     rm -f "$OUT/kvpool-$VERSION.tar.gz"
     "$VENV/bin/maturin" sdist -m bindings/python/Cargo.toml --out "$OUT" 2>"$WORK/said" || { cat "$WORK/said" && fail "no sdist"; }
-    # As pip does for users without a wheel. With the options of the wheel, for the crates that it has compiled.
+    # The times of the files are those of now: with those of the archive, which are older than what the wheel's build
+    # left, cargo would take the crates of this tree for the archive's, and compile nothing.
+    mkdir "$WORK/source"
+    tar -C "$WORK/source" -xmzf "$OUT/kvpool-$VERSION.tar.gz"
+    # As pip does for users without a wheel. With the options of the wheel, for the other crates that it has compiled.
     CARGO_TARGET_DIR=$(realpath "$TARGETS") PATH=$VENV/bin:$PATH MATURIN_PEP517_ARGS="${BUILD[*]}" "$VENV/bin/python" -m pip wheel \
-        --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir "$WORK/from-sdist" "$OUT/kvpool-$VERSION.tar.gz"
+        --quiet --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir "$WORK/from-sdist" "$WORK/source/kvpool-$VERSION"
     python3 -m venv "$WORK/sdist"
     "$WORK/sdist/bin/python" -m pip install --quiet --disable-pip-version-check "$WORK"/from-sdist/kvpool-*.whl
     (cd "$WORK" && sdist/bin/python "$OLDPWD/bindings/python/examples/engine_loop.py")

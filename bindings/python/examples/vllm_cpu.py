@@ -78,8 +78,26 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    # Mamba 2, whose states vLLM also keeps from inside a prompt.
+    "mamba": (
+        "GraniteMoeHybridConfig",
+        "GraniteMoeHybridForCausalLM",
+        {
+            "layer_types": ["mamba", "attention"] * 2,
+            "num_local_experts": 0,
+            "shared_intermediate_size": 256,
+            "mamba_n_heads": 8,
+            "mamba_d_state": 8,
+            "mamba_chunk_size": 64,
+            "attention_multiplier": 32**-0.5,
+            "position_embedding_type": "rope",
+            "tie_word_embeddings": True,
+        },
+    ),
 }
 """Layers: classes of the model's configuration and of the model, and settings."""
+STATES = ("convolution", "mamba")
+"""Models with a group of states, for which compaction is refused."""
 
 
 def save_model(name: str, folder: str) -> None:
@@ -101,7 +119,11 @@ def save_model(name: str, folder: str) -> None:
         initializer_range=0.1,  # tokens then depend on all that is in the cache
         **more,
     )
-    getattr(transformers, model_class)(config).float().save_pretrained(folder)
+    model = getattr(transformers, model_class)(config).float()
+    for name, weight in model.named_parameters():
+        if name.endswith("A_log"):
+            torch.nn.init.constant_(weight, -5)  # the states remember some hundred tokens
+    model.save_pretrained(folder)
 
 
 class Watch:
@@ -204,11 +226,50 @@ def mend_rotation() -> None:
     RotaryEmbedding.forward_cpu = forward_cpu
 
 
+def mend_states() -> None:
+    """Gives Mamba 2 on the CPU the states inside of prompts, which vLLM's prefix cache keeps.
+
+    vLLM 0.32's CPU kernel returns the last state of each prompt where those of all chunks are asked
+    for (an index is then out of bounds), and the kernel that stores one of them is for GPUs.
+    """
+    import torch
+    from vllm.model_executor.layers.mamba import mamba_mixer2  # type: ignore[import-not-found, unused-ignore]
+    from vllm.model_executor.layers.mamba.ops import ssd_combined  # type: ignore[import-not-found, unused-ignore]
+
+    scan = ssd_combined._mamba_chunk_scan_combined_fwd
+
+    def scan_chunks(x: Any, dt: Any, a: Any, b: Any, c: Any, chunk_size: int, out: Any, **named: Any) -> Any:
+        if not named["return_intermediate_states"]:
+            return scan(x, dt, a, b, c, chunk_size, out, **named)
+        initial, bounds, rows = named["initial_states"], named["cu_chunk_seqlens"].tolist(), named["seq_idx"].tolist()
+        states: list[Any] = []
+        for chunk, row in enumerate(rows):
+            if chunk and rows[chunk - 1] == row:
+                before = states[-1]
+            else:
+                before = None if initial is None else initial[row : row + 1]
+            part = slice(bounds[chunk], bounds[chunk + 1])
+            named.update(initial_states=before, cu_seqlens=torch.tensor([0, part.stop - part.start]))
+            states.append(scan(x[part], dt[part], a, b[part], c[part], chunk_size, out[part], **named))
+        return torch.cat(states)
+
+    def store(kept: Any, chunks: Any, x: Any, convolutions: Any, found: Any, states: Any, starts: Any, *, state_len: int) -> None:
+        for row, offset in enumerate(kept.offsets):
+            if offset:
+                end, place = int(starts[row]) + offset, kept.state_indices[row]
+                convolutions[place, :, :state_len] = x[:, end - state_len : end]
+                states[place] = found[chunks[row]]
+
+    ssd_combined._mamba_chunk_scan_combined_fwd = scan_chunks
+    mamba_mixer2.store_prefill_checkpoint = store
+
+
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """One engine, in this process."""
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found, unused-ignore]
 
     mend_rotation()
+    mend_states()
     part = os.environ["KVPOOL_VLLM"]
     compacts = arguments.child == "compaction"
     llm = LLM(
@@ -331,8 +392,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder:
             save_model(model, folder)
             stock: dict[str, Any] = {}
-            # Compaction is refused for a model with states.
-            others = [mode for mode in arguments.modes if mode != "stock" and (model, mode) != ("convolution", "compaction")]
+            others = [mode for mode in arguments.modes if mode != "stock" and (mode != "compaction" or model not in STATES)]
             for mode in ["stock", *others]:
                 found = run_child(mode, folder, arguments)
                 stock = stock or found
