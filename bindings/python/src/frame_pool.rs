@@ -47,7 +47,8 @@ pub struct FramePool {
 }
 
 impl FramePool {
-    fn here(&self) -> Outcome<&Pool> {
+    /// Returns the pool, in the process that made it.
+    pub fn here(&self) -> Outcome<&Pool> {
         self.made_in.check()?;
         Ok(self.pool.get())
     }
