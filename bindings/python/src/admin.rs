@@ -1,8 +1,10 @@
 //! `Admin`: the admin interface of a pool of frames.
 
-use std::sync::{Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use kvpool_node::admin::{Admin, Reporters};
+use kvpool_node::admin::{Reporter, Reporters};
+use kvpool_node::metrics::{ENGINE, Scrape};
 use kvpool_node::services::{Prepared, Reread, ServedFrames};
 use kvpool_node::settings::Sources;
 use pyo3::prelude::*;
@@ -28,11 +30,38 @@ struct Running {
     served: ServedFrames,
     number: u16,
     sources: Mutex<Sources>,
+    reporters: Reporters,
 }
 
 impl Running {
-    fn sources(&self) -> std::sync::MutexGuard<'_, Sources> {
+    fn sources(&self) -> MutexGuard<'_, Sources> {
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Counters that the engine has reported.
+struct Reported {
+    engine: String,
+    counters: BTreeMap<String, u64>,
+}
+
+impl Reporter for Reported {
+    fn group(&self) -> &'static str {
+        "engine"
+    }
+
+    fn name(&self) -> &str {
+        &self.engine
+    }
+
+    fn stats(&self) -> Option<serde_json::Value> {
+        Some(serde_json::json!(self.counters))
+    }
+
+    fn scrape(&self, scrape: &mut Scrape) {
+        for (name, &value) in &self.counters {
+            scrape.count(&ENGINE, &[&self.engine, name], value);
+        }
     }
 }
 
@@ -40,8 +69,10 @@ async fn serve(pool: kvpool::FramePool, sources: Sources, number: u16) -> Outcom
     log::start()?;
     let read = sources.clone();
     let prepared = apart(move || Ok(Prepared::new(read.load_for_frames(number)?)?)).await?;
-    let served = prepared.serve_frames(pool, Reporters::new());
-    Ok(PyAdmin(Open::new("admin interface", Running { served, number, sources: sources.into() })))
+    let reporters = Reporters::new();
+    let served = prepared.serve_frames(pool, reporters.clone());
+    let running = Running { served, number, sources: sources.into(), reporters };
+    Ok(PyAdmin(Open::new("admin interface", running)))
 }
 
 #[pymethods]
@@ -66,6 +97,13 @@ impl PyAdmin {
     /// Serves another pool from now on, for an engine that makes its pool anew.
     fn set_pool(&self, pool: &Bound<'_, FramePool>) -> Outcome<()> {
         self.0.get()?.served.set_pool(pool.get().here()?.clone());
+        Ok(())
+    }
+
+    /// Adds counters of the engine to statistics and metrics, in place of those that it reported
+    /// before.
+    fn report(&self, engine: String, counters: BTreeMap<String, u64>) -> Outcome<()> {
+        self.0.get()?.reporters.add(Reported { engine, counters });
         Ok(())
     }
 
@@ -117,7 +155,7 @@ impl PyAdmin {
         Ok(Call::new(move |caller| {
             caller.waits(async move {
                 running.served.end(patience.map_or(running.served.drain(), |patience| patience.0)).await;
-                this.get().0.close()
+                this.get().0.close().map(|()| None::<()>)
             })
         }))
     }

@@ -70,7 +70,7 @@ fn owners(number: u64) -> OwnersReport {
 /// Returns the statistics of a pool, with these counters of other services.
 fn report(extra: Value) -> Input {
     let pool = kvpool::Pool::builder(kvpool::KvLayout::named("tiny").unwrap()).blocks(10).build().unwrap();
-    let mut stats = StatsReport::of("gpu-node-1", Duration::from_secs(1), &pool);
+    let mut stats = StatsReport::of("gpu-node-1", Duration::from_secs(1), &pool.into());
     stats.extra = extra.as_object().unwrap().clone();
     Input::Stats(Box::new(stats))
 }

@@ -259,7 +259,7 @@ impl Admin for PoolAdmin {
             self.check_serving()?;
             let report = self
                 .pool()
-                .with_sequences("a resize")?
+                .with_sequences("resize")?
                 .resize_with(order.blocks, ResizeOptions::new().patience(RESIZE_PATIENCE))
                 .await
                 .map_err(|error| match error {

@@ -46,7 +46,7 @@ impl ServedPool {
         match self {
             Self::Pool(pool) => Ok(pool),
             Self::Frames(_) => Err(AdminError::Unsupported(format!(
-                "{what}: not of a pool of frames, whose engine has the bytes and the sequences"
+                "no {what} for a pool of frames: its engine has the bytes and the sequences"
             ))),
         }
     }

@@ -131,6 +131,8 @@ impl Sources {
         let mut warnings = Vec::new();
         let entries = self.entries_for(None, 1, &mut warnings)?;
         let mut loaded = Self::check(entries.clone(), warnings)?;
+        // The first token gives one, which nothing uses.
+        loaded.settings.hash_key = None;
         if number > 0 {
             loaded.settings.tell_apart(number).map_err(|(key, why)| Reader(&entries).refuse(key, why))?;
         }

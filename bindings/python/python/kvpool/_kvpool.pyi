@@ -518,6 +518,31 @@ class Defragmenter:
     def __exit__(self, *_exception: object) -> None: ...
 
 @final
+class Admin:
+    """..."""
+    @staticmethod
+    def from_settings(pool: FramePool, settings: _Settings, *, number: int = 0) -> Call[Admin]:
+        """..."""
+    def set_pool(self, pool: FramePool) -> None:
+        """..."""
+    def report(self, engine: str, counters: Mapping[str, int]) -> None:
+        """..."""
+    def stats(self) -> Call[dict[str, Any]]:
+        """..."""
+    def reload(self, settings: _Settings | None = None) -> Call[str]:
+        """..."""
+    @property
+    def address(self) -> str | None:
+        """..."""
+    @property
+    def name(self) -> str:
+        """..."""
+    def shutdown(self, patience: float | None = None) -> Call[None]:
+        """..."""
+    def close(self) -> None:
+        """..."""
+
+@final
 class Node(AsyncIterator[tuple[Sequence, str]]):
     """A pool with links to the pools of other processes. `await Node.start(pool, ...)` makes one, and
     `await Node.from_settings(pool, settings)` one with the services of `kvpool serve`.
