@@ -42,8 +42,11 @@ fn owners_are_the_sequences_that_requests_named() {
     cache(&pool, &[1, 2, 3]);
     let owners = pool.owners();
     let ids = |frames: &[u32]| frames.iter().map(|&frame| BlockId(frame)).collect::<Vec<_>>();
-    let mut found: Vec<_> =
-        owners.leases.iter().map(|owner| (owner.sequence, owner.blocks.clone(), owner.shared_blocks)).collect();
+    let mut found: Vec<_> = owners
+        .leases
+        .iter()
+        .map(|owner| (owner.sequence, owner.blocks.clone(), owner.shared_blocks))
+        .collect();
     found.sort();
     assert_eq!(
         found,

@@ -7,7 +7,9 @@ use comfy_table::CellAlignment;
 use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
 use indicatif::{BinaryBytes, FormattedDuration, HumanCount};
 use kvpool::CompactionState;
-use kvpool_node::admin::{MigrationRecord, MigrationState, OwnerRecord, OwnersReport, SequenceStats, StatsReport};
+use kvpool_node::admin::{
+    MigrationRecord, MigrationState, OwnerRecord, OwnersReport, SequenceStats, StatsReport,
+};
 use serde_json::{Value, json};
 
 use crate::figures::{count, latency, percent, word};

@@ -90,7 +90,8 @@ impl Settings {
 
     /// Changes name and admin address by the number of a pool among those with the same settings.
     pub(super) fn tell_apart(&mut self, number: u16) -> Result<(), (&'static str, String)> {
-        self.name = value::name(&format!("{}-{number}", self.name)).map_err(|why| ("name", why.to_string()))?;
+        self.name =
+            value::name(&format!("{}-{number}", self.name)).map_err(|why| ("name", why.to_string()))?;
         if let Some(admin) = &mut self.admin {
             let address = match admin.address() {
                 Address::Unix(path) => Address::Unix(format!("{}.{number}", path.display()).into()),
