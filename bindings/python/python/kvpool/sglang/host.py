@@ -36,7 +36,7 @@ class HostPages:
 
     def clear(self):
         if not _is_on or self.dcp_size != 1:
-            self.frames = None
+            self.frames = self.admin = None
             return _stock["clear"](self)
         with self.lock:
             # Slots of allocations before are refused from now on.
