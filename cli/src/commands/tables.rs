@@ -272,6 +272,20 @@ mod tests {
     }
 
     #[test]
+    fn statistics_of_a_pool_of_frames_have_no_sequences() {
+        let pool = kvpool::FramePool::builder(100).build().unwrap();
+        let report = StatsReport::of("engine", Duration::from_secs(1), &pool.into());
+        let text = stats(&report, Some(80));
+        for part in ["total", "frames of an engine", "fragmentation", "moved"] {
+            assert!(text.contains(part), "no {part:?} in {text}");
+        }
+        for absent in ["sequence", "allocation", "tokens", "descriptors"] {
+            assert!(!text.contains(absent), "{absent:?} in {text}");
+        }
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    }
+
+    #[test]
     fn migrations_are_counted_by_state_and_doubt_is_told_from_commits() {
         let (committing, in_doubt) = (record(MigrationState::Committing), record(MigrationState::InDoubt));
         let text = migrations(&[committing.clone(), record(MigrationState::Committed)], None);

@@ -147,6 +147,40 @@ fn a_screen_of_80_by_24_has_all_parts() {
     assert!(lines[23].starts_with("q quit  h help"), "{all}");
 }
 
+/// Of a pool of frames, whose node sends nothing about bytes, sequences and peers.
+#[test]
+fn a_pool_of_frames_has_neither_sequences_nor_peers() {
+    let (mut state, now) = (State::new("http://127.0.0.1:7410"), Instant::now());
+    for second in 0..30 {
+        let Notice::Stats(mut stats) = summary(second) else { panic!() };
+        stats.of_sequences = None;
+        let sent = notice("stats", json!(stats));
+        state.update(Input::Notice(sent), now);
+    }
+    state.update(Input::Notice(map(&"rrccff".repeat(256))), now);
+    state.update(Input::Owners(Ok(owners(50))), now);
+    for size in [(80, 24), (120, 40)] {
+        let all = drawn(&state, size, Styles::None, now).join("\n");
+        for part in
+            ["used 10,000 of 20,000", "longest free run 640", "blocks/s 1,234", "evicted/s 12", "-- Owners"]
+        {
+            assert!(all.contains(part), "no {part:?} in\n{all}");
+        }
+        for absent in [
+            "sequences",
+            "allocation",
+            "prefix",
+            "transferred",
+            "compaction",
+            "Peers",
+            "Migrations",
+            "p99, 10",
+        ] {
+            assert!(!all.contains(absent), "{absent:?} in\n{all}");
+        }
+    }
+}
+
 #[test]
 fn a_larger_screen_has_more_of_each_part_and_the_history() {
     let (state, now) = serving();
@@ -281,7 +315,7 @@ fn a_node_that_goes_away_leaves_its_last_figures() {
     // Another process under the same address: rates do not mix the two.
     state.update(Input::Notice(summary(0)), later(72));
     assert_eq!((state.figures().history.len(), state.figures().migrations.len()), (1, 0));
-    assert!(state.figures().rate(|stats| stats.allocated_blocks).is_none());
+    assert!(state.figures().rate(|stats| Some(stats.allocated_blocks)).is_none());
 }
 
 #[test]
