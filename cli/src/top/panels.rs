@@ -72,49 +72,47 @@ pub(super) fn fields(figures: &Figures) -> Vec<String> {
         rate.map_or("-".to_owned(), |rate| count(rate.round() as usize))
     };
     let batches = stats.oldest_batch_s.map_or(String::new(), |age| format!(", oldest {age:.1} s"));
-    let mut fields = vec![
-        format!("used {} of {} ({})", count(stats.used), count(stats.total), share(stats.used)),
-        format!("cached {}", count(stats.evictable)),
-        format!("free {}", count(stats.free)),
-        format!("retired {}", count(stats.retired)),
-        format!("reserved {}", count(stats.reserved)),
-        format!("held {}", count(stats.held)),
-        format!("fragmentation {}", percent(100.0 * stats.fragmentation)),
-        format!("with cached {}", percent(100.0 * stats.available_fragmentation)),
-        format!("longest free run {}", count(stats.longest_free_run)),
-        format!("waiting {}", count(stats.waiting)),
-        format!("batches {}{batches}", stats.batches_in_flight),
-        format!("wait p99 {}", time(stats.wait.samples, stats.wait.p99_ns)),
-        format!("blocks/s {}", rate(|stats| stats.allocated_blocks)),
-        format!("refused/s {}", rate(|stats| stats.refusals)),
-        format!("evicted/s {}", rate(|stats| stats.evicted_blocks)),
-        format!("moved/s {}", rate(|stats| stats.moved_blocks)),
-    ];
-    fields.extend(stats.of_sequences.iter().flat_map(|of| of_sequences(figures, of)));
-    fields
-}
-
-/// Returns the fields of a pool with sequences.
-fn of_sequences(figures: &Figures, stats: &SequenceSummary) -> [String; 7] {
-    let (allocation, runs) = (&stats.allocation, &stats.sequence_runs);
+    let of = stats.of_sequences.as_ref();
     let sent = figures.rate(|stats| Some(stats.of_sequences.as_ref()?.transferred_bytes));
-    [
-        format!("compaction {}", stats.compaction.map_or("off", CompactionState::name)),
-        format!("sequences {}", count(stats.sequences)),
-        format!("mean run of a sequence {:.1}", stats.mean_sequence_run),
-        format!("runs a sequence {:.1} p50 {} p99 {}", runs.mean, runs.p50, runs.p99),
-        format!(
-            "allocation p50 {} p99 {} max {}",
-            time(allocation.samples, allocation.p50_ns),
-            time(allocation.samples, allocation.p99_ns),
-            time(allocation.samples, allocation.max_ns)
-        ),
-        format!("prefix hits {}", figures.hit_rate().map_or("-".to_owned(), |rate| percent(100.0 * rate))),
-        format!(
-            "transferred/s {}",
-            sent.map_or("-".to_owned(), |rate| BinaryBytes(rate.round() as u64).to_string())
-        ),
-    ]
+    let hits = figures.hit_rate().map_or("-".to_owned(), |rate| percent(100.0 * rate));
+    let fields = [
+        Some(format!("used {} of {} ({})", count(stats.used), count(stats.total), share(stats.used))),
+        Some(format!("cached {}", count(stats.evictable))),
+        Some(format!("free {}", count(stats.free))),
+        Some(format!("retired {}", count(stats.retired))),
+        Some(format!("reserved {}", count(stats.reserved))),
+        Some(format!("held {}", count(stats.held))),
+        Some(format!("fragmentation {}", percent(100.0 * stats.fragmentation))),
+        Some(format!("with cached {}", percent(100.0 * stats.available_fragmentation))),
+        of.map(|of| format!("compaction {}", of.compaction.map_or("off", CompactionState::name))),
+        Some(format!("longest free run {}", count(stats.longest_free_run))),
+        of.map(|of| format!("mean run of a sequence {:.1}", of.mean_sequence_run)),
+        of.map(|of| format!("sequences {}", count(of.sequences))),
+        Some(format!("waiting {}", count(stats.waiting))),
+        Some(format!("batches {}{batches}", stats.batches_in_flight)),
+        of.map(|SequenceSummary { allocation, .. }| {
+            format!(
+                "allocation p50 {} p99 {} max {}",
+                time(allocation.samples, allocation.p50_ns),
+                time(allocation.samples, allocation.p99_ns),
+                time(allocation.samples, allocation.max_ns)
+            )
+        }),
+        Some(format!("wait p99 {}", time(stats.wait.samples, stats.wait.p99_ns))),
+        of.map(|SequenceSummary { sequence_runs: runs, .. }| {
+            format!("runs a sequence {:.1} p50 {} p99 {}", runs.mean, runs.p50, runs.p99)
+        }),
+        Some(format!("blocks/s {}", rate(|stats| stats.allocated_blocks))),
+        Some(format!("refused/s {}", rate(|stats| stats.refusals))),
+        of.map(|_| format!("prefix hits {hits}")),
+        Some(format!("evicted/s {}", rate(|stats| stats.evicted_blocks))),
+        Some(format!("moved/s {}", rate(|stats| stats.moved_blocks))),
+        of.map(|_| {
+            let sent = sent.map(|rate| BinaryBytes(rate.round() as u64).to_string());
+            format!("transferred/s {}", sent.unwrap_or_else(|| "-".to_owned()))
+        }),
+    ];
+    fields.into_iter().flatten().collect()
 }
 
 fn time(samples: u64, ns: u64) -> String {
