@@ -257,7 +257,7 @@ async fn moves_and_migrations_count() {
     let (sequence, report) = here.migrate(sequence, &there).await.unwrap();
     let error = here.migrate(sequence, &there).await.unwrap_err();
     drop(error);
-    let migrations = here.metrics().migrations;
+    let migrations = here.metrics().migrations.unwrap();
     assert_eq!((migrations.migrated, migrations.refused, migrations.replicated), (1, 1, 0));
     assert_eq!((migrations.failed, migrations.swapped_out, migrations.swapped_in), (0, 0, 0));
     assert_eq!((migrations.blocks, migrations.bytes), (3, report.carried.bytes));

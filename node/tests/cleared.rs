@@ -160,14 +160,14 @@ async fn cached_blocks_that_come_back_after_a_clear() {
     let back = a.pool().bring_back_from_node("b", &keys, &tokens).await.unwrap();
     assert_eq!((back.cached_blocks, back.carried.blocks), (0, 0));
     assert_eq!(kv::cached(a.pool(), &tokens), 0);
-    assert!(a.pool().metrics().migrations.stale_blocks > 0);
+    assert!(a.pool().metrics().migrations.unwrap().stale_blocks > 0);
     // The same when the other node sends them.
-    let before = a.pool().metrics().migrations.stale_blocks;
+    let before = a.pool().metrics().migrations.unwrap().stale_blocks;
     // The export of the question that was asked before holds them for a moment.
     until("the blocks are evictable", || b.pool().stats().evictable == 15).await;
     b.pool().offload_to_node("a", 100).await.unwrap();
     assert_eq!(kv::cached(a.pool(), &tokens), 0);
-    assert_eq!(a.pool().metrics().migrations.stale_blocks, before + 15);
+    assert_eq!(a.pool().metrics().migrations.unwrap().stale_blocks, before + 15);
     drop(kv::admit(a.pool(), 7, &tokens[..41]).unwrap());
     let there = a.pool().offload_to_node("b", 100).await.unwrap();
     assert_eq!((there.present_blocks, there.carried.blocks), (0, 10));

@@ -35,8 +35,9 @@ pub struct Metrics {
     pub evictions: EvictionCounts,
     /// Moves of blocks within the pool, by outcome.
     pub moves: MoveCounts,
-    /// Transfers between pools that this pool began.
-    pub migrations: MigrationCounts,
+    /// Transfers between pools that this pool began; `None` for a frame pool, which has none.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
+    pub migrations: Option<MigrationCounts>,
     /// Subscribers to the events of the prefix cache.
     pub event_subscribers: usize,
     /// Events that subscribers lost by receiving too slowly, counted when they would have been
@@ -101,7 +102,7 @@ impl Pool {
             prefix,
             evictions: cache.map(|cache| cache.evictions(blocks.outlived_blocks())).unwrap_or_default(),
             moves: self.0.compactor.move_counts(),
-            migrations: *self.0.migrations(),
+            migrations: Some(*self.0.migrations()),
             event_subscribers: events.map_or(0, |events| events.subscribers()),
             lost_events: events.map_or(0, |events| events.lost()),
             latencies: Latencies::of(&self.0.sampler),

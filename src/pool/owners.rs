@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
-use crate::block::{Accounts, AuditError, Noted, Priority, SourcePlace, Unaccounted};
+use crate::block::{Accounts, AuditError, Core, Noted, Priority, SourcePlace, Unaccounted};
 use crate::error::OldestBatch;
 use crate::ids::{BlockId, SequenceId, Ticket};
 use crate::migrate::TransferOwner;
@@ -69,6 +69,9 @@ pub struct SequenceOwner {
 pub struct BlockOwner {
     /// The blocks, ascending.
     pub blocks: Vec<BlockId>,
+    /// Number of them with further references, which stay allocated when the owner frees them.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub shared_blocks: usize,
     /// Sequence that the request [named](super::AllocRequest::sequence).
     pub sequence: Option<SequenceId>,
     /// Priority of the request.
@@ -138,17 +141,16 @@ impl Pool {
     /// allocation.
     pub fn owners(&self) -> Owners {
         let blocks = &self.0.blocks;
-        let mut listed = BTreeMap::<BlockId, SequenceId>::new();
-        let (mut sequences, mut reserving) = (Vec::new(), HashMap::new());
+        let mut listed = Listed { transfers: self.0.transfers.owners(), ..Listed::default() };
         for view in self.0.sequences.views() {
             let ids = view.blocks();
             for &id in &ids {
-                listed.entry(id).or_insert(view.id());
+                listed.by_block.entry(id).or_insert(view.id());
             }
             if view.reserved_blocks() > 0 {
-                reserving.insert(view.id(), sequences.len());
+                listed.reserving.insert(view.id(), listed.sequences.len());
             }
-            sequences.push(SequenceOwner {
+            listed.sequences.push(SequenceOwner {
                 id: view.id(),
                 tokens: view.len(),
                 shared_blocks: ids.iter().filter(|&&id| blocks.word(id).refs() > 1).count(),
@@ -158,22 +160,43 @@ impl Pool {
                 reserved: Vec::new(),
             });
         }
-        let transfers = self.0.transfers.owners();
+        Owners::of(blocks, listed, || self.accounts(), || self.0.sequences.closing_blocks())
+    }
+}
+
+/// Owners that list their blocks. The others are found by visiting all blocks.
+#[derive(Default)]
+pub(super) struct Listed {
+    sequences: Vec<SequenceOwner>,
+    by_block: BTreeMap<BlockId, SequenceId>,
+    /// Sequences with reserved blocks, by their place in the list.
+    reserving: HashMap<SequenceId, usize>,
+    transfers: Vec<TransferOwner>,
+}
+
+impl Owners {
+    pub(super) fn of(
+        blocks: &Core,
+        listed: Listed,
+        accounts: impl Fn() -> Accounts,
+        closing: impl FnOnce() -> Vec<BlockId>,
+    ) -> Self {
+        let Listed { mut sequences, by_block, reserving, transfers } = listed;
         let in_transfer: HashSet<BlockId> =
             transfers.iter().flat_map(|transfer| transfer.blocks.iter().copied()).collect();
-        let audit = || match blocks.audit_owners(|| self.accounts()) {
+        let audit = || match blocks.audit_owners(&accounts) {
             Err(AuditError::Unaccounted(lost)) => Some(lost),
             _ => None,
         };
         // Twice: other threads may be between taking a reference and listing it.
         let unaccounted = audit().filter(|lost| audit().as_ref() == Some(lost));
-        let closing = self.0.sequences.closing_blocks();
+        let closing = closing();
         let lost = unaccounted.as_ref().map_or(&[][..], |lost| &lost.blocks);
         let (mut groups, mut pinned) = (BTreeMap::<Group, BlockOwner>::new(), Vec::new());
         for id in (0..blocks.rows() as u32).map(BlockId) {
             let word = blocks.word(id);
             if word.pins() > 0 && (word.is_owned() || word.is_cached()) {
-                let owner = match listed.get(&id) {
+                let owner = match by_block.get(&id) {
                     Some(&sequence) => PinOwner::Sequence(sequence),
                     None if !word.is_owned() => PinOwner::Cache,
                     None if in_transfer.contains(&id) => PinOwner::Transfer,
@@ -182,7 +205,7 @@ impl Pool {
                 let (pinned_at, pinned_for) = blocks.site(Noted::Pinned, id).unzip();
                 pinned.push(PinnedBlock { block: id, pins: word.pins(), owner, pinned_at, pinned_for });
             }
-            let is_named = listed.contains_key(&id) || in_transfer.contains(&id) || lost.contains(&id);
+            let is_named = by_block.contains_key(&id) || in_transfer.contains(&id) || lost.contains(&id);
             let is_named = is_named || closing.contains(&id);
             if !word.is_owned() || is_named || blocks.null_block() == Some(id) {
                 continue;
@@ -197,6 +220,7 @@ impl Pool {
             let group = (allocated_at.clone(), info.sequence, info.priority);
             let owner = groups.entry(group).or_insert(BlockOwner {
                 blocks: Vec::new(),
+                shared_blocks: 0,
                 sequence: info.sequence,
                 priority: info.priority,
                 allocated_at,
@@ -204,6 +228,7 @@ impl Pool {
                 last_access: info.last_access,
             });
             owner.blocks.push(id);
+            owner.shared_blocks += usize::from(word.refs() > 1);
             owner.held_for = owner.held_for.max(held_for);
             owner.last_access = owner.last_access.min(info.last_access);
         }

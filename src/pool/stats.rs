@@ -5,7 +5,7 @@ use crate::frame::ORDERS;
 use crate::ids::Order;
 use crate::sync::call;
 
-use super::pool::{Pool, Shared};
+use super::pool::Pool;
 
 /// Pressure on the pool, by the share of used blocks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -119,7 +119,7 @@ impl Pool {
     /// Returns the fragmentation at the pool's [order](super::PoolBuilder::fragmentation_order).
     /// Scans the bitmaps: some hundred microseconds per million blocks.
     pub fn fragmentation(&self) -> Fragmentation {
-        Fragmentation::of(&self.0, self.0.order)
+        Fragmentation::of(&self.0.blocks, self.0.order)
     }
 
     /// Returns the [fragmentation rate](Fragmentation::rate) over free and evictable frames at the
@@ -191,11 +191,11 @@ pub struct Fragmentation {
 }
 
 impl Fragmentation {
-    fn of(shared: &Shared, order: Order) -> Self {
-        let census = shared.blocks.census(order);
+    pub(super) fn of(blocks: &Blocks, order: Order) -> Self {
+        let census = blocks.census(order);
         Self {
             order,
-            rate: shared.blocks.rate(&census),
+            rate: blocks.rate(&census),
             unusable: census.fragmentation(),
             free_by_order: census.by_order,
             longest_run: census.longest_run,

@@ -3,6 +3,7 @@
 mod bad_input;
 mod model;
 mod moves;
+mod observed;
 mod resize;
 mod stress;
 mod waiting;

@@ -196,7 +196,7 @@ async fn the_prefix_is_looked_up_in_each_turn() {
 #[tokio::test]
 async fn swaps_are_counted() {
     let (gpu, host, small) = (pool(plain(), 16), pool(plain(), 100), pool(plain(), 2));
-    let counts = |pool: &Pool| pool.metrics().migrations;
+    let counts = |pool: &Pool| pool.metrics().migrations.unwrap();
     let sequence = admit(&gpu, 7, &prompt(1, 16)).unwrap();
     let refused = gpu.preempt(sequence, Preempt::Swap(&small)).await.unwrap_err();
     let too_large = AllocError::TooLarge { asked: 4, total: 2 };

@@ -87,7 +87,7 @@ async fn sequences_go_to_a_node() {
     let sequence = node.arrived.lock().unwrap().pop().unwrap();
     check(&there, &sequence, &tokens);
     drop(sequence);
-    let counts = here.metrics().migrations;
+    let counts = here.metrics().migrations.unwrap();
     assert_eq!((counts.replicated, counts.migrated, counts.failed, counts.refused), (1, 1, 0, 1));
     [here, there].iter().for_each(is_idle);
 }

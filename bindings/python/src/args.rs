@@ -71,6 +71,8 @@ numbers! {
     Tokens(usize) "a number of tokens";
     /// The id of a sequence.
     Id(u64) "a sequence id";
+    /// The number of a pool among those with the same settings.
+    PoolNumber(u16) "the number of a pool";
     /// A group of layers.
     Group(u32) "a group";
     /// A place in a list.

@@ -47,7 +47,8 @@ pub struct FramePool {
 }
 
 impl FramePool {
-    fn here(&self) -> Outcome<&Pool> {
+    /// Returns the pool, in the process that made it.
+    pub fn here(&self) -> Outcome<&Pool> {
         self.made_in.check()?;
         Ok(self.pool.get())
     }
@@ -509,7 +510,7 @@ impl FramePool {
     /// The share of possible free runs of `2**fragmentation_order` frames that does not exist.
     fn fragmentation(&self, py: Python<'_>) -> Outcome<f64> {
         let pool = self.here()?;
-        Ok(detached(py, pool.frames(), || pool.fragmentation()))
+        Ok(detached(py, pool.frames(), || pool.fragmentation().rate))
     }
 
     /// The number of frames in each state, and counts of the cache since the pool was built.

@@ -6,6 +6,7 @@
 
 use pyo3::prelude::*;
 
+mod admin;
 mod args;
 mod batch;
 mod buffers;
@@ -59,6 +60,7 @@ fn _kvpool(module: &Bound<'_, PyModule>) -> PyResult<()> {
     stats::register(module)?;
     defragmenter::register(module)?;
     node::register(module)?;
+    admin::register(module)?;
     tier::register(module)?;
     eviction::register(module)?;
     frame_pool::register(module)

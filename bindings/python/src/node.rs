@@ -96,7 +96,7 @@ impl Running {
 }
 
 /// A value of JSON, as Python has it.
-struct Json(serde_json::Value);
+pub struct Json(pub serde_json::Value);
 
 impl<'py> IntoPyObject<'py> for Json {
     type Target = PyAny;

@@ -63,7 +63,8 @@ impl From<SettingsError> for Failure {
             E::Value { key, .. }
             | E::NotText { key, .. }
             | E::Needs { key, .. }
-            | E::OfProgram { key, .. } => Some(key.in_file()),
+            | E::OfProgram { key, .. }
+            | E::OfSequences { key, .. } => Some(key.in_file()),
             E::UnknownKeys { keys } => keys.first().map(|(key, _)| key.clone()),
             _ => None,
         };

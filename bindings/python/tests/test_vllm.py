@@ -76,6 +76,11 @@ def test_cases_of_kvpool(vllm: Engine, part: str) -> None:
     cases(vllm, "vllm_cases.py", part)
 
 
+@pytest.mark.parametrize("part", ["pool", "queue"])
+def test_the_pool_is_served(vllm: Engine, part: str) -> None:
+    cases(vllm, "vllm_serve_cases.py", part)
+
+
 def cases(vllm: Engine, file: str, part: str) -> None:
     ran = run(vllm, [*PYTEST, __file__.replace("test_vllm.py", f"engines/{file}")], {"KVPOOL_VLLM": part})
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-2000:]

@@ -101,9 +101,10 @@ pub fn audit(args: &AdminArgs) -> anyhow::Result<u8> {
             (Some(report), _) if outcome.sound => {
                 let [total, owned, evictable] =
                     [report.total, report.owned, report.evictable].map(|n| HumanCount(n as u64));
-                format!(
-                    "ok: {total} frames, {owned} of them owned and {evictable} evictable; one is the null block's"
-                )
+                let others = report.in_bitmap + report.in_magazines + report.retired + report.held;
+                let has_null = report.total > others + report.reserved + report.evictable + report.owned;
+                let null = if has_null { "; one is the null block's" } else { "" };
+                format!("ok: {total} frames, {owned} of them owned and {evictable} evictable{null}")
             }
             (_, finding) => format!("UNSOUND: {}", finding.as_deref().unwrap_or("no reason given")),
         })

@@ -100,12 +100,16 @@ impl Printer {
             let allocations = stats.allocations.saturating_sub(before.allocations) as f64 / seconds;
             format!("; {} allocations/s", HumanCount(allocations.round() as u64))
         });
-        let p99 = match stats.allocation.samples {
-            0 => String::new(),
-            _ => format!(", p99 {} ns", HumanCount(stats.allocation.p99_ns)),
-        };
+        let (mut sequences, mut peers, mut p99) = (String::new(), String::new(), String::new());
+        if let Some(of) = &stats.of_sequences {
+            sequences = format!("{} sequences, ", count(of.sequences));
+            peers = format!(", peers {}/{}", of.peers_up, of.peers);
+            if of.allocation.samples > 0 {
+                p99 = format!(", p99 {} ns", HumanCount(of.allocation.p99_ns));
+            }
+        }
         format!(
-            "{}: used {} of {} ({}), free {}, evictable {}, fragmentation {}, {} sequences, {} wait, peers {}/{}{}{p99}",
+            "{}: used {} of {} ({}), free {}, evictable {}, fragmentation {}, {sequences}{} wait{peers}{}{p99}",
             stats.node,
             count(stats.used),
             count(stats.total),
@@ -113,10 +117,7 @@ impl Printer {
             count(stats.free),
             count(stats.evictable),
             percent(100.0 * stats.fragmentation),
-            count(stats.sequences),
             count(stats.waiting),
-            stats.peers_up,
-            stats.peers,
             rate.unwrap_or_default(),
         )
     }

@@ -7,7 +7,9 @@ use comfy_table::CellAlignment;
 use comfy_table::presets::{NOTHING, UTF8_FULL_CONDENSED};
 use indicatif::{BinaryBytes, FormattedDuration, HumanCount};
 use kvpool::CompactionState;
-use kvpool_node::admin::{MigrationRecord, MigrationState, OwnerRecord, OwnersReport, StatsReport};
+use kvpool_node::admin::{
+    MigrationRecord, MigrationState, OwnerRecord, OwnersReport, SequenceStats, StatsReport,
+};
 use serde_json::{Value, json};
 
 use crate::figures::{count, latency, percent, word};
@@ -54,15 +56,14 @@ fn nested(of: &str, counters: &Value) -> Vec<Row> {
 type Row = (String, String, String);
 
 fn of_the_pool(stats: &StatsReport) -> Vec<Row> {
-    let (gauges, runs) = (&stats.metrics.stats, &stats.sequence_runs);
+    let gauges = &stats.metrics.stats;
     let share = |blocks: usize| percent(100.0 * blocks as f64 / stats.total.max(1) as f64);
-    let bytes = BinaryBytes(stats.block_bytes as u64 * stats.total as u64);
-    let time = |ns: f64| match stats.allocation.samples {
-        0 => "-".to_owned(),
-        _ => latency(ns),
-    };
-    let rows = [
-        ("total", count(stats.total), format!("blocks of {} tokens, {bytes}", stats.block_tokens)),
+    let size = stats.of_sequences.as_ref().map_or("frames of an engine".to_owned(), |of| {
+        let bytes = BinaryBytes(of.block_bytes as u64 * stats.total as u64);
+        format!("blocks of {} tokens, {bytes}", of.block_tokens)
+    });
+    let mut rows = vec![
+        ("total", count(stats.total), size),
         ("used", count(stats.used), percent(stats.used_percent)),
         (
             "free",
@@ -75,7 +76,6 @@ fn of_the_pool(stats: &StatsReport) -> Vec<Row> {
             count(gauges.retired),
             format!("freed, and a batch may still see them; {} batches in flight", gauges.batches_in_flight),
         ),
-        ("sequences", count(stats.sequences), format!("open; {} requests wait for blocks", gauges.waiting)),
         (
             "fragmentation",
             percent(100.0 * stats.fragmentation.rate),
@@ -89,6 +89,24 @@ fn of_the_pool(stats: &StatsReport) -> Vec<Row> {
             percent(100.0 * stats.available_fragmentation),
             "of the runs of free and evictable blocks".to_owned(),
         ),
+    ];
+    rows.extend(stats.of_sequences.iter().flat_map(|of| of_sequences(of, gauges.waiting)));
+    rows.push((
+        "moved",
+        count(stats.metrics.moves.moved_blocks as usize),
+        format!("blocks, in {} compactions and resizes", HumanCount(stats.metrics.moves.runs)),
+    ));
+    rows.into_iter().map(|(name, figure, note)| (name.to_owned(), figure, note)).collect()
+}
+
+fn of_sequences(stats: &SequenceStats, waiting: usize) -> [(&'static str, String, String); 6] {
+    let runs = &stats.sequence_runs;
+    let time = |ns: f64| match stats.allocation.samples {
+        0 => "-".to_owned(),
+        _ => latency(ns),
+    };
+    [
+        ("sequences", count(stats.sequences), format!("open; {waiting} requests wait for blocks")),
         (
             "compaction",
             stats.compaction.map_or("off", CompactionState::name).to_owned(),
@@ -106,13 +124,7 @@ fn of_the_pool(stats: &StatsReport) -> Vec<Row> {
             format!("of {} timed allocations", count(stats.allocation.samples as usize)),
         ),
         ("allocation p99", time(stats.allocation.p99_ns as f64), String::new()),
-        (
-            "moved",
-            count(stats.metrics.moves.moved_blocks as usize),
-            format!("blocks, in {} compactions and resizes", HumanCount(stats.metrics.moves.runs)),
-        ),
-    ];
-    rows.into_iter().map(|(name, figure, note)| (name.to_owned(), figure, note)).collect()
+    ]
 }
 
 /// Returns a counter, or the state of something, as a row.
@@ -257,6 +269,20 @@ mod tests {
             "time_ms": 1500, "reason": null,
         }))
         .unwrap()
+    }
+
+    #[test]
+    fn statistics_of_a_pool_of_frames_have_no_sequences() {
+        let pool = kvpool::FramePool::builder(100).build().unwrap();
+        let report = StatsReport::of("engine", Duration::from_secs(1), &pool.into());
+        let text = stats(&report, Some(80));
+        for part in ["total", "frames of an engine", "fragmentation", "moved"] {
+            assert!(text.contains(part), "no {part:?} in {text}");
+        }
+        for absent in ["sequence", "allocation", "tokens", "descriptors"] {
+            assert!(!text.contains(absent), "{absent:?} in {text}");
+        }
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     }
 
     #[test]

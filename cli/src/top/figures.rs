@@ -19,7 +19,6 @@ pub(super) struct Figures {
     pub owners: Option<Result<OwnersReport, String>>,
     pub services: Vec<Service>,
     pub version: String,
-    pub block_tokens: usize,
 }
 
 impl Figures {
@@ -69,19 +68,19 @@ impl Figures {
     pub fn report(&mut self, stats: &StatsReport) {
         self.services = services(stats);
         self.version = crate::output::printable(&stats.version);
-        self.block_tokens = stats.block_tokens;
     }
 
-    /// Returns the growth per second of a counter; `None` without two statistics.
-    pub fn rate(&self, counter: fn(&StatsSummary) -> u64) -> Option<f64> {
+    /// Returns the growth per second of a counter; `None` without two statistics that have it.
+    pub fn rate(&self, counter: impl Fn(&StatsSummary) -> Option<u64>) -> Option<f64> {
         let (last, before) = self.lately()?;
         let seconds = (last.time_ms - before.time_ms) as f64 / 1e3;
-        Some(counter(last).saturating_sub(counter(before)) as f64 / seconds)
+        Some(counter(last)?.saturating_sub(counter(before)?) as f64 / seconds)
     }
 
     /// Returns the share of looked-up tokens that were cached; `None` without lookups.
     pub fn hit_rate(&self) -> Option<f64> {
         let (last, before) = self.lately()?;
+        let (last, before) = (last.of_sequences.as_ref()?, before.of_sequences.as_ref()?);
         let asked = last.query_tokens.saturating_sub(before.query_tokens);
         let hits = last.hit_tokens.saturating_sub(before.hit_tokens);
         (asked > 0).then(|| hits as f64 / asked as f64)

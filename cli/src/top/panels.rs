@@ -2,7 +2,7 @@ use std::time::Instant;
 
 use indicatif::BinaryBytes;
 use kvpool::CompactionState;
-use kvpool_node::admin::{MigrationRecord, OwnerRecord, StatsSummary};
+use kvpool_node::admin::{MigrationRecord, OwnerRecord, SequenceSummary, StatsSummary};
 use serde_json::json;
 
 use super::cells::{CLASSES, Drawn, MIXED};
@@ -68,46 +68,55 @@ pub(super) fn fields(figures: &Figures) -> Vec<String> {
     let Some(stats) = figures.last() else { return vec!["no figures yet".to_owned()] };
     let share = |blocks: usize| percent(100.0 * blocks as f64 / stats.total.max(1) as f64);
     let rate = |counter: fn(&StatsSummary) -> u64| {
-        figures.rate(counter).map_or("-".to_owned(), |rate| count(rate.round() as usize))
+        let rate = figures.rate(|stats| Some(counter(stats)));
+        rate.map_or("-".to_owned(), |rate| count(rate.round() as usize))
     };
-    let time = |samples: u64, ns: u64| if samples == 0 { "-".to_owned() } else { latency(ns as f64) };
-    let (allocation, wait) = (&stats.allocation, &stats.wait);
-    let runs = &stats.sequence_runs;
     let batches = stats.oldest_batch_s.map_or(String::new(), |age| format!(", oldest {age:.1} s"));
-    let sent = figures.rate(|stats| stats.transferred_bytes);
-    vec![
-        format!("used {} of {} ({})", count(stats.used), count(stats.total), share(stats.used)),
-        format!("cached {}", count(stats.evictable)),
-        format!("free {}", count(stats.free)),
-        format!("retired {}", count(stats.retired)),
-        format!("reserved {}", count(stats.reserved)),
-        format!("held {}", count(stats.held)),
-        format!("fragmentation {}", percent(100.0 * stats.fragmentation)),
-        format!("with cached {}", percent(100.0 * stats.available_fragmentation)),
-        format!("compaction {}", stats.compaction.map_or("off", CompactionState::name)),
-        format!("longest free run {}", count(stats.longest_free_run)),
-        format!("mean run of a sequence {:.1}", stats.mean_sequence_run),
-        format!("sequences {}", count(stats.sequences)),
-        format!("waiting {}", count(stats.waiting)),
-        format!("batches {}{batches}", stats.batches_in_flight),
-        format!(
-            "allocation p50 {} p99 {} max {}",
-            time(allocation.samples, allocation.p50_ns),
-            time(allocation.samples, allocation.p99_ns),
-            time(allocation.samples, allocation.max_ns)
-        ),
-        format!("wait p99 {}", time(wait.samples, wait.p99_ns)),
-        format!("runs a sequence {:.1} p50 {} p99 {}", runs.mean, runs.p50, runs.p99),
-        format!("blocks/s {}", rate(|stats| stats.allocated_blocks)),
-        format!("refused/s {}", rate(|stats| stats.refusals)),
-        format!("prefix hits {}", figures.hit_rate().map_or("-".to_owned(), |rate| percent(100.0 * rate))),
-        format!("evicted/s {}", rate(|stats| stats.evicted_blocks)),
-        format!("moved/s {}", rate(|stats| stats.moved_blocks)),
-        format!(
-            "transferred/s {}",
-            sent.map_or("-".to_owned(), |rate| BinaryBytes(rate.round() as u64).to_string())
-        ),
-    ]
+    let of = stats.of_sequences.as_ref();
+    let sent = figures.rate(|stats| Some(stats.of_sequences.as_ref()?.transferred_bytes));
+    let hits = figures.hit_rate().map_or("-".to_owned(), |rate| percent(100.0 * rate));
+    let fields = [
+        Some(format!("used {} of {} ({})", count(stats.used), count(stats.total), share(stats.used))),
+        Some(format!("cached {}", count(stats.evictable))),
+        Some(format!("free {}", count(stats.free))),
+        Some(format!("retired {}", count(stats.retired))),
+        Some(format!("reserved {}", count(stats.reserved))),
+        Some(format!("held {}", count(stats.held))),
+        Some(format!("fragmentation {}", percent(100.0 * stats.fragmentation))),
+        Some(format!("with cached {}", percent(100.0 * stats.available_fragmentation))),
+        of.map(|of| format!("compaction {}", of.compaction.map_or("off", CompactionState::name))),
+        Some(format!("longest free run {}", count(stats.longest_free_run))),
+        of.map(|of| format!("mean run of a sequence {:.1}", of.mean_sequence_run)),
+        of.map(|of| format!("sequences {}", count(of.sequences))),
+        Some(format!("waiting {}", count(stats.waiting))),
+        Some(format!("batches {}{batches}", stats.batches_in_flight)),
+        of.map(|SequenceSummary { allocation, .. }| {
+            format!(
+                "allocation p50 {} p99 {} max {}",
+                time(allocation.samples, allocation.p50_ns),
+                time(allocation.samples, allocation.p99_ns),
+                time(allocation.samples, allocation.max_ns)
+            )
+        }),
+        Some(format!("wait p99 {}", time(stats.wait.samples, stats.wait.p99_ns))),
+        of.map(|SequenceSummary { sequence_runs: runs, .. }| {
+            format!("runs a sequence {:.1} p50 {} p99 {}", runs.mean, runs.p50, runs.p99)
+        }),
+        Some(format!("blocks/s {}", rate(|stats| stats.allocated_blocks))),
+        Some(format!("refused/s {}", rate(|stats| stats.refusals))),
+        of.map(|_| format!("prefix hits {hits}")),
+        Some(format!("evicted/s {}", rate(|stats| stats.evicted_blocks))),
+        Some(format!("moved/s {}", rate(|stats| stats.moved_blocks))),
+        of.map(|_| {
+            let sent = sent.map(|rate| BinaryBytes(rate.round() as u64).to_string());
+            format!("transferred/s {}", sent.unwrap_or_else(|| "-".to_owned()))
+        }),
+    ];
+    fields.into_iter().flatten().collect()
+}
+
+fn time(samples: u64, ns: u64) -> String {
+    if samples == 0 { "-".to_owned() } else { latency(ns as f64) }
 }
 
 /// Truncates a line to this width between words, never between a number and its unit.
@@ -143,14 +152,17 @@ pub(super) fn history(figures: &Figures, width: usize) -> Vec<String> {
     let latest: Vec<_> = figures.history.iter().skip(figures.history.len().saturating_sub(room)).collect();
     let used = latest.iter().map(|stats| stats.used as f64 / stats.total.max(1) as f64);
     // From 10 ns to 10 ms, in powers of ten.
-    let times = latest.iter().map(|stats| match stats.allocation.samples {
-        0 => 0.0,
-        _ => ((stats.allocation.p99_ns.max(1) as f64).log10() - 1.0) / 6.0,
+    let times = latest.iter().map(|stats| match &stats.of_sequences {
+        Some(SequenceSummary { allocation, .. }) if allocation.samples > 0 => {
+            ((allocation.p99_ns.max(1) as f64).log10() - 1.0) / 6.0
+        }
+        _ => 0.0,
     });
-    vec![
-        format!("{:<28}{}", "used, 0 to 100 %", ramp(used)),
-        format!("{:<28}{}", "p99, 10 ns to 10 ms (log)", ramp(times)),
-    ]
+    let mut lines = vec![format!("{:<28}{}", "used, 0 to 100 %", ramp(used))];
+    if figures.last().is_some_and(|stats| stats.of_sequences.is_some()) {
+        lines.push(format!("{:<28}{}", "p99, 10 ns to 10 ms (log)", ramp(times)));
+    }
+    lines
 }
 
 /// Returns shares from 0 to 1 as characters of growing height.

@@ -70,7 +70,7 @@ fn owners(number: u64) -> OwnersReport {
 /// Returns the statistics of a pool, with these counters of other services.
 fn report(extra: Value) -> Input {
     let pool = kvpool::Pool::builder(kvpool::KvLayout::named("tiny").unwrap()).blocks(10).build().unwrap();
-    let mut stats = StatsReport::of("gpu-node-1", Duration::from_secs(1), &pool);
+    let mut stats = StatsReport::of("gpu-node-1", Duration::from_secs(1), &pool.into());
     stats.extra = extra.as_object().unwrap().clone();
     Input::Stats(Box::new(stats))
 }
@@ -145,6 +145,40 @@ fn a_screen_of_80_by_24_has_all_parts() {
         assert!(all.contains(part), "no {part:?} in\n{all}");
     }
     assert!(lines[23].starts_with("q quit  h help"), "{all}");
+}
+
+/// Of a pool of frames, whose node sends nothing about bytes, sequences and peers.
+#[test]
+fn a_pool_of_frames_has_neither_sequences_nor_peers() {
+    let (mut state, now) = (State::new("http://127.0.0.1:7410"), Instant::now());
+    for second in 0..30 {
+        let Notice::Stats(mut stats) = summary(second) else { panic!() };
+        stats.of_sequences = None;
+        let sent = notice("stats", json!(stats));
+        state.update(Input::Notice(sent), now);
+    }
+    state.update(Input::Notice(map(&"rrccff".repeat(256))), now);
+    state.update(Input::Owners(Ok(owners(50))), now);
+    for size in [(80, 24), (120, 40)] {
+        let all = drawn(&state, size, Styles::None, now).join("\n");
+        for part in
+            ["used 10,000 of 20,000", "longest free run 640", "blocks/s 1,234", "evicted/s 12", "-- Owners"]
+        {
+            assert!(all.contains(part), "no {part:?} in\n{all}");
+        }
+        for absent in [
+            "sequences",
+            "allocation",
+            "prefix",
+            "transferred",
+            "compaction",
+            "Peers",
+            "Migrations",
+            "p99, 10",
+        ] {
+            assert!(!all.contains(absent), "{absent:?} in\n{all}");
+        }
+    }
 }
 
 #[test]
@@ -281,7 +315,7 @@ fn a_node_that_goes_away_leaves_its_last_figures() {
     // Another process under the same address: rates do not mix the two.
     state.update(Input::Notice(summary(0)), later(72));
     assert_eq!((state.figures().history.len(), state.figures().migrations.len()), (1, 0));
-    assert!(state.figures().rate(|stats| stats.allocated_blocks).is_none());
+    assert!(state.figures().rate(|stats| Some(stats.allocated_blocks)).is_none());
 }
 
 #[test]

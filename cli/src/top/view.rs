@@ -176,7 +176,11 @@ fn draw_tables(frame: &mut Frame<'_>, area: Rect, state: &State, styles: Styles)
     if area.height == 0 {
         return;
     }
-    let (owners, others) = if area.width >= BESIDE {
+    let is_of_frames = state.figures().last().is_some_and(|stats| stats.of_sequences.is_none());
+    let (owners, others) = if is_of_frames {
+        // It has neither peers nor migrations.
+        (area, Rect::ZERO)
+    } else if area.width >= BESIDE {
         let share = OWNERS.min(area.width * 5 / 8);
         let [left, _, right] =
             Layout::horizontal([Constraint::Length(share), Constraint::Length(1), Constraint::Min(0)])

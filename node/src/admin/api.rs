@@ -1,5 +1,7 @@
-use kvpool::{AuditReport, CompactionState, DefragReport, Fragmentation, Metrics, SequenceRuns};
+use kvpool::{AuditReport, CompactionState, DefragReport, Fragmentation, Metrics, Pool, SequenceRuns};
 use serde::{Deserialize, Serialize};
+
+use super::served_pool::ServedPool;
 
 /// State of a node.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -35,15 +37,9 @@ pub struct StatsReport {
     pub version: String,
     /// Seconds since the node started.
     pub uptime_s: u64,
-    /// Bytes of a block.
-    pub block_bytes: usize,
-    /// Tokens of a block.
-    pub block_tokens: usize,
-    /// The layout of a block as text.
-    #[serde(default)]
-    pub layout: String,
-    /// Open sequences.
-    pub sequences: usize,
+    /// What only a pool with sequences has, in the same object; `None` for a pool of frames.
+    #[serde(flatten)]
+    pub of_sequences: Option<SequenceStats>,
     /// Blocks in the pool, without the null block.
     pub total: usize,
     /// Owned blocks.
@@ -58,6 +54,26 @@ pub struct StatsReport {
     pub fragmentation: Fragmentation,
     /// Fragmentation rate if all evictable blocks were evicted, 0 to 1.
     pub available_fragmentation: f64,
+    /// All counters, gauges and histograms of the pool.
+    pub metrics: Metrics,
+    /// Further counters of the node by name, such as those of synthetic traffic.
+    #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
+    pub extra: serde_json::Map<String, serde_json::Value>,
+}
+
+/// Statistics that a pool of frames lacks: of bytes, sequences, timed allocations and compaction.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SequenceStats {
+    /// Bytes of a block.
+    pub block_bytes: usize,
+    /// Tokens of a block.
+    pub block_tokens: usize,
+    /// The layout of a block as text.
+    #[serde(default)]
+    pub layout: String,
+    /// Open sequences.
+    pub sequences: usize,
     /// State of the background compaction, absent without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compaction: Option<CompactionState>,
@@ -66,11 +82,6 @@ pub struct StatsReport {
     pub sequence_runs: SequenceRuns,
     /// Sampled times of allocations, including appends that needed blocks.
     pub allocation: AllocationTimes,
-    /// All counters, gauges and histograms of the pool.
-    pub metrics: Metrics,
-    /// Further counters of the node by name, such as those of synthetic traffic.
-    #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
-    pub extra: serde_json::Map<String, serde_json::Value>,
 }
 
 /// Sampled times of allocations, in nanoseconds.
@@ -305,19 +316,17 @@ impl AuditOutcome {
 
 impl StatsReport {
     /// Returns the statistics of a pool.
-    pub fn of(node: &str, uptime: std::time::Duration, pool: &kvpool::Pool) -> Self {
+    pub fn of(node: &str, uptime: std::time::Duration, pool: &ServedPool) -> Self {
         let metrics = pool.metrics();
-        let (stats, latencies) = (&metrics.stats, &metrics.latencies);
-        let samples = latencies.allocate.count() + latencies.append.count();
-        let sum_ns = latencies.allocate.sum_ns + latencies.append.sum_ns;
+        let stats = &metrics.stats;
         Self {
             node: node.to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             uptime_s: uptime.as_secs(),
-            block_bytes: pool.layout().bytes_per_block(),
-            block_tokens: pool.layout().block_tokens(),
-            layout: pool.layout().to_string(),
-            sequences: pool.sequence_count(),
+            of_sequences: match pool {
+                ServedPool::Pool(pool) => Some(SequenceStats::of(pool, &metrics)),
+                ServedPool::Frames(_) => None,
+            },
             total: stats.total,
             used: stats.used,
             used_percent: 100.0 * stats.utilization,
@@ -325,15 +334,29 @@ impl StatsReport {
             evictable: stats.evictable,
             fragmentation: pool.fragmentation(),
             available_fragmentation: pool.available_fragmentation(),
+            metrics,
+            extra: serde_json::Map::new(),
+        }
+    }
+}
+
+impl SequenceStats {
+    fn of(pool: &Pool, metrics: &Metrics) -> Self {
+        let latencies = &metrics.latencies;
+        let samples = latencies.allocate.count() + latencies.append.count();
+        let sum_ns = latencies.allocate.sum_ns + latencies.append.sum_ns;
+        Self {
+            block_bytes: pool.layout().bytes_per_block(),
+            block_tokens: pool.layout().block_tokens(),
+            layout: pool.layout().to_string(),
+            sequences: pool.sequence_count(),
             compaction: pool.compaction_state(),
             sequence_runs: pool.sequence_runs(),
             allocation: AllocationTimes {
                 samples,
                 mean_ns: sum_ns as f64 / samples.max(1) as f64,
-                p99_ns: stats.latency.p99_ns,
+                p99_ns: metrics.stats.latency.p99_ns,
             },
-            metrics,
-            extra: serde_json::Map::new(),
         }
     }
 }

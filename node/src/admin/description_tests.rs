@@ -10,14 +10,14 @@ use super::{Limits, Notice};
 
 const URL: &str = "http://kvpool.example/openapi.json";
 
-struct Description {
+pub(super) struct Description {
     json: Value,
     compiler: Compiler,
     schemas: Schemas,
 }
 
 impl Description {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let json: Value = serde_json::from_str(OPENAPI).unwrap();
         let mut compiler = Compiler::new();
         compiler.add_resource(URL, json.clone()).unwrap();
@@ -31,14 +31,14 @@ impl Description {
             .unwrap_or_else(|error| panic!("{pointer}: {error:#}"))
     }
 
-    fn check(&mut self, pointer: &str, value: &Value) {
+    pub(super) fn check(&mut self, pointer: &str, value: &Value) {
         let index = self.compile(pointer);
         if let Err(error) = self.schemas.validate(value, index) {
             panic!("{pointer}: {error:#}\n{value:#}");
         }
     }
 
-    fn check_answer(&mut self, line: &str, status: u16, content_type: &str, answer: &Value) {
+    pub(super) fn check_answer(&mut self, line: &str, status: u16, content_type: &str, answer: &Value) {
         let (method, path) = line.split_once(' ').unwrap();
         let path = path.split('?').next().unwrap();
         let operation = format!("/paths/{}/{}", path.replace('/', "~1"), method.to_lowercase());

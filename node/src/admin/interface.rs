@@ -33,7 +33,8 @@ pub trait Admin: Send + Sync + 'static {
     /// Returns the migrations in progress, and the latest ended ones.
     ///
     /// # Errors
-    /// [`AdminError::Unavailable`] if the node has ended.
+    /// [`AdminError::Unavailable`] if the node has ended; [`AdminError::Unsupported`] for a pool
+    /// without sequences.
     fn migrations(&self) -> Answer<'_, MigrationList>;
 
     /// Returns the state of every frame.
@@ -41,6 +42,14 @@ pub trait Admin: Send + Sync + 'static {
     /// # Errors
     /// [`AdminError::Failed`].
     fn snapshot(&self) -> Answer<'_, Snapshot>;
+
+    /// Returns the state of every frame, with the sequences of its blocks.
+    ///
+    /// # Errors
+    /// [`AdminError::Failed`]; [`AdminError::Unsupported`] for a pool without sequences.
+    fn sequences(&self) -> Answer<'_, Snapshot> {
+        self.snapshot()
+    }
 
     /// Returns the owners with the most blocks, at most `limit` of them.
     ///
@@ -70,19 +79,22 @@ pub trait Admin: Send + Sync + 'static {
     /// keep. The memory stays the pool's: a [resize](Self::resize) returns it to the system.
     ///
     /// # Errors
-    /// [`AdminError::Unavailable`] if the node is ending.
+    /// [`AdminError::Unavailable`] if the node is ending; [`AdminError::Unsupported`] for evictions
+    /// from a pool of frames.
     fn trim(&self, order: TrimOrder) -> Answer<'_, TrimOutcome>;
 
     /// Compacts the pool.
     ///
     /// # Errors
-    /// [`AdminError::Failed`], with the work done before the failure.
+    /// [`AdminError::Failed`], with the work done before the failure; [`AdminError::Unsupported`] for
+    /// a pool of frames, whose bytes its engine moves.
     fn defragment(&self) -> Answer<'_, DefragOutcome>;
 
     /// Changes the size of the pool.
     ///
     /// # Errors
     /// [`AdminError::Conflict`] if the pool cannot have this size now; it keeps its size.
+    /// [`AdminError::Unsupported`] for a pool of frames.
     fn resize(&self, order: ResizeOrder) -> Answer<'_, ResizeOutcome>;
 
     /// Begins to migrate a sequence to another node, without waiting for its end.

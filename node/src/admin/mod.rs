@@ -1,4 +1,4 @@
-//! The admin interface: a small HTTP API over a pool, and its client.
+//! The admin interface: a small HTTP API over a pool of either kind, and its client.
 //!
 //! | route | answer |
 //! |---|---|
@@ -21,6 +21,10 @@
 //! | `POST /audit` | [`AuditOutcome`] |
 //!
 //! Every error is a [`Problem`], as `application/problem+json` (RFC 9457).
+//!
+//! A [pool of frames](ServedPool::Frames) has neither bytes nor sequences: figures about them are
+//! absent, and `/sequences`, `/migrations`, `/defrag`, `/resize`, `/migrate`, `/declare-ended`, and
+//! evictions by `/trim`, which are its engine's, are refused with 501.
 //!
 //! # Authorization
 //!
@@ -56,7 +60,9 @@ mod pool;
 mod problem;
 mod reporter;
 mod routes;
+mod served_pool;
 mod server;
+mod serving;
 #[cfg(test)]
 mod tests;
 mod views;
@@ -65,10 +71,10 @@ pub use access::{AccessError, AdminAccess, AdminCredentials};
 pub use api::{
     AllocationTimes, AuditOutcome, DefragOutcome, EndedOrder, EndedOutcome, Health, HealthState,
     MigrateOrder, MigrationKind, MigrationList, MigrationRecord, MigrationSide, MigrationState,
-    MigrationTransport, ResizeOrder, ResizeOutcome, StatsReport,
+    MigrationTransport, ResizeOrder, ResizeOutcome, SequenceStats, StatsReport,
 };
 pub use client::{Client, ClientError};
-pub use events::{Follower, Notice, StatsSummary};
+pub use events::{Follower, Notice, SequenceSummary, StatsSummary};
 pub use failures::Failures;
 pub use interface::{Admin, Answer};
 pub use kvpool_map::{CellChanges, Cells};
@@ -76,5 +82,7 @@ pub use limits::Limits;
 pub use pool::{PoolAdmin, Quiet};
 pub use problem::{AdminError, Problem};
 pub use reporter::{Reporter, Reporters};
+pub use served_pool::ServedPool;
 pub use server::{AdminServer, BindError};
+pub(crate) use serving::Serving;
 pub use views::{NotReady, OwnerKind, OwnerRecord, OwnersReport, Readiness, TrimOrder, TrimOutcome};

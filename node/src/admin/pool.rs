@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use kvpool::compact::Snapshot;
-use kvpool::{AuditError, Pool, ResizeError, ResizeOptions};
+use kvpool::{AuditError, ResizeError, ResizeOptions};
+use parking_lot::RwLock;
 use serde_json::{Map, Value};
 use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
@@ -18,6 +19,7 @@ use super::api::{
 use super::interface::{Admin, Answer};
 use super::problem::AdminError;
 use super::reporter::Reporters;
+use super::served_pool::ServedPool;
 use super::views::{NotReady, OwnersReport, Readiness, TrimOrder, TrimOutcome};
 use crate::metrics::{self, Scrape};
 use crate::topology::{PeerLink, TopologyReport, probe};
@@ -51,7 +53,7 @@ pub trait Quiet: Send + Sync + 'static {
 /// A pool behind an admin interface.
 pub struct PoolAdmin {
     name: String,
-    pool: Pool,
+    pool: RwLock<ServedPool>,
     started: Instant,
     traffic: Option<Arc<dyn Quiet>>,
     reporters: Reporters,
@@ -64,10 +66,10 @@ pub struct PoolAdmin {
 
 impl PoolAdmin {
     /// Creates the admin interface of a node of this name over a pool.
-    pub fn new(name: impl Into<String>, pool: Pool) -> Self {
+    pub fn new(name: impl Into<String>, pool: impl Into<ServedPool>) -> Self {
         Self {
             name: name.into(),
-            pool,
+            pool: RwLock::new(pool.into()),
             started: Instant::now(),
             traffic: None,
             reporters: Reporters::default(),
@@ -90,6 +92,15 @@ impl PoolAdmin {
         self
     }
 
+    /// Serves another pool from now on, for an engine that made its pool anew.
+    pub fn set_pool(&self, pool: impl Into<ServedPool>) {
+        *self.pool.write() = pool.into();
+    }
+
+    fn pool(&self) -> ServedPool {
+        self.pool.read().clone()
+    }
+
     /// Reports from now on that the node is ending, and refuses requests that change the pool.
     pub fn drain(&self) {
         // Relaxed: it publishes nothing.
@@ -99,9 +110,9 @@ impl PoolAdmin {
     /// Runs work that walks over all blocks on a blocking thread, one walk at a time.
     async fn walk<T: Send + 'static>(
         &self,
-        work: impl FnOnce(&Pool) -> T + Send + 'static,
+        work: impl FnOnce(&ServedPool) -> T + Send + 'static,
     ) -> Result<T, AdminError> {
-        let (pool, turn) = (self.pool.clone(), self.walking.clone().lock_owned().await);
+        let (pool, turn) = (self.pool(), self.walking.clone().lock_owned().await);
         let walk = spawn_blocking(move || {
             // Also if the caller has gone meanwhile.
             let _turn = turn;
@@ -124,7 +135,7 @@ impl PoolAdmin {
 
 impl Admin for PoolAdmin {
     fn health(&self) -> Health {
-        let state = if self.pool.is_lost() {
+        let state = if self.pool().is_lost() {
             HealthState::DeviceLost
         } else if self.draining.load(Relaxed) {
             HealthState::Draining
@@ -139,18 +150,25 @@ impl Admin for PoolAdmin {
         if self.draining.load(Relaxed) {
             reasons.push(NotReady::Draining);
         }
-        if self.pool.is_lost() {
+        if self.pool().is_lost() {
             reasons.push(NotReady::DeviceLost);
         }
         Readiness { ready: reasons.is_empty(), reasons, node: self.name.clone() }
     }
 
     fn snapshot(&self) -> Answer<'_, Snapshot> {
-        Box::pin(self.walk(Pool::snapshot))
+        Box::pin(self.walk(ServedPool::snapshot))
+    }
+
+    fn sequences(&self) -> Answer<'_, Snapshot> {
+        Box::pin(async {
+            self.pool().with_sequences("sequences")?;
+            self.snapshot().await
+        })
     }
 
     fn owners(&self, limit: usize) -> Answer<'_, OwnersReport> {
-        Box::pin(self.walk(move |pool| OwnersReport::of(&pool.owners(), limit)))
+        Box::pin(self.walk(move |pool| pool.owners(limit)))
     }
 
     fn peers(&self) -> Answer<'_, Vec<PeerLink>> {
@@ -170,7 +188,7 @@ impl Admin for PoolAdmin {
             scrape.count(&metrics::SERVING, &[], u64::from(self.health().state == HealthState::Ok));
             let mut scrape = self
                 .walk(move |pool| {
-                    metrics::pool(pool, &mut scrape);
+                    pool.scrape(&mut scrape);
                     scrape
                 })
                 .await?;
@@ -193,11 +211,18 @@ impl Admin for PoolAdmin {
     fn trim(&self, order: TrimOrder) -> Answer<'_, TrimOutcome> {
         Box::pin(async move {
             self.check_serving()?;
+            if order.keep.is_some() {
+                self.pool().with_sequences("evictions")?;
+            }
             self.walk(move |pool| {
-                let (begun, before) = (Instant::now(), pool.stats());
+                let (begun, before) = (Instant::now(), pool.metrics().stats);
                 pool.trim();
-                let evicted = order.keep.map_or(0, |keep| pool.evict_cached(keep));
-                TrimOutcome::of(&before, &pool.stats(), evicted, begun.elapsed().as_secs_f64() * 1e3)
+                let evicted = match (pool, order.keep) {
+                    (ServedPool::Pool(pool), Some(keep)) => pool.evict_cached(keep),
+                    _ => 0,
+                };
+                let time_ms = begun.elapsed().as_secs_f64() * 1e3;
+                TrimOutcome::of(&before, &pool.metrics().stats, evicted, time_ms)
             })
             .await
         })
@@ -205,7 +230,7 @@ impl Admin for PoolAdmin {
 
     fn stats(&self) -> Answer<'_, StatsReport> {
         Box::pin(async {
-            let mut report = StatsReport::of(&self.name, self.started.elapsed(), &self.pool);
+            let mut report = StatsReport::of(&self.name, self.started.elapsed(), &self.pool());
             if let Some(traffic) = &self.traffic {
                 report.extra = traffic.counters();
             }
@@ -215,13 +240,16 @@ impl Admin for PoolAdmin {
     }
 
     fn migrations(&self) -> Answer<'_, MigrationList> {
-        Box::pin(async { Ok(MigrationList::default()) })
+        Box::pin(async {
+            self.pool().with_sequences("migrations")?;
+            Ok(MigrationList::default())
+        })
     }
 
     fn defragment(&self) -> Answer<'_, DefragOutcome> {
         Box::pin(async {
             self.check_serving()?;
-            let report = self.pool.defragment().await;
+            let report = self.pool().with_sequences("compaction")?.defragment().await;
             report.map(Into::into).map_err(|error| AdminError::Failed(error.to_string()))
         })
     }
@@ -230,7 +258,8 @@ impl Admin for PoolAdmin {
         Box::pin(async move {
             self.check_serving()?;
             let report = self
-                .pool
+                .pool()
+                .with_sequences("resize")?
                 .resize_with(order.blocks, ResizeOptions::new().patience(RESIZE_PATIENCE))
                 .await
                 .map_err(|error| match error {
@@ -246,7 +275,7 @@ impl Admin for PoolAdmin {
     fn migrate(&self, order: MigrateOrder) -> Answer<'_, MigrationRecord> {
         Box::pin(async move {
             self.check_serving()?;
-            if self.pool.view(kvpool::SequenceId(order.sequence)).is_none() {
+            if self.pool().with_sequences("sequences")?.view(kvpool::SequenceId(order.sequence)).is_none() {
                 return Err(AdminError::NotFound(format!("there is no sequence {}", order.sequence)));
             }
             Err(AdminError::Unsupported(format!(
@@ -258,13 +287,17 @@ impl Admin for PoolAdmin {
 
     fn declare_ended(&self, order: EndedOrder) -> Answer<'_, EndedOutcome> {
         let reason = format!("{} is nothing to this node, which has no peers", order.peer);
-        Box::pin(async { Err(AdminError::Unsupported(reason)) })
+        Box::pin(async {
+            self.pool().with_sequences("peers")?;
+            Err(AdminError::Unsupported(reason))
+        })
     }
 
     fn audit(&self) -> Answer<'_, AuditOutcome> {
         Box::pin(async {
             self.audits.fetch_add(1, Relaxed);
             let _halted = self.traffic.as_ref().map(|traffic| traffic.clone().halt());
+            let pool = self.pool();
             let is_loud = || self.traffic.as_ref().is_some_and(|traffic| !traffic.is_quiet());
             let mut found: Option<(AuditError, usize)> = None;
             for _ in 0..AUDIT_ATTEMPTS {
@@ -272,7 +305,7 @@ impl Admin for PoolAdmin {
                     sleep(AUDIT_PAUSE).await;
                     continue;
                 }
-                found = match (self.pool.audit(), found) {
+                found = match (pool.audit(), found) {
                     (Ok(report), _) => return Ok(AuditOutcome::sound(report)),
                     (Err(error @ AuditError::FenceRefused), _) => {
                         return Err(AdminError::Failed(error.to_string()));

@@ -192,7 +192,7 @@ async fn history(State(at): State<Shared>) -> Response {
 }
 
 async fn sequences(State(at): State<Shared>) -> Result<Response, AdminError> {
-    let snapshot = at.admin.snapshot().await?;
+    let snapshot = at.admin.sequences().await?;
     // As text: numbers of a browser have 53 bits.
     let ids: Vec<_> = snapshot.sequences().iter().map(|id| id.0.to_string()).collect();
     let cells = apart(move || kvpool_map::sequences(&snapshot, CELLS_MAX, CELL_SEQUENCES)).await?;

@@ -1,4 +1,5 @@
 mod callers;
+mod frames;
 mod page;
 mod ways;
 

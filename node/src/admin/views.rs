@@ -127,6 +127,8 @@ pub enum OwnerKind {
     Sequence,
     /// Leases and pinned prefixes.
     Lease,
+    /// The engine of a frame pool, by the sequence that its requests named.
+    Engine,
     /// A transfer that reads the blocks.
     Export,
     /// A transfer that writes the blocks.
@@ -160,6 +162,7 @@ impl OwnersReport {
         }));
         let pinned: std::collections::HashSet<_> = found.pinned.iter().map(|pinned| pinned.block).collect();
         owners.extend(found.leases.iter().map(|owner| OwnerRecord {
+            shared_blocks: owner.shared_blocks,
             pinned_blocks: owner.blocks.iter().filter(|block| pinned.contains(block)).count(),
             priority: Some(word(owner.priority)),
             held_s: owner.held_for.map(|held| held.as_secs_f64()),

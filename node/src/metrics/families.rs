@@ -112,5 +112,6 @@ families! {
     EVENTS_SKIPPED: Counter "event_batches_skipped" [] "Batches for which subscribers were too slow, once for each of them";
     EVENT_RESYNCS: Counter "event_resyncs" [] "Times that the publisher lost events of the cache, and listed it again";
     EVENT_REPLAYS: Counter "event_replays" [] "Replays that subscribers asked for";
+    ENGINE: Gauge "engine" ["engine", "counter"] "Counters that the engine of a pool of frames reports";
     TRAFFIC: Gauge "traffic" ["counter"] "Counters of the synthetic traffic of `kvpool serve --load`";
 }

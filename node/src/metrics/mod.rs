@@ -23,5 +23,5 @@ mod tests;
 
 pub use families::*;
 pub use family::{Family, FamilyKind};
-pub use pool::pool;
+pub use pool::{frames, pool};
 pub use scrape::{CONTENT_TYPE, Scrape};

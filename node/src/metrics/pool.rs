@@ -1,4 +1,4 @@
-use kvpool::{Metrics, Pool, Priority, TurnTask};
+use kvpool::{Fragmentation, FramePool, Metrics, Pool, Priority, TurnTask};
 
 use super::families::*;
 use super::scrape::Scrape;
@@ -9,15 +9,28 @@ use super::scrape::Scrape;
 /// during which no other thread waits. Call it where blocking is permitted.
 pub fn pool(pool: &Pool, scrape: &mut Scrape) {
     let metrics = pool.metrics();
-    occupancy(pool, &metrics, scrape);
-    runs(pool, scrape);
-    latencies(&metrics, scrape);
+    occupancy(&metrics, scrape);
+    free_runs(&pool.fragmentation(), pool.available_fragmentation(), scrape);
+    requests(&metrics, scrape);
+    sequences(pool, &metrics, scrape);
     prefix(pool, &metrics, scrape);
     moves(&metrics, scrape);
+    turn(&metrics, scrape);
     transfers(&metrics, scrape);
 }
 
-fn occupancy(pool: &Pool, metrics: &Metrics, scrape: &mut Scrape) {
+/// Adds the values of a frame pool, as [`pool`](pool()) does: those that do not concern bytes,
+/// sequences or tokens.
+pub fn frames(pool: &FramePool, scrape: &mut Scrape) {
+    let metrics = pool.metrics();
+    occupancy(&metrics, scrape);
+    free_runs(&pool.fragmentation(), pool.available_fragmentation(), scrape);
+    requests(&metrics, scrape);
+    cache("lru", &metrics, scrape);
+    moves(&metrics, scrape);
+}
+
+fn occupancy(metrics: &Metrics, scrape: &mut Scrape) {
     let stats = &metrics.stats;
     for (state, blocks) in [
         ("used", stats.used),
@@ -31,6 +44,25 @@ fn occupancy(pool: &Pool, metrics: &Metrics, scrape: &mut Scrape) {
     }
     scrape.number(&USAGE, &[], stats.utilization);
     scrape.count(&IN_MAGAZINES, &[], stats.in_magazines as u64);
+    scrape.count(&BATCHES, &[], stats.batches_in_flight);
+    let age = stats.oldest_batch.as_ref().map_or(0.0, |batch| batch.age().as_secs_f64());
+    scrape.number(&OLDEST_BATCH, &[], age);
+    for (place, priority) in [Priority::Normal, Priority::High, Priority::Urgent].into_iter().enumerate() {
+        scrape.count(&WAITING, &[&priority.to_string()], stats.waiting_by_priority[place] as u64);
+    }
+}
+
+fn free_runs(fragmentation: &Fragmentation, available: f64, scrape: &mut Scrape) {
+    scrape.number(&FRAGMENTATION, &[], fragmentation.rate);
+    scrape.number(&AVAILABLE_FRAGMENTATION, &[], available);
+    scrape.count(&LONGEST_RUN, &[], fragmentation.longest_run as u64);
+    for (order, &runs) in fragmentation.free_by_order.iter().enumerate() {
+        scrape.count(&FREE_RUNS, &[&order.to_string()], runs as u64);
+    }
+}
+
+fn sequences(pool: &Pool, metrics: &Metrics, scrape: &mut Scrape) {
+    let (stats, latencies) = (&metrics.stats, &metrics.latencies);
     scrape.count(&RESERVED_FOR_GROWTH, &[], stats.reserved_for_growth as u64);
     scrape.count(&UNWIPED, &[], stats.unwiped as u64);
     let block_bytes = pool.layout().bytes_per_block() as u64;
@@ -39,44 +71,27 @@ fn occupancy(pool: &Pool, metrics: &Metrics, scrape: &mut Scrape) {
         scrape.count(&MAPPED, &[], storage.frames() as u64 * block_bytes);
     }
     scrape.count(&SEQUENCES, &[], pool.sequence_count() as u64);
-    scrape.count(&BATCHES, &[], stats.batches_in_flight);
     scrape.count(&ABANDONED, &[], stats.batches_abandoned);
-    let age = stats.oldest_batch.as_ref().map_or(0.0, |batch| batch.age().as_secs_f64());
-    scrape.number(&OLDEST_BATCH, &[], age);
-    for (place, priority) in [Priority::Normal, Priority::High, Priority::Urgent].into_iter().enumerate() {
-        scrape.count(&WAITING, &[&priority.to_string()], stats.waiting_by_priority[place] as u64);
-    }
-}
-
-fn runs(pool: &Pool, scrape: &mut Scrape) {
-    let fragmentation = pool.fragmentation();
-    scrape.number(&FRAGMENTATION, &[], fragmentation.rate);
-    scrape.number(&AVAILABLE_FRAGMENTATION, &[], pool.available_fragmentation());
     if let Some(state) = pool.compaction_state() {
         scrape.count(&COMPACTION, &[state.name()], 1);
-    }
-    scrape.count(&LONGEST_RUN, &[], fragmentation.longest_run as u64);
-    for (order, &runs) in fragmentation.free_by_order.iter().enumerate() {
-        scrape.count(&FREE_RUNS, &[&order.to_string()], runs as u64);
     }
     let runs = pool.sequence_runs();
     scrape.number(&MEAN_RUN, &[], runs.mean_run);
     for (statistic, runs) in [("mean", runs.mean), ("p50", runs.p50 as f64), ("p99", runs.p99 as f64)] {
         scrape.number(&SEQUENCE_RUNS, &[statistic], runs);
     }
-}
-
-fn latencies(metrics: &Metrics, scrape: &mut Scrape) {
-    let latencies = &metrics.latencies;
-    scrape.times(&WAIT, &[], &latencies.wait);
-    scrape.count(&WAITS, &[], metrics.waits.waits);
-    scrape.count(&MISSED_DEADLINES, &[], metrics.waits.missed_deadlines);
     scrape.times(&ALLOCATION, &["allocate"], &latencies.allocate);
     scrape.times(&ALLOCATION, &["append"], &latencies.append);
     scrape.times(&ADMISSION, &[], &latencies.admit);
     scrape.times(&RELEASE, &[], &latencies.free);
     scrape.times(&RESIZE, &[], &latencies.resize);
     scrape.count(&SAMPLED_EVERY, &[], latencies.sampled_every);
+}
+
+fn requests(metrics: &Metrics, scrape: &mut Scrape) {
+    scrape.times(&WAIT, &[], &metrics.latencies.wait);
+    scrape.count(&WAITS, &[], metrics.waits.waits);
+    scrape.count(&MISSED_DEADLINES, &[], metrics.waits.missed_deadlines);
     scrape.count(&ALLOCATIONS, &[], metrics.allocations.requests);
     scrape.count(&ALLOCATED, &[], metrics.allocations.blocks);
     scrape.count(&FREED, &[], metrics.allocations.freed_blocks);
@@ -96,16 +111,20 @@ fn latencies(metrics: &Metrics, scrape: &mut Scrape) {
 }
 
 fn prefix(pool: &Pool, metrics: &Metrics, scrape: &mut Scrape) {
-    let Some(cache) = pool.prefix_cache() else { return };
+    let Some(of) = pool.prefix_cache() else { return };
     scrape.count(&QUERIES, &[], metrics.query_tokens);
     scrape.count(&HITS, &[], metrics.hit_tokens);
-    scrape.count(&LOOKUPS, &[], metrics.prefix.lookups);
     scrape.count(&RESUMED, &["looked_up"], metrics.prefix.resumed_lookup_blocks);
     scrape.count(&RESUMED, &["found"], metrics.prefix.resumed_hit_blocks);
     scrape.count(&FULL, &[], metrics.prefix.full_blocks);
+    cache(of.policy().name(), metrics, scrape);
+}
+
+fn cache(policy: &str, metrics: &Metrics, scrape: &mut Scrape) {
+    let evictions = &metrics.evictions;
+    scrape.count(&LOOKUPS, &[], metrics.prefix.lookups);
     scrape.count(&UNCACHED, &[], metrics.prefix.uncached_blocks);
     scrape.count(&REGISTERED, &[], metrics.prefix.registered_blocks);
-    let (policy, evictions) = (cache.policy().name(), &metrics.evictions);
     for (queue, &count) in evictions.by_queue.iter().enumerate() {
         scrape.count(&EVICTIONS, &[policy, &format!("queue_{queue}")], count);
     }
@@ -122,6 +141,13 @@ fn prefix(pool: &Pool, metrics: &Metrics, scrape: &mut Scrape) {
 
 fn moves(metrics: &Metrics, scrape: &mut Scrape) {
     let moves = &metrics.moves;
+    scrape.count(&COMPACTIONS, &[], moves.runs);
+    scrape.count(&MOVES, &["published"], moves.moved_blocks);
+    scrape.count(&MOVES, &["cancelled"], moves.given_up.total() as u64);
+    scrape.count(&DROPPED, &[], moves.dropped_blocks);
+}
+
+fn turn(metrics: &Metrics, scrape: &mut Scrape) {
     if let Some(turn) = metrics.stats.turn {
         let task = match turn.task {
             TurnTask::Defragment => "defragment",
@@ -132,15 +158,11 @@ fn moves(metrics: &Metrics, scrape: &mut Scrape) {
         };
         scrape.number(&TURN, &[task], turn.age().as_secs_f64());
     }
-    scrape.count(&COMPACTIONS, &[], moves.runs);
-    scrape.count(&MOVES, &["published"], moves.moved_blocks);
-    scrape.count(&MOVES, &["cancelled"], moves.given_up.total() as u64);
-    scrape.count(&MOVED_BYTES, &[], moves.moved_bytes);
-    scrape.count(&DROPPED, &[], moves.dropped_blocks);
+    scrape.count(&MOVED_BYTES, &[], metrics.moves.moved_bytes);
 }
 
 fn transfers(metrics: &Metrics, scrape: &mut Scrape) {
-    let counts = &metrics.migrations;
+    let counts = metrics.migrations.unwrap_or_default();
     for (kind, count) in [
         ("migrate", counts.migrated),
         ("replicate", counts.replicated),

@@ -117,6 +117,7 @@ fn a_pool_has_a_value_of_every_family_of_a_pool() {
         EVENTS_SKIPPED,
         EVENT_RESYNCS,
         EVENT_REPLAYS,
+        ENGINE,
         TRAFFIC,
     ];
     for family in FAMILIES {

@@ -20,11 +20,10 @@ use super::offload::{self, Offers, OffloadBelow};
 use super::operator::Operator;
 use super::parts::PartCopies;
 use super::remote::NodeRemotes;
-use super::serving::Serving;
 use super::staging::Stagings;
 use super::status::Counters;
 use super::work::Carrier;
-use crate::admin::{AdminServer, PoolAdmin, Quiet, Reporters};
+use crate::admin::{AdminServer, PoolAdmin, Quiet, Reporters, Serving};
 use crate::protocol::{self, Incarnation, Migrations, Timing};
 use crate::settings::Restarts;
 use crate::transport::tcp::{

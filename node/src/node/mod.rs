@@ -83,7 +83,6 @@ mod peers;
 mod questions;
 mod remote;
 mod reports;
-mod serving;
 mod staging;
 mod status;
 mod work;

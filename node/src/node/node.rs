@@ -13,9 +13,8 @@ use super::dialers::Dialers;
 use super::driver::Input;
 use super::error::NodeError;
 use super::operator::Operator;
-use super::serving::Serving;
 use super::status::NodeCounters;
-use crate::admin::{Admin, AdminCredentials, MigrationRecord};
+use crate::admin::{Admin, AdminCredentials, MigrationRecord, Serving};
 use crate::settings::AdminUrl;
 use crate::transport::tcp::{Address, PeerSettings, Tls, Token};
 

@@ -14,9 +14,12 @@
 //! The address is bound first, so that a second node on the same port fails before it takes memory.
 //! The tier and the events begin before and end after an engine's requests, so that they get all
 //! blocks. A node is a member only while it serves.
+//!
+//! A pool of frames has an admin interface alone: [`Prepared::serve_frames`].
 
 mod credentials;
 mod error;
+mod frames;
 mod membership;
 mod prepared;
 mod reload;
@@ -24,6 +27,7 @@ mod served;
 
 pub use credentials::authorities;
 pub use error::ServiceError;
+pub use frames::ServedFrames;
 pub use prepared::{Prepared, Services};
 pub use reload::Reread;
 pub use served::Served;

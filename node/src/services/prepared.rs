@@ -23,9 +23,9 @@ use crate::wire;
 
 /// Services that are ready to start, before there is a pool.
 pub struct Prepared {
-    settings: Settings,
-    credentials: Credentials,
-    admin: Option<AdminServer>,
+    pub(super) settings: Settings,
+    pub(super) credentials: Credentials,
+    pub(super) admin: Option<AdminServer>,
     tier: Option<Arc<SharedTier>>,
 }
 

@@ -88,6 +88,24 @@ impl Settings {
         self.hash_key.as_ref().map(|secret| HashKey::from_bytes(secret.key(HASH_KEY)))
     }
 
+    /// Changes name and admin address by the number of a pool among those with the same settings.
+    pub(super) fn tell_apart(&mut self, number: u16) -> Result<(), (&'static str, String)> {
+        self.name =
+            value::name(&format!("{}-{number}", self.name)).map_err(|why| ("name", why.to_string()))?;
+        if let Some(admin) = &mut self.admin {
+            let address = match admin.address() {
+                Address::Unix(path) => Address::Unix(format!("{}.{number}", path.display()).into()),
+                Address::Tcp { host, port } => {
+                    let sum = if *port == 0 { Some(0) } else { port.checked_add(number) };
+                    let port = sum.ok_or(("admin", format!("no port is {number} above this one")))?;
+                    Address::Tcp { host: host.clone(), port }
+                }
+            };
+            *admin = admin.at(address);
+        }
+        Ok(())
+    }
+
     /// Returns why a pool hashes blocks differently than these settings say, if it does.
     pub(super) fn other_hashes(&self, pool: &Pool) -> Option<&'static str> {
         let (key, cache) = (self.block_hash_key()?, pool.prefix_cache()?);
@@ -449,7 +467,7 @@ impl Reader<'_> {
             return Err(self.needs("peers", "tls-cert", "plain text is for the loopback only"));
         }
         match &settings.tls {
-            Some(TlsFiles { ca: None, .. }) if settings.token.is_none() => {
+            Some(TlsFiles { ca: None, .. }) if settings.token.is_none() && settings.listen.is_some() => {
                 Err(self.needs("tls-cert", "tls-ca", "peers need a certificate to be checked, or a token"))
             }
             _ => Ok(()),

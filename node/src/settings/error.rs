@@ -92,6 +92,14 @@ pub enum SettingsError {
         /// Origin of the value.
         origin: Origin,
     },
+    /// A setting of bytes, sequences or peers was given for a pool of frames.
+    #[error("{origin}: {} needs a pool with sequences and bytes: of a pool of frames, the engine has both", .key.in_file())]
+    OfSequences {
+        /// The key.
+        key: &'static Key,
+        /// Origin of the value.
+        origin: Origin,
+    },
     /// The token's file was refused.
     #[error("{origin}: {error}")]
     Token {

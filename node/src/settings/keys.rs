@@ -175,6 +175,12 @@ pub(super) const OF_PROGRAM: [&str; 16] = [
     "reserve", "load", "load-threads", "load-rest", "log", "log-level", "otel-endpoint",
 ];
 
+/// Keys of the admin interface: all that the pool of frames of an engine can have.
+#[rustfmt::skip]
+pub(super) const OF_ADMIN: [&str; 9] = [
+    "name", "admin", "admin-connections", "tls-cert", "tls-key", "tls-ca", "token-file", "read-token-file", "drain",
+];
+
 fn same_name(a: &str, b: &str) -> bool {
     a.len() == b.len() && a.bytes().zip(b.bytes()).all(|(a, b)| a == b || (a == b'-' && b == b'_'))
 }

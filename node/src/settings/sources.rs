@@ -12,7 +12,7 @@ use super::checked::Loaded;
 use super::entries::{Entries, Entry};
 use super::error::SettingsError;
 use super::files::read_file;
-use super::keys::{CONFIG, KEYS, Key, OF_PROGRAM, VARIABLE_PREFIX};
+use super::keys::{CONFIG, KEYS, Key, OF_ADMIN, OF_PROGRAM, VARIABLE_PREFIX};
 use super::origin::Origin;
 use super::reader::Reader;
 use super::socket::default_socket;
@@ -89,7 +89,7 @@ impl Sources {
     /// hashes that is not the pool's, if it is given as `hash_key_file` or for a tier.
     pub fn load_for(&self, pool: &Pool, blocks: usize) -> Result<Loaded, SettingsError> {
         let mut warnings = Vec::new();
-        let entries = self.entries_for(pool, blocks, &mut warnings)?;
+        let entries = self.entries_for(Some(pool), blocks, &mut warnings)?;
         let mut loaded = Self::check(entries.clone(), warnings)?;
         loaded.settings.pool.layout = pool.layout().clone();
         if let Some(problem) = loaded.settings.other_hashes(pool) {
@@ -108,7 +108,7 @@ impl Sources {
     /// As for [`load_for`](Self::load_for), except for the hashes: values have names.
     pub fn load_for_client(&self, pool: &Pool, name: &str) -> Result<Loaded, SettingsError> {
         let mut warnings = Vec::new();
-        let mut entries = self.entries_for(pool, pool.total_blocks(), &mut warnings)?;
+        let mut entries = self.entries_for(Some(pool), pool.total_blocks(), &mut warnings)?;
         for (key, text) in [("name", name), ("listen", "off"), ("admin", "off")] {
             if entries.get(key).is_none_or(|entry| entry.origin == Origin::Default) {
                 entries.insert(key, Entry { text: text.to_owned(), origin: Origin::Default });
@@ -117,23 +117,50 @@ impl Sources {
         Self::check(entries, warnings)
     }
 
+    /// Reads all sources for a pool of frames, which has an admin interface and nothing else.
+    ///
+    /// `number` tells apart several pools that read the same settings, such as those of the ranks
+    /// of an engine: above 0, it is added to the port of the admin interface, unless that is 0, and
+    /// appended to the path of its socket and to the name.
+    ///
+    /// # Errors
+    /// As for [`load`](Self::load); [`SettingsError::OfProgram`] as for
+    /// [`load_for`](Self::load_for); [`SettingsError::OfSequences`] for a setting that needs bytes,
+    /// sequences or peers.
+    pub fn load_for_frames(&self, number: u16) -> Result<Loaded, SettingsError> {
+        let mut warnings = Vec::new();
+        let entries = self.entries_for(None, 1, &mut warnings)?;
+        let mut loaded = Self::check(entries.clone(), warnings)?;
+        // The first token gives one, which nothing uses.
+        loaded.settings.hash_key = None;
+        if number > 0 {
+            loaded.settings.tell_apart(number).map_err(|(key, why)| Reader(&entries).refuse(key, why))?;
+        }
+        Ok(loaded)
+    }
+
     fn entries_for(
         &self,
-        pool: &Pool,
+        pool: Option<&Pool>,
         blocks: usize,
         warnings: &mut Vec<String>,
     ) -> Result<Entries, SettingsError> {
         let mut entries = self.entries(warnings)?;
-        for key in OF_PROGRAM {
-            if let Some(Entry { origin, .. }) =
-                entries.get(key).filter(|entry| entry.origin != Origin::Default)
-            {
-                let key = Key::find(key).expect("a key of the list");
-                return Err(SettingsError::OfProgram { key, origin: origin.clone() });
+        for (name, Entry { text, origin }) in &entries {
+            let key = Key::find(name).expect("a key of the list");
+            let (is_given, origin) = (*origin != Origin::Default, origin.clone());
+            if is_given && OF_PROGRAM.contains(name) {
+                return Err(SettingsError::OfProgram { key, origin });
+            }
+            if is_given && pool.is_none() && text != "off" && !OF_ADMIN.contains(name) {
+                return Err(SettingsError::OfSequences { key, origin });
             }
         }
+        if pool.is_none() {
+            entries.insert("listen", Entry { text: "off".to_owned(), origin: Origin::Default });
+        }
         // Those that others are checked against.
-        let eviction = if pool.prefix_cache().is_some() { "lru" } else { "off" };
+        let eviction = if pool.is_none_or(|pool| pool.prefix_cache().is_some()) { "lru" } else { "off" };
         for (key, text) in [("size", blocks.to_string()), ("eviction", eviction.to_owned())] {
             entries.insert(key, Entry { text, origin: Origin::Default });
         }

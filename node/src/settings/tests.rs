@@ -1,3 +1,5 @@
+mod frames;
+
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -357,11 +357,6 @@ impl FramePool {
         self.0.cache.stats()
     }
 
-    /// Returns the [fragmentation rate](crate::Pool::fragmentation), from the bitmaps.
-    pub fn fragmentation(&self) -> f64 {
-        self.0.blocks.fragmentation(self.0.order)
-    }
-
     /// Returns the number that distinguishes this pool's keys from those of other pools.
     pub fn tag(&self) -> PoolTag {
         self.0.blocks.tag()

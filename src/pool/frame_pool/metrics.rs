@@ -1,12 +1,47 @@
-use crate::block::{Latency, Sampler};
-use crate::migrate::MigrationCounts;
+use crate::block::{Accounts, Latency, Sampler};
+use crate::compact::Snapshot;
+use crate::ids::BlockId;
 use crate::pool::metrics::{Latencies, Metrics};
-use crate::pool::stats::Stats;
+use crate::pool::owners::{Listed, Owners};
+use crate::pool::stats::{Fragmentation, Stats};
 use crate::prefix::PrefixStats;
 
 use super::frame_pool::{FramePool, Shared};
 
 impl FramePool {
+    /// Returns the fragmentation at the pool's
+    /// [order](crate::FramePoolBuilder::fragmentation_order), from the bitmaps.
+    pub fn fragmentation(&self) -> Fragmentation {
+        Fragmentation::of(&self.0.blocks, self.0.order)
+    }
+
+    /// Returns the rate over free frames and those that an allocation can evict, like
+    /// [`Pool::available_fragmentation`](crate::Pool::available_fragmentation).
+    pub fn available_fragmentation(&self) -> f64 {
+        self.0.blocks.available_fragmentation(self.0.order)
+    }
+
+    /// Returns the state of every frame, without sequences. Visits the whole pool.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot::of_frames(&self.0.blocks, self.0.order)
+    }
+
+    /// Returns the frames with references, as [leases](Owners::leases) by the sequence that their
+    /// requests named; blocks are named by the frames that they are in. For diagnosis: visits the
+    /// whole pool.
+    pub fn owners(&self) -> Owners {
+        let blocks = &self.0.blocks;
+        let mut owners = Owners::of(blocks, Listed::default(), Accounts::default, Vec::new);
+        let in_place = |id: &mut BlockId| *id = BlockId(blocks.word(*id).frame().0);
+        for owner in &mut owners.leases {
+            owner.blocks.iter_mut().for_each(in_place);
+            owner.blocks.sort_unstable();
+        }
+        owners.pinned.iter_mut().for_each(|pinned| in_place(&mut pinned.block));
+        owners.pinned.sort_unstable_by_key(|pinned| pinned.block);
+        owners
+    }
+
     /// Returns counters since the pool was built, current gauges, and histograms. O(threads).
     ///
     /// `query_tokens` and `hit_tokens` count keys. Moves are those that
@@ -26,7 +61,7 @@ impl FramePool {
             prefix,
             evictions: cache.evictions(blocks.outlived_blocks()),
             moves: self.0.move_counts(),
-            migrations: MigrationCounts::default(),
+            migrations: None,
             event_subscribers: cache.events().subscribers(),
             lost_events: cache.events().lost(),
             latencies: Latencies::of(&sampler),

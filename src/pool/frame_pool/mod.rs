@@ -27,7 +27,7 @@
 //! | `moves` | compaction in two steps: pairs for the engine to copy, then the commit |
 //! | `resize` | growth, and shrinking in two steps |
 //! | `waiting` | allocation that waits in the queue |
-//! | `metrics` | counters, gauges and histograms |
+//! | `metrics` | counters, gauges and histograms; fragmentation, the state of every frame, owners |
 
 mod builder;
 #[expect(clippy::module_inception, reason = "the room is named after its main type")]

@@ -58,7 +58,7 @@ impl FramePool {
     ///     assert_ne!(from, to);
     /// }
     /// assert!(!moves.commit().moved.is_empty());
-    /// assert!(pool.fragmentation() < 0.1);
+    /// assert!(pool.fragmentation().rate < 0.1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn propose_moves(&self, goal: Goal, moves_max: usize) -> FrameMoves {

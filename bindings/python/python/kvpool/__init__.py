@@ -23,6 +23,7 @@ from typing import NoReturn
 
 from . import _kvpool, errors
 from ._kvpool import (
+    Admin,
     Append,
     Audit,
     Batch,
@@ -67,6 +68,7 @@ from ._kvpool import (
 from .errors import *  # noqa: F403
 
 __all__ = [
+    "Admin",
     "Append",
     "Audit",
     "Batch",

@@ -518,6 +518,48 @@ class Defragmenter:
     def __exit__(self, *_exception: object) -> None: ...
 
 @final
+class Admin:
+    """The admin interface of a `FramePool`: page, metrics, statistics, owners, map, audit, and events
+    of these, over HTTP. `await Admin.from_settings(pool, settings)` starts it.
+
+    `kvpool stats`, `owners`, `top` and `audit` work on it. Questions about bytes, sequences and
+    peers, and orders to move, resize and evict, are refused: the pool's engine has these.
+    """
+    @staticmethod
+    def from_settings(pool: FramePool, settings: _Settings, *, number: int = 0) -> Call[Admin]:
+        """Starts the admin interface of a pool of frames. `settings` are the path of a TOML file of
+        `kvpool serve`, or a mapping with the same keys: `admin`, `admin_connections`, `name`,
+        `token_file`, `read_token_file`, `tls_cert`, `tls_key`, `drain`. Others are refused by name.
+
+        `number` tells apart pools with the same settings, such as those of an engine's ranks: it is
+        added to the port, unless that is 0, and above 0 appended to the name.
+        """
+    def set_pool(self, pool: FramePool) -> None:
+        """Serves another pool from now on, for an engine that makes its pool anew."""
+    def report(self, engine: str, counters: Mapping[str, int]) -> None:
+        """Adds counters of the engine to statistics and metrics, in place of those that it reported
+        before.
+        """
+    def stats(self) -> Call[dict[str, Any]]:
+        """Returns what `/stats` answers."""
+    def reload(self, settings: _Settings | None = None) -> Call[str]:
+        """Reads the settings again, or other ones, and applies certificates and tokens, completely or
+        not at all. Returns the changes, and names those that need another start.
+        """
+    @property
+    def address(self) -> str | None:
+        """Its address, with the port that the system selected; None if the settings have none."""
+    @property
+    def name(self) -> str:
+        """Its name."""
+    def shutdown(self, patience: float | None = None) -> Call[None]:
+        """Ends it when the requests in progress are answered, within `patience` seconds, by default
+        those of `drain`. Then its port is free.
+        """
+    def close(self) -> None:
+        """Ends it at once. Its port is free shortly afterwards."""
+
+@final
 class Node(AsyncIterator[tuple[Sequence, str]]):
     """A pool with links to the pools of other processes. `await Node.start(pool, ...)` makes one, and
     `await Node.from_settings(pool, settings)` one with the services of `kvpool serve`.

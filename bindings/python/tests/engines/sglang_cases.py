@@ -1,5 +1,6 @@
 """Cases of kvpool under SGLang, run in its environment by `test_sglang.py`."""
 
+import json
 import os
 import random
 import re
@@ -8,6 +9,7 @@ import sys
 import threading
 import time
 import tomllib
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -547,3 +549,27 @@ def test_changed_storage_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(HiCacheStorage, "batch_delete", batch_exists, raising=False)
     with pytest.raises(kvpool.sglang.EngineChanged, match="KvpoolStorage.batch_delete is missing"):
         backend(host_pool())
+
+
+def page_of(address: str, path: str) -> str:
+    with urllib.request.urlopen(f"{address}{path}", timeout=30) as answer:
+        return answer.read().decode()
+
+
+def test_the_pool_is_served_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert host_pool().admin is None
+    monkeypatch.setenv("KVPOOL_SGLANG_SERVE", "127.0.0.1:0")
+    first, second = host_pool(), host_pool()
+    assert first.admin.address != second.admin.address
+    first.alloc(3 * PAGE)
+    assert json.loads(page_of(first.admin.address, "/stats"))["used"] == 3
+    address = first.admin.address
+    first.clear()
+    assert first.admin.address == address
+    assert json.loads(page_of(address, "/stats"))["used"] == 0
+    first.alloc(2 * PAGE)
+    assert f'kvpool_blocks{{pool="{first.admin.name}",state="used"}} 2' in page_of(address, "/metrics")
+    assert "<html" in page_of(address, "/")
+    monkeypatch.setenv("KVPOOL_SGLANG_SERVE", "nowhere.toml")
+    with pytest.raises(InvalidArgument, match="^KVPOOL_SGLANG_SERVE is 'nowhere.toml': cannot read"):
+        host_pool()

@@ -12,7 +12,7 @@
 //! | `stats` | [`StatsSummary`] | every period, by default a second |
 //! | `map` | [`Cells`](kvpool_map::Cells): all of them | at first, for another size of the pool, and for many changes |
 //! | `map_changes` | [`CellChanges`](kvpool_map::CellChanges) | when cells changed |
-//! | `migrations` | [`MigrationList`](super::MigrationList) | all at first; then those that began, changed or ended |
+//! | `migrations` | [`MigrationList`](super::MigrationList) | all at first; then those that began, changed or ended; none of a pool of frames |
 //!
 //! # Numbers
 //!
@@ -44,5 +44,5 @@ mod view;
 
 pub use follower::Follower;
 pub(super) use hub::Hub;
-pub use notice::{Notice, StatsSummary};
+pub use notice::{Notice, SequenceSummary, StatsSummary};
 pub(super) use view::CELLS_MAX;

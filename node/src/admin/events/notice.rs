@@ -46,8 +46,9 @@ pub struct StatsSummary {
     pub time_ms: u64,
     /// Seconds since the node started.
     pub uptime_s: u64,
-    /// Bytes of a block.
-    pub block_bytes: usize,
+    /// What only a pool with sequences has, in the same object; `None` for a pool of frames.
+    #[serde(flatten)]
+    pub of_sequences: Option<SequenceSummary>,
     /// Blocks in the pool.
     pub total: usize,
     /// Owned blocks.
@@ -62,8 +63,6 @@ pub struct StatsSummary {
     pub reserved: usize,
     /// Free blocks held by moves or by a shrink in progress.
     pub held: usize,
-    /// Open sequences.
-    pub sequences: usize,
     /// Requests in the queue.
     pub waiting: usize,
     /// Batches in flight.
@@ -74,19 +73,8 @@ pub struct StatsSummary {
     pub fragmentation: f64,
     /// The same over free and evictable frames.
     pub available_fragmentation: f64,
-    /// State of the background compaction, absent without one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub compaction: Option<CompactionState>,
     /// Length of the longest free run.
     pub longest_free_run: usize,
-    /// Mean length of the runs of sequences: the `mean_run` of
-    /// [`sequence_runs`](Self::sequence_runs).
-    pub mean_sequence_run: f64,
-    /// Runs of adjacent frames in the block tables of open sequences.
-    #[serde(default)]
-    pub sequence_runs: SequenceRuns,
-    /// Sampled latency of allocations in the last period.
-    pub allocation: Latency,
     /// Waits that ended in the last period.
     pub wait: Latency,
     /// Counter of requests that got blocks.
@@ -95,14 +83,35 @@ pub struct StatsSummary {
     pub allocated_blocks: u64,
     /// Counter of refused requests.
     pub refusals: u64,
-    /// Counter of prompt tokens looked up.
-    pub query_tokens: u64,
-    /// Counter of those that were cached.
-    pub hit_tokens: u64,
     /// Counter of evicted blocks.
     pub evicted_blocks: u64,
     /// Counter of blocks that compactions moved.
     pub moved_blocks: u64,
+}
+
+/// Statistics that a pool of frames lacks: of bytes, sequences, timed allocations and transfers.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SequenceSummary {
+    /// Bytes of a block.
+    pub block_bytes: usize,
+    /// Open sequences.
+    pub sequences: usize,
+    /// State of the background compaction, absent without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compaction: Option<CompactionState>,
+    /// Mean length of the runs of sequences: the `mean_run` of
+    /// [`sequence_runs`](Self::sequence_runs).
+    pub mean_sequence_run: f64,
+    /// Runs of adjacent frames in the block tables of open sequences.
+    #[serde(default)]
+    pub sequence_runs: SequenceRuns,
+    /// Sampled latency of allocations in the last period.
+    pub allocation: Latency,
+    /// Counter of prompt tokens looked up.
+    pub query_tokens: u64,
+    /// Counter of those that were cached.
+    pub hit_tokens: u64,
     /// Counter of blocks that transfers of this pool copied.
     pub transferred_blocks: u64,
     /// Counter of their bytes.

@@ -89,7 +89,7 @@ async fn times_are_those_of_the_last_period() {
             (0..640).for_each(|_| drop(served.pool.allocate(AllocRequest::new(1)).unwrap()));
         }
         if let Notice::Stats(stats) = next(&mut follower).await {
-            let window = stats.allocation;
+            let window = stats.of_sequences.unwrap().allocation;
             assert!(window.p50_ns <= window.p99_ns && window.p99_ns <= window.max_ns, "{window:?}");
             assert_eq!(window.samples > 0, window.max_ns > 0, "{window:?}");
             samples.push(window.samples);

@@ -8,7 +8,7 @@ use super::super::apart::apart;
 use super::super::api::{MigrationList, MigrationRecord, MigrationSide};
 use super::super::interface::Admin;
 use super::super::problem::AdminError;
-use super::notice::{Notice, StatsSummary};
+use super::notice::{Notice, SequenceSummary, StatsSummary};
 
 /// Most cells of the map: about as many as a screen shows.
 pub(in super::super) const CELLS_MAX: usize = 4096;
@@ -26,18 +26,36 @@ impl View {
     pub(super) async fn of(admin: &dyn Admin, before: Option<&Self>) -> Result<Self, AdminError> {
         let stats = admin.stats().await?;
         let snapshot = admin.snapshot().await?;
-        let migrations = admin.migrations().await?.migrations;
-        let peers = admin.peers().await?;
+        let (migrations, peers) = match &stats.of_sequences {
+            Some(_) => (admin.migrations().await?.migrations, admin.peers().await?),
+            None => Default::default(),
+        };
         let (metrics, gauges) = (stats.metrics, stats.fragmentation);
         let before = before.map(|view| &view.metrics.latencies);
         let (now, at) = (&metrics.latencies, &metrics.stats);
         let both = |of: fn(&kvpool::Latencies) -> &LatencyHistogram| (of(now), before.map(of));
+        let transfers = metrics.migrations.unwrap_or_default();
+        let of_sequences = stats.of_sequences.map(|stats| SequenceSummary {
+            block_bytes: stats.block_bytes,
+            sequences: stats.sequences,
+            compaction: stats.compaction,
+            mean_sequence_run: stats.sequence_runs.mean_run,
+            sequence_runs: stats.sequence_runs,
+            allocation: since([both(|latencies| &latencies.allocate), both(|latencies| &latencies.append)]),
+            query_tokens: metrics.query_tokens,
+            hit_tokens: metrics.hit_tokens,
+            transferred_blocks: transfers.blocks,
+            transferred_bytes: transfers.bytes,
+            migrations_running: migrations.iter().filter(|record| !record.has_ended()).count(),
+            peers_up: peers.iter().filter(|peer| peer.is_up).count(),
+            peers: peers.len(),
+        });
         let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let summary = StatsSummary {
             node: stats.node,
             time_ms: time.as_millis() as u64,
             uptime_s: stats.uptime_s,
-            block_bytes: stats.block_bytes,
+            of_sequences,
             total: at.total,
             used: at.used,
             free: at.free,
@@ -45,41 +63,28 @@ impl View {
             retired: at.retired,
             reserved: at.reserved,
             held: at.held,
-            sequences: stats.sequences,
             waiting: at.waiting,
             batches_in_flight: at.batches_in_flight,
             oldest_batch_s: at.oldest_batch.as_ref().map(|batch| batch.age().as_secs_f64()),
             fragmentation: gauges.rate,
             available_fragmentation: stats.available_fragmentation,
-            compaction: stats.compaction,
             longest_free_run: gauges.longest_run,
-            mean_sequence_run: stats.sequence_runs.mean_run,
-            sequence_runs: stats.sequence_runs,
-            allocation: since([both(|latencies| &latencies.allocate), both(|latencies| &latencies.append)]),
             wait: since([both(|latencies| &latencies.wait)]),
             allocations: metrics.allocations.requests,
             allocated_blocks: metrics.allocations.blocks,
             refusals: metrics.refusals.total(),
-            query_tokens: metrics.query_tokens,
-            hit_tokens: metrics.hit_tokens,
             evicted_blocks: metrics.evictions.total(),
             moved_blocks: metrics.moves.moved_blocks,
-            transferred_blocks: metrics.migrations.blocks,
-            transferred_bytes: metrics.migrations.bytes,
-            migrations_running: migrations.iter().filter(|record| !record.has_ended()).count(),
-            peers_up: peers.iter().filter(|peer| peer.is_up).count(),
-            peers: peers.len(),
         };
         let cells = apart(move || Cells::of(&snapshot, CELLS_MAX)).await?;
         Ok(Self { summary, metrics, cells, migrations })
     }
 
     pub(super) fn whole(&self) -> Vec<Notice> {
-        vec![
-            Notice::Stats(Box::new(self.summary.clone())),
-            Notice::Map(self.cells.clone()),
-            Notice::Migrations(MigrationList { migrations: self.migrations.clone() }),
-        ]
+        let migrations = || Notice::Migrations(MigrationList { migrations: self.migrations.clone() });
+        let migrations = self.summary.of_sequences.is_some().then(migrations);
+        let stats = Notice::Stats(Box::new(self.summary.clone()));
+        [stats, Notice::Map(self.cells.clone())].into_iter().chain(migrations).collect()
     }
 
     pub(super) fn since(&self, before: &Self) -> Vec<Notice> {

@@ -4,6 +4,9 @@
 an allocation gets few runs of consecutive pages, also after many frees in another order, so that a
 transfer between host and device has few pieces. Installed as a plugin, if ``SGLANG_PLUGINS`` names
 ``kvpool`` or ``KVPOOL_SGLANG=host`` is set: ``kvpool_plugin.sglang`` is the entry point.
+``KVPOOL_SGLANG_SERVE=127.0.0.1:7410``, or the path of a settings file, serves an admin interface of
+each pool, with page and metrics. A rank adds its number to the port, and a further pool of a
+process the number of ranks; port 0 takes a free one, which the log names.
 
 **Storage backend.** :class:`KvpoolStorage` keeps pages in a kvpool node, which several engines
 share::

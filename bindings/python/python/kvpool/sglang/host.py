@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 
 import numpy as np
@@ -10,7 +11,8 @@ from sglang.srt.mem_cache.pool_host.base import HostKVCache as _StockHost
 from sglang.version import __version__
 
 from .._drift import check_methods
-from .._kvpool import FramePool
+from .._kvpool import Admin, FramePool
+from .._serve import serve
 from .._versions import check_version
 from ..errors import FrameRefused, InvalidArgument, OutOfBlocks
 
@@ -29,19 +31,27 @@ class HostPages:
     """
 
     frames: FramePool | None = None
+    admin: Admin | None = None
+    """The admin interface of ``frames``, if ``KVPOOL_SGLANG_SERVE`` asks for one."""
 
     def clear(self):
         if not _is_on or self.dcp_size != 1:
-            self.frames = None
+            self.frames = self.admin = None
             return _stock["clear"](self)
         with self.lock:
             # Slots of allocations before are refused from now on.
             self.frames = FramePool(self.page_num, null_block=False, magazine_frames=0)
+            if self.admin is None:
+                self.admin = serve("KVPOOL_SGLANG_SERVE", self.frames, _number_of_pool())
+            else:
+                self.admin.set_pool(self.frames)
             self._offsets = np.arange(self.page_size, dtype=np.int64)
             self.mem_state = torch.zeros((self.logical_size,), dtype=torch.uint8, device=self.device)
             # Always empty here: what is freed can be allocated at once.
             self.release_slots, self.num_release_slots = [], 0
         logger.info("kvpool active: %d pages of %d slots of a host pool", self.page_num, self.page_size)
+        if self.admin is not None:
+            logger.info("kvpool serves %s at %s", self.admin.name, self.admin.address)
 
     def available_size(self):
         if self.frames is None:
@@ -102,6 +112,17 @@ _stock = {name: getattr(_StockHost, name) for name in _DEALT}
 _is_on = False
 
 
+_pools = itertools.count()
+
+
+def _number_of_pool() -> int:
+    """Returns a number that no other pool of the ranks of this engine has."""
+    group = getattr(torch, "distributed", None)
+    if group is None or not group.is_available() or not group.is_initialized():
+        return next(_pools)
+    return group.get_rank() + next(_pools) * group.get_world_size()
+
+
 def check_tested() -> str:
     """Refuses a version of SGLang that was not tested; returns its name."""
     check_version("SGLang", __version__, "0.5.23")
@@ -130,6 +151,6 @@ def install(part: str = "host") -> None:
         raise InvalidArgument(f"KVPOOL_SGLANG is {part!r}, expected one of host, off")
     if part == "host":
         check()
-        for name in ("frames", "_free_in_any_order", *_DEALT):
+        for name in ("frames", "admin", "_free_in_any_order", *_DEALT):
             setattr(_StockHost, name, vars(HostPages)[name])
     _is_on = part == "host"

@@ -143,6 +143,8 @@ class Meter:
         }
 
     def _write(self) -> None:
+        if admin := self._pool.free_block_queue.admin:
+            admin.report("vllm", {name: self.counts[name] for name in COUNTERS})
         # vLLM has a folder of its own for several front ends.
         folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR") or os.environ.get(FOLDER)
         if self._cannot_write or folder is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from multiprocessing import current_process
 from typing import Any
 
 from vllm.logger import init_logger
@@ -10,6 +12,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from .._drift import check_methods
+from .._serve import serve
 from ..errors import InvalidArgument
 from . import _tested
 from .pool import BlockPool
@@ -73,9 +76,15 @@ def _start(self: Any, *args: Any, **kwargs: Any) -> None:
     queue = self.block_pool.free_block_queue
     if isinstance(queue, FreeQueue):
         queue.use_groups(self.kv_cache_config.kv_cache_groups)
+        if queue.pool is not None:
+            # Of the process of a data-parallel rank.
+            rank = re.fullmatch(r"EngineCore_DP(\d+)", current_process().name)
+            queue.admin = serve("KVPOOL_VLLM_SERVE", queue.pool, int(rank[1]) if rank else 0)
         why = f" ({queue.unproven})" if queue.unproven else ""
         frames = queue.num_free_blocks
         logger.info("kvpool active in %s: %d frames, ahead %d%s", _tested.ENGINE, frames, queue.ahead, why)
+        if queue.admin is not None:
+            logger.info("kvpool serves %s at %s", queue.admin.name, queue.admin.address)
 
 
 def install(part: str = "pool") -> None:

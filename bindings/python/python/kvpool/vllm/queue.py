@@ -17,7 +17,7 @@ from typing import Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from .._kvpool import FramePool
+from .._kvpool import Admin, FramePool
 from ..errors import FrameRefused, InvalidArgument, OutOfBlocks
 from ._settings import number
 from . import groups as kinds
@@ -42,6 +42,8 @@ class FreeQueue:
         self.num_free_blocks = len(blocks)
         self.pool = FramePool(len(blocks), null_block=first == 1, threads=1, magazine_frames=0) if blocks else None
         """The pool, for its statistics, audit and owners."""
+        self.admin: Admin | None = None
+        """Its admin interface, if ``KVPOOL_VLLM_SERVE`` asks for one."""
         self._blocks: list[KVCacheBlock | None] = [None] * first + list(blocks)
         # More frames ahead make longer runs, and evict less in the order of use.
         self.ahead = min(number("KVPOOL_VLLM_AHEAD", int, len(blocks) // 128), len(blocks) // 8)

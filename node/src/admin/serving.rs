@@ -5,15 +5,17 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::admin::NodeAdmin;
-use crate::admin::{AdminAccess, AdminServer};
+use super::access::AdminAccess;
+use super::interface::Admin;
+use super::server::AdminServer;
 use crate::settings::AdminUrl;
 
 /// Time for responses in progress when the patience of the node is used up.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
 
-pub(super) struct Serving {
-    pub(super) access: AdminAccess,
+/// An admin interface that is served by a task.
+pub(crate) struct Serving {
+    pub(crate) access: AdminAccess,
     address: AdminUrl,
     /// Time for requests in progress, once shutdown has begun.
     ending: watch::Sender<Option<Duration>>,
@@ -21,7 +23,7 @@ pub(super) struct Serving {
 }
 
 impl Serving {
-    pub(super) fn start(server: AdminServer, admin: Arc<NodeAdmin>) -> Self {
+    pub(crate) fn start(server: AdminServer, admin: Arc<dyn Admin>) -> Self {
         let (ending, mut ended) = watch::channel(None);
         let (access, address) = (server.access(), server.address().clone());
         let task = tokio::spawn(async move {
@@ -37,12 +39,12 @@ impl Serving {
         Self { access, address, ending, task }
     }
 
-    pub(super) fn address(&self) -> &AdminUrl {
+    pub(crate) fn address(&self) -> &AdminUrl {
         &self.address
     }
 
     /// Ends the server, with some time for requests in progress.
-    pub(super) async fn end(&self, patience: Duration) {
+    pub(crate) async fn end(&self, patience: Duration) {
         let patience = patience.max(LAST_ANSWERS);
         self.ending.send_replace(Some(patience));
         let is_over = async || {
