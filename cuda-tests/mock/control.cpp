@@ -35,6 +35,7 @@ CONTROL(void) kvp_mock_seed(uint64_t seed) {
   machine().random = seed * 2 + 1;
   machine().trace = 1469598103934665603ull;
   machine().change_at = 0;
+  machine().launches.clear();
   for (Stream* stream : machine().streams) stream->rank = (1 << 10) + random_below(1 << 20);
 }
 
@@ -118,6 +119,17 @@ CONTROL(void) kvp_mock_fail_call(const char* function, unsigned skip, int code) 
 CONTROL(void) kvp_mock_fail_calls(const char* function, int code) {
   LOCKED;
   machine().injected[function] = {0, code, true};
+}
+
+// Writes the different launches since the seed was set, as "name CTAs threads bytes" lines, and returns
+// their length in bytes; only as much as fits is written.
+CONTROL(size_t) kvp_mock_launches(char* to, size_t most) {
+  LOCKED;
+  std::string all;
+  for (const auto& [name, grid, block, shared] : machine().launches)
+    all += name + " " + std::to_string(grid) + " " + std::to_string(block) + " " + std::to_string(shared) + "\n";
+  memcpy(to, all.data(), std::min(most, all.size()));
+  return all.size();
 }
 
 CONTROL(uint64_t) kvp_mock_calls_here() { return calls_here; }

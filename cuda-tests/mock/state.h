@@ -38,6 +38,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 
 #include "op.h"
@@ -139,6 +140,7 @@ struct Machine {
   // requests of tests
   std::map<std::string, Injected> injected;
   std::map<std::string, uint64_t> calls;
+  std::set<std::tuple<std::string, unsigned, unsigned, unsigned>> launches;  // since the seed: kernel, CTAs, threads, shared memory
 };
 
 Machine& machine();

@@ -315,6 +315,23 @@ impl Session {
         unsafe { call(name.as_ptr()) }
     }
 
+    /// Returns the different launches since the seed was set: kernel, CTAs, threads of each, and bytes of
+    /// their dynamic shared memory.
+    pub fn launches(&self) -> Vec<(String, [u32; 3])> {
+        let call: unsafe extern "C" fn(*mut u8, usize) -> usize = control("kvp_mock_launches");
+        let mut text = vec![0; 1 << 20];
+        // SAFETY: as in `controls!`; the buffer has this length.
+        let bytes = unsafe { call(text.as_mut_ptr(), text.len()) };
+        assert!(bytes <= text.len(), "too many launches");
+        let text = std::str::from_utf8(&text[..bytes]).expect("names of kernels");
+        let parse = |line: &str| {
+            let mut words = line.split(' ');
+            let name = words.next().expect("a name").to_owned();
+            (name, [(); 3].map(|()| words.next().and_then(|word| word.parse().ok()).expect("a number")))
+        };
+        text.lines().map(parse).collect()
+    }
+
     /// Returns the number of enqueued operations and of steps since the process began.
     pub fn stats(&self) -> (u64, u64) {
         let (mut enqueued, mut steps) = (0, 0);

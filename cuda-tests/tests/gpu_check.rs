@@ -7,7 +7,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use kvpool_cuda::CudaError;
-use kvpool_cuda_tests::mock::session;
+use kvpool_cuda::launch::{MOVING_CTAS, Rule, Work};
+use kvpool_cuda_tests::mock::{Session, session};
 use kvpool_gpu_check::clocks::{self, Moment, Sampler};
 use kvpool_gpu_check::report::{Section, SectionReport, Summary, render_section};
 use kvpool_gpu_check::supervise::{self, Job};
@@ -24,6 +25,32 @@ fn job(name: &'static str, limit: Duration) -> Job {
     command.args(["--exact", "child", "--nocapture", "--test-threads=1"]).env(SECTION, name);
     command.envs(SECTIONS.iter().find(|part| part.name == name).and_then(Part::env));
     Job { name, limit, command }
+}
+
+/// Asserts that the section has launched what it lists, and its kernels of the pool by the rules of
+/// pools; except for sections that vary the shapes.
+fn as_pools_launch(session: &Session, part: &Part) {
+    let launches = session.launches();
+    let is = |rule: Rule, (name, [ctas, threads, shared]): &(String, [u32; 3])| {
+        let most = rule.shape(usize::MAX, 4);
+        let is_shape = *ctas <= most.ctas && (*threads, *shared) == (rule.threads, rule.shared_bytes);
+        *name == rule.kernel.to_string() && is_shape
+    };
+    for work in part.works {
+        let rule = work.rule(true);
+        assert!(launches.iter().any(|launch| is(rule, launch)), "{}: no {rule}: {launches:?}", part.name);
+    }
+    if part.works.is_empty() || ["shapes", "interference"].contains(&part.name) {
+        return;
+    }
+    let beside = Work::WaveBeside { ctas: MOVING_CTAS };
+    let rules = [Work::Copy, beside, Work::Zero, Work::Pack, Work::Rows, Work::Quantise, Work::Dequantise];
+    let rules: Vec<Rule> = (rules.into_iter().chain([Work::Patch]))
+        .flat_map(|work| [true, false].map(|bulk| work.rule(bulk)))
+        .collect();
+    for launch in launches.iter().filter(|launch| !launch.0.starts_with("kvp_probe")) {
+        assert!(rules.iter().any(|rule| is(*rule, launch)), "{}: {launch:?} is by no rule", part.name);
+    }
 }
 
 /// Runs the section that the environment names; nothing without it.
@@ -67,7 +94,9 @@ fn child() {
         }
         name => {
             let part = SECTIONS.iter().find(|part| part.name == name).expect("a section");
-            supervise::print(&run(part, &Options { quick: true, ..Options::default() }).expect("a driver"));
+            let report = run(part, &Options { quick: true, ..Options::default() }).expect("a driver");
+            as_pools_launch(&session, part);
+            supervise::print(&report);
         }
     }
 }

@@ -32,12 +32,13 @@ use super::adopted::{self, Owner};
 use super::arena::{Arena, MemorySharing};
 use super::config::CudaConfig;
 use super::device::Device;
+use super::launch::{StreamRole, Work};
 use super::memory::{Memory, bytes_of};
 use super::params::{SCALES_PER_HEAD, SCALES_PER_TOKEN_HEAD, SCALES_UNIT, Way};
 use super::pending::PendingCopies;
 use super::pieces::{LayerLanes, Pieces, Placed, lanes};
 use super::staging::BYTES_MAX;
-use super::stream::{Stream, StreamPriority};
+use super::stream::Stream;
 use super::watch::is_watcher;
 
 /// Bytes per wave of a compaction. Each wave costs a round trip to the host, during which the device
@@ -46,9 +47,6 @@ const WAVE_BYTES: usize = 64 << 20;
 
 /// Waves of a compaction in flight: one that is being copied, and one behind it.
 const WAVES_IN_FLIGHT: usize = 2;
-
-/// CTAs per multiprocessor for operations with a waiting caller.
-const CTAS_PER_MULTIPROCESSOR: u32 = 4;
 
 /// Frames in the memory of a CUDA device.
 ///
@@ -151,7 +149,7 @@ impl CudaStorage {
     ) -> Result<Self, StorageError> {
         check::frames(frames, frames_max)?;
         check_sizes(&layout, frames_max)?;
-        let service = Stream::new(device.0.context.clone(), StreamPriority::Usual)?;
+        let service = Stream::new(device.0.context.clone(), StreamRole::Service.priority())?;
         let segment = config.segment_frames;
         let (arena, placed) = Arena::new(&device.0.context, &layout, frames, frames_max, segment, &service)?;
         Self::over(device, layout, placed, Bytes::Mapped(arena), (frames, frames_max), service, config)
@@ -188,7 +186,7 @@ impl CudaStorage {
         check::frames(frames, frames)?;
         check_sizes(&layout, frames)?;
         let placed = adopted::placed(&device.0.context, &layout, tensors, frames)?;
-        let service = Stream::new(device.0.context.clone(), StreamPriority::Usual)?;
+        let service = Stream::new(device.0.context.clone(), StreamRole::Service.priority())?;
         let bytes = Bytes::Adopted { _owner: Owner::new(&device.0.context, owner) };
         Self::over(device, layout, placed, bytes, (frames, frames), service, config)
     }
@@ -214,9 +212,9 @@ impl CudaStorage {
             Scales::PerTokenHead => (SCALES_PER_TOKEN_HEAD, None),
             other => return Err(no_kernel(device, format!("scales of {other:?}"))),
         };
-        let stream = |priority| Stream::new(device.0.context.clone(), priority);
-        let (packing, moving) = (stream(StreamPriority::Usual)?, stream(StreamPriority::Lowest)?);
-        let (mapping, sending) = (stream(StreamPriority::Usual)?, stream(StreamPriority::Usual)?);
+        let stream = |role: StreamRole| Stream::new(device.0.context.clone(), role.priority());
+        let (packing, moving) = (stream(StreamRole::Packing)?, stream(StreamRole::Moving)?);
+        let (mapping, sending) = (stream(StreamRole::Mapping)?, stream(StreamRole::Sending)?);
         let (pending, device) = (PendingCopies::default(), device.clone());
         let inner = StorageInner {
             memory,
@@ -317,10 +315,15 @@ impl CudaStorage {
         extents
     }
 
-    /// Returns the number of CTAs for `jobs` jobs of an operation with a waiting caller.
-    pub(super) fn grid(&self, jobs: usize) -> u32 {
-        let most = self.inner.device.info().multiprocessors.max(1) * CTAS_PER_MULTIPROCESSOR;
-        jobs.min(most as usize) as u32
+    /// Returns the stream of some work, unless an engine names one.
+    pub(super) fn stream_of(&self, work: Work) -> &Stream {
+        match work.rule(false).stream {
+            StreamRole::Mapping => &self.mapping,
+            StreamRole::Packing => &self.packing,
+            StreamRole::Sending => &self.sending,
+            StreamRole::Moving => &self.moving,
+            StreamRole::Service | StreamRole::Engine => &self.service,
+        }
     }
 }
 

@@ -40,7 +40,7 @@ struct Args {
     /// Run only these sections
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = SECTIONS.map(|part| part.name))]
     only: Vec<String>,
-    /// List the sections with their time limits
+    /// List the sections with their time limits and the launches of pools that they measure
     #[arg(long)]
     list: bool,
     /// Only look for the device, in this process
@@ -67,7 +67,7 @@ impl Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     if args.list {
-        SECTIONS.iter().for_each(|part| println!("{:14} {:3} s", part.name, part.limit_s));
+        list();
         return ExitCode::SUCCESS;
     }
     if args.probe || args.hold || args.section.is_some() {
@@ -78,6 +78,20 @@ fn main() -> ExitCode {
         _ if args.hold => hold(&args),
         Some(name) => child(&args, name),
         None => parent(&args),
+    }
+}
+
+/// Lists the sections, and how each launches kernels: with bulk copies, and without.
+fn list() {
+    for part in &SECTIONS {
+        say(&format!("{:14} {:3} s", part.name, part.limit_s));
+        for work in part.works {
+            let [with, without] = [true, false].map(|bulk| work.rule(bulk));
+            say(&format!("    {work:?}: {with}"));
+            if with != without {
+                say(&format!("        without bulk copies: {without}"));
+            }
+        }
     }
 }
 
