@@ -90,5 +90,6 @@ fn a_storage_launches_by_the_rules() {
         assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
         assert_eq!(ended.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
         assert_eq!(beside, launch_of(Work::WaveBeside { ctas: MOVING_CTAS }, bulk, 8 * pieces));
+        assert_eq!((beside.0.as_str(), beside.1[2]), ("kvp_copy", 0), "it joins any multiprocessor");
     }
 }

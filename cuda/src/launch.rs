@@ -162,7 +162,8 @@ impl Work {
     ///
     /// Alone, copies occupy all multiprocessors, with about as many bytes in flight as the memory
     /// needs: three rings of 64 KiB fit into a multiprocessor's shared memory. Beside batches, few CTAs
-    /// leave most multiprocessors to the model.
+    /// leave most multiprocessors to the model, and they use no shared memory: a ring does not fit
+    /// beside a CTA of the model that holds most of it, so that the wave would wait for the whole step.
     #[must_use]
     pub const fn rule(self, bulk: bool) -> Rule {
         use Most::{Ctas, PerMultiprocessor};
@@ -182,11 +183,6 @@ impl Work {
                 }
                 Rule { threads: 8 * COPY_TEAM, ..of(Kernel::Copy, 8, PerMultiprocessor(1), stream) }
             }
-            Self::WaveBeside { ctas } if bulk => Rule {
-                threads: BULK_THREADS,
-                shared_bytes: BULK_SHARED_BYTES,
-                ..of(Kernel::CopyBulk, 1, Ctas(ctas), Moving)
-            },
             Self::WaveBeside { ctas } => {
                 Rule { threads: 2 * COPY_TEAM, ..of(Kernel::Copy, 2, Ctas(ctas), Moving) }
             }
@@ -305,5 +301,21 @@ mod tests {
         assert_eq!(wave.shape(usize::MAX, 132).ctas, 132);
         assert_eq!(Work::Pack.rule(true).shape(1 << 20, 132).ctas, 4 * 132);
         assert_eq!(Work::Patch.rule(true).shape(257, 132).ctas, 2);
+    }
+
+    #[test]
+    fn a_wave_beside_batches_takes_no_shared_memory() {
+        for bulk in [false, true] {
+            let rule = Work::WaveBeside { ctas: MOVING_CTAS }.rule(bulk);
+            assert_eq!((rule.kernel, rule.shared_bytes), (Kernel::Copy, 0));
+            assert_eq!(rule.shape(1 << 20, 132), Shape { ctas: 32, threads: 256, shared_bytes: 0 });
+        }
+        let alone = Work::Wave.rule(true);
+        assert_eq!((alone.kernel, alone.shared_bytes), (Kernel::CopyBulk, BULK_SHARED_BYTES));
+        assert_eq!(
+            alone.to_string(),
+            "kvp_copy_bulk, at most 3 CTAs a multiprocessor of 32 threads and 64 KiB of shared memory, \
+             stream Moving"
+        );
     }
 }
