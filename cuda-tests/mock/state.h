@@ -140,7 +140,7 @@ struct Machine {
   // requests of tests
   std::map<std::string, Injected> injected;
   std::map<std::string, uint64_t> calls;
-  std::set<std::tuple<std::string, unsigned, unsigned, unsigned>> launches;  // since the seed: kernel, CTAs, threads, shared memory
+  std::set<std::tuple<std::string, unsigned, unsigned, unsigned, uint64_t>> launches;  // since the seed: kernel, CTAs, threads, shared memory, stream
 };
 
 Machine& machine();

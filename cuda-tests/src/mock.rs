@@ -315,9 +315,9 @@ impl Session {
         unsafe { call(name.as_ptr()) }
     }
 
-    /// Returns the different launches since the seed was set: kernel, CTAs, threads of each, and bytes of
-    /// their dynamic shared memory.
-    pub fn launches(&self) -> Vec<(String, [u32; 3])> {
+    /// Returns the different launches since the seed was set: kernel; CTAs, threads of each, and bytes of
+    /// their dynamic shared memory; and the number of the stream.
+    pub fn launches(&self) -> Vec<(String, [u32; 3], u32)> {
         let call: unsafe extern "C" fn(*mut u8, usize) -> usize = control("kvp_mock_launches");
         let mut text = vec![0; 1 << 20];
         // SAFETY: as in `controls!`; the buffer has this length.
@@ -327,7 +327,8 @@ impl Session {
         let parse = |line: &str| {
             let mut words = line.split(' ');
             let name = words.next().expect("a name").to_owned();
-            (name, [(); 3].map(|()| words.next().and_then(|word| word.parse().ok()).expect("a number")))
+            let mut number = |()| words.next().and_then(|word| word.parse().ok()).expect("a number");
+            (name, [(); 3].map(&mut number), number(()))
         };
         text.lines().map(parse).collect()
     }

@@ -31,7 +31,7 @@ fn job(name: &'static str, limit: Duration) -> Job {
 /// pools; except for sections that vary the shapes.
 fn as_pools_launch(session: &Session, part: &Part) {
     let launches = session.launches();
-    let is = |rule: Rule, (name, [ctas, threads, shared]): &(String, [u32; 3])| {
+    let is = |rule: Rule, (name, [ctas, threads, shared], _): &(String, [u32; 3], u32)| {
         let most = rule.shape(usize::MAX, 4);
         let is_shape = *ctas <= most.ctas && (*threads, *shared) == (rule.threads, rule.shared_bytes);
         *name == rule.kernel.to_string() && is_shape

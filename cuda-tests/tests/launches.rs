@@ -28,12 +28,13 @@ fn launch_of(work: Work, bulk: bool, jobs: usize) -> (String, [u32; 3]) {
     (rule.kernel.to_string(), [ctas, threads, shared_bytes])
 }
 
-/// Returns the only launch since the seed was set, and forgets it.
-fn only(session: &Session) -> (String, [u32; 3]) {
+/// Returns the only launch since the seed was set, and its stream; forgets it.
+fn only(session: &Session) -> ((String, [u32; 3]), u32) {
     let mut launches = session.launches();
     session.seed(1);
     assert_eq!(launches.len(), 1, "{launches:?}");
-    launches.remove(0)
+    let (kernel, shape, stream) = launches.remove(0);
+    ((kernel, shape), stream)
 }
 
 /// Copies frames for a compaction.
@@ -47,7 +48,8 @@ fn wave(storage: &CudaStorage) {
 }
 
 /// Operations of a storage launch by the rules of their work, with bulk copies and without; a wave
-/// beside a batch by the rule for that, and without shared memory.
+/// beside a batch by the rule for that, and without shared memory. Copies to the device, copies from it,
+/// wipes and waves have a stream each.
 #[test]
 fn a_storage_launches_by_the_rules() {
     for (major, bulk) in [(8, false), (9, true)] {
@@ -59,18 +61,25 @@ fn a_storage_launches_by_the_rules() {
         let pieces = 4;
         session.seed(1);
         wave(&storage);
-        assert_eq!(only(&session), launch_of(Work::Wave, bulk, 8 * pieces));
+        let mut streams = Vec::new();
+        let mut check = |work, jobs| {
+            let (launch, stream) = only(&session);
+            assert_eq!(launch, launch_of(work, bulk, jobs));
+            assert!(!streams.contains(&stream), "{work:?} shares a stream");
+            streams.push(stream);
+        };
+        check(Work::Wave, 8 * pieces);
         let all = [Run { start: FrameId(0), len: FRAMES as u32 }];
         let mut bytes = vec![0; FRAMES * layout().packed_bytes()];
         // SAFETY: no other thread uses the frames.
         unsafe { storage.pack(&all, &mut bytes) }.expect("frames");
-        assert_eq!(only(&session), launch_of(Work::Pack, bulk, FRAMES * pieces));
+        check(Work::Pack, FRAMES * pieces);
         // SAFETY: as above.
         unsafe { storage.unpack(&all, &bytes) }.expect("frames");
-        assert_eq!(only(&session), launch_of(Work::Unpack, bulk, FRAMES * pieces));
+        check(Work::Unpack, FRAMES * pieces);
         // SAFETY: as above.
         unsafe { storage.zero(&all) }.expect("frames");
-        assert_eq!(only(&session), launch_of(Work::Zero, bulk, FRAMES * pieces));
+        check(Work::Zero, FRAMES * pieces);
 
         // A batch is in flight: its stream makes no progress, and its end is awaited.
         let stream = device.stream().expect("a stream");
@@ -85,7 +94,7 @@ fn a_storage_launches_by_the_rules() {
         let done = Box::new(move |outcome| tell.send(outcome).expect("the test receives"));
         // SAFETY: as above.
         unsafe { storage.copy_then(&moves, done) };
-        let beside = only(&session);
+        let (beside, _) = only(&session);
         session.stop(0, 0);
         assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
         assert_eq!(ended.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));

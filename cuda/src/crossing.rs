@@ -3,7 +3,7 @@
 //! ```text
 //! source, stream of sending     list of frames ─ pack ─ copy to the other device ─ event
 //! host                                                          polls the event, then enqueues:
-//! target, stream of packing                                     list of frames ─ unpack ─ event
+//! target, stream up                                             list of frames ─ unpack ─ event
 //! ```
 //!
 //! The host enqueues the last kernel when it has seen the copy complete. No stream of one device

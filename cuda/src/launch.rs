@@ -78,7 +78,9 @@ pub enum StreamRole {
     Engine,
     Service,
     Mapping,
-    Packing,
+    Down,
+    Up,
+    Wipes,
     Sending,
     Moving,
 }
@@ -167,7 +169,7 @@ impl Work {
     #[must_use]
     pub const fn rule(self, bulk: bool) -> Rule {
         use Most::{Ctas, PerMultiprocessor};
-        use StreamRole::{Engine, Moving, Packing, Service};
+        use StreamRole::{Down, Engine, Moving, Service, Up, Wipes};
         const fn of(kernel: Kernel, jobs: u32, most: Most, stream: StreamRole) -> Rule {
             Rule { kernel, threads: THREADS, shared_bytes: 0, jobs, most, stream }
         }
@@ -186,9 +188,9 @@ impl Work {
             Self::WaveBeside { ctas } => {
                 Rule { threads: 2 * COPY_TEAM, ..of(Kernel::Copy, 2, Ctas(ctas), Moving) }
             }
-            Self::Zero => of(Kernel::Zero, 1, WAITING, Packing),
-            Self::Pack => of(Kernel::Pack, 1, WAITING, Packing),
-            Self::Unpack => of(Kernel::Pack, 1, WAITING, Packing),
+            Self::Zero => of(Kernel::Zero, 1, WAITING, Wipes),
+            Self::Pack => of(Kernel::Pack, 1, WAITING, Down),
+            Self::Unpack => of(Kernel::Pack, 1, WAITING, Up),
             Self::Rows => of(Kernel::Rows, WARPS, WAITING, Service),
             Self::Quantise => of(Kernel::Quantise, WARPS, WAITING, Service),
             Self::Dequantise => of(Kernel::Dequantise, WARPS, WAITING, Service),

@@ -5,7 +5,9 @@
 //! | the engine's | [`copy_on`](Storage::copy_on), [`store_on`](CudaStorage::store_on), [`load_on`](CudaStorage::load_on) |
 //! | service | `store`, `load`, `copy`: synchronous |
 //! | mapping | `grow`: zeroes fresh memory |
-//! | packing | `pack`, `unpack`, `receive`, `zero`, `zero_then`: not ordered with streams of an engine |
+//! | down | `pack`, and frames on their way to a storage on the host |
+//! | up | `unpack`, and `receive`, except for the copies of another device |
+//! | wipes | `zero`, `zero_then` |
 //! | sending | the copy of `receive` to another device; only polled, because that device may hang |
 //! | moving (lowest priority, which is the default one) | `copy_then`: compaction, on a few CTAs |
 //!
@@ -14,6 +16,10 @@
 //! copy-on-write, which the pool itself enqueues, and which ends when an engine's stream reaches
 //! it: operations of the host on the copy wait for it ([`pending`](super::pending)). No stream here
 //! waits for an engine's stream.
+//!
+//! Down and up are apart because the bus carries both directions at once, and wipes because they must
+//! not wait for either. A frame that is wiped gets no new owner before the host has seen the event
+//! behind the wipe, so that no later copy on another stream overtakes it.
 
 use std::any::Any;
 use std::fmt;
@@ -88,7 +94,9 @@ pub struct CudaStorage {
     resizing: Mutex<()>,
     pub(super) service: Stream,
     mapping: Stream,
-    pub(super) packing: Stream,
+    down: Stream,
+    up: Stream,
+    wipes: Stream,
     pub(super) sending: Stream,
     pub(super) moving: Stream,
     pub(super) moving_ctas: u32,
@@ -213,7 +221,8 @@ impl CudaStorage {
             other => return Err(no_kernel(device, format!("scales of {other:?}"))),
         };
         let stream = |role: StreamRole| Stream::new(device.0.context.clone(), role.priority());
-        let (packing, moving) = (stream(StreamRole::Packing)?, stream(StreamRole::Moving)?);
+        let [down, up, wipes, moving] =
+            [StreamRole::Down, StreamRole::Up, StreamRole::Wipes, StreamRole::Moving].map(stream);
         let (mapping, sending) = (stream(StreamRole::Mapping)?, stream(StreamRole::Sending)?);
         let (pending, device) = (PendingCopies::default(), device.clone());
         let inner = StorageInner {
@@ -235,9 +244,11 @@ impl CudaStorage {
             resizing: Mutex::new(()),
             service,
             mapping,
-            packing,
+            down: down?,
+            up: up?,
+            wipes: wipes?,
             sending,
-            moving,
+            moving: moving?,
             moving_ctas: config.moving_ctas,
             host_bytes_max: config.host_bytes_max,
         })
@@ -286,7 +297,8 @@ impl CudaStorage {
     /// [`StorageError::DeviceLost`]; the storage is dropped nevertheless.
     pub fn close(self) -> Result<(), StorageError> {
         // Not for the stream of sending: `receive` has waited for its copies.
-        for stream in [&self.service, &self.mapping, &self.packing, &self.moving] {
+        let own = [&self.service, &self.mapping, &self.down, &self.up, &self.wipes, &self.moving];
+        for stream in own {
             stream.synchronise()?;
         }
         Ok(())
@@ -319,7 +331,9 @@ impl CudaStorage {
     pub(super) fn stream_of(&self, work: Work) -> &Stream {
         match work.rule(false).stream {
             StreamRole::Mapping => &self.mapping,
-            StreamRole::Packing => &self.packing,
+            StreamRole::Down => &self.down,
+            StreamRole::Up => &self.up,
+            StreamRole::Wipes => &self.wipes,
             StreamRole::Sending => &self.sending,
             StreamRole::Moving => &self.moving,
             StreamRole::Service | StreamRole::Engine => &self.service,
