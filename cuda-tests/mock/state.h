@@ -89,7 +89,7 @@ struct Device {
   int failed = 0;  // sticky
   size_t capacity = size_t(4) << 30, used = 0;
   size_t small = 0;  // bytes of small allocations, in slabs (memory.cpp)
-  int major = 9, minor = 0, processors = 4;
+  int major = 9, minor = 0, processors = 4, compute_mode = 0;
   bool virtual_memory = true, pools = true;
   bool stopped = false;  // makes no progress, except on streams that are `alone`
   unsigned retained = 0;

@@ -243,6 +243,8 @@ impl Session {
         set_capacity = "kvp_mock_set_capacity" (device: c_int, bytes: usize);
         /// Sets whether the device has virtual memory management: 0 or 1.
         set_virtual_memory = "kvp_mock_set_virtual_memory" (device: c_int, supported: c_int);
+        /// Sets the device's compute mode: 0 the default one, 3 exclusive to one process.
+        set_compute_mode = "kvp_mock_set_compute_mode" (device: c_int, mode: c_int);
         /// Sets whether the device has memory pools, and with them stream-ordered allocation: 0 or
         /// 1.
         set_pools = "kvp_mock_set_pools" (device: c_int, supported: c_int);
@@ -374,6 +376,7 @@ impl Session {
             self.set_capacity(device, CAPACITY);
             self.set_virtual_memory(device, 1);
             self.set_pools(device, 1);
+            self.set_compute_mode(device, 0);
         }
         self.forget_injected();
         self.resume();

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use kvpool_cuda::CudaError;
 use kvpool_cuda::launch::{MOVING_CTAS, Rule, Work};
-use kvpool_cuda_tests::mock::{Session, session};
+use kvpool_cuda_tests::mock::{Kind, Session, session};
 use kvpool_gpu_check::clocks::{self, Moment, Sampler};
-use kvpool_gpu_check::report::{Section, SectionReport, Summary, render_section};
+use kvpool_gpu_check::report::{Section, SectionReport, Summary, render_device, render_section};
 use kvpool_gpu_check::supervise::{self, Job};
-use kvpool_gpu_check::{Options, Part, SECTIONS, run};
+use kvpool_gpu_check::{Options, Part, SECTIONS, held, run};
 
 /// Names the file to which a child writes its process id.
 const PID_FILE: &str = "KVPOOL_GPU_CHECK_PID";
@@ -217,6 +217,26 @@ fn clocks_are_those_of_the_management_library() {
     section.clocks = Some(found);
     let text = render_section(&section);
     assert!(text.contains("1980 MHz, memory 2619 MHz, up to 41 C, clock reasons 0x1, in "), "{text}");
+}
+
+/// In compute mode EXCLUSIVE_PROCESS, a process that keeps the device open would make every section fail.
+#[test]
+fn a_device_for_one_process_is_not_held() {
+    const EXCLUSIVE_PROCESS: i32 = 3;
+    let session = session();
+    let contexts = || session.live()[Kind::Context as usize];
+    let before = contexts();
+    let device = held(0).expect("a driver").expect("a device for several processes");
+    assert!(!device.info().is_exclusive && contexts() > before);
+    drop(device);
+    session.set_compute_mode(0, EXCLUSIVE_PROCESS);
+    let retained = session.calls("cuDevicePrimaryCtxRetain");
+    assert!(held(0).expect("a driver").is_none());
+    assert_eq!(session.calls("cuDevicePrimaryCtxRetain"), retained);
+    assert!(held(1).expect("a driver").is_some(), "the other device is for all");
+    let report = run(&SECTIONS[1], &Options { quick: true, ..Options::default() }).expect("a driver");
+    assert!(render_device(&report.device.expect("a device")).contains("exclusive to one process"));
+    assert!(matches!(held(9), Err(CudaError::NoDevice { ordinal: 9, .. })));
 }
 
 #[test]

@@ -133,6 +133,7 @@ impl Gpu {
             memory_clock_mhz: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)? / 1000,
             memory_bus_bits: attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?,
             link: link(&self.pci()?),
+            exclusive: self.device.info().is_exclusive,
             kernels: self.device.kernel_image().to_string(),
             open_ms: self.opened_ms(),
             load_ms: self.device.loaded_in().as_secs_f64() * 1e3,

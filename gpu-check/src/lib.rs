@@ -25,8 +25,8 @@
 
 use std::time::{Duration, Instant};
 
-use kvpool_cuda::CudaError;
 use kvpool_cuda::launch::Work;
+use kvpool_cuda::{CudaError, Device, DeviceInfo};
 
 mod bandwidth;
 pub mod clocks;
@@ -128,6 +128,20 @@ pub const LIMITS_S: u64 = {
     assert!(sum <= 280, "with the time to start the driver, all sections end within five minutes");
     sum
 };
+
+/// Opens a device to keep it started while the sections run: without a process that has it open, a
+/// driver that is not persistent starts the device again for each section, which takes seconds of its
+/// limit. `None` if only one process may use the device, which must be the section's.
+///
+/// # Errors
+/// If the device cannot be used.
+pub fn held(ordinal: u16) -> Result<Option<Device>, CudaError> {
+    let is_exclusive = |info: &DeviceInfo| info.ordinal == ordinal && info.is_exclusive;
+    if kvpool_cuda::devices()?.iter().any(is_exclusive) {
+        return Ok(None);
+    }
+    Device::open(ordinal.into()).map(Some)
+}
 
 /// Runs one section in this process.
 ///

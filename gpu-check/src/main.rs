@@ -10,7 +10,7 @@ use clap::Parser;
 use kvpool_cuda::CudaError;
 use kvpool_gpu_check::report::{self, Summary};
 use kvpool_gpu_check::supervise::{self, Job};
-use kvpool_gpu_check::{LIMITS_S, Options, Part, SECTIONS, run};
+use kvpool_gpu_check::{LIMITS_S, Options, Part, SECTIONS, held, run};
 
 /// Exit code if there is no device to check.
 const EXIT_SKIPPED: u8 = 77;
@@ -133,10 +133,13 @@ fn probe(args: &Args) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Keeps the device open. Without a process that has it open, a driver that is not persistent starts
-/// the device again for each section, which takes seconds of its limit.
+/// Keeps the device open, if other processes may use it then.
 fn hold(args: &Args) -> ExitCode {
-    let held = kvpool_cuda::Device::open(args.device.into());
+    let held = held(args.device);
+    if let Ok(None) = held {
+        eprintln!("cuda:{}: exclusive to one process: each section starts the device", args.device);
+        return ExitCode::SUCCESS;
+    }
     // The parent writes nothing.
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
     drop(held);
