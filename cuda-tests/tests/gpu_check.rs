@@ -96,6 +96,9 @@ fn child() {
             let part = SECTIONS.iter().find(|part| part.name == name).expect("a section");
             let report = run(part, &Options { quick: true, ..Options::default() }).expect("a driver");
             as_pools_launch(&session, part);
+            // The pool's kernels and the probes: each image is compiled once.
+            let compiled = ["cuModuleLoadDataEx", "cuModuleLoadData"].map(|call| session.calls(call));
+            assert_eq!(compiled, [1, 1], "{name}");
             supervise::print(&report);
         }
     }

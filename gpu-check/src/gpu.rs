@@ -23,26 +23,14 @@ const KERNELS_80: &str = include_str!("../../kernels/ptx/kvpool.sm80.ptx");
 const KERNELS_90: &str = include_str!("../../kernels/ptx/kvpool.sm90.ptx");
 const PROBES: &str = include_str!("../../kernels/ptx/probes.sm80.ptx");
 
-/// The pool's kernels and the probes as machine code, by the major version of the compute capability.
+/// The probes as machine code, by the major version of the compute capability; the pool has its own.
 #[cfg(kvpool_cubins)]
-const CUBINS: [(u32, [&[u8]; 2]); 2] = [
-    (
-        8,
-        [
-            include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/kvpool.sm80.cubin")),
-            include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/probes.sm80.cubin")),
-        ],
-    ),
-    (
-        9,
-        [
-            include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/kvpool.sm90.cubin")),
-            include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/probes.sm90.cubin")),
-        ],
-    ),
+const CUBINS: [(u32, &[u8]); 2] = [
+    (8, include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/probes.sm80.cubin"))),
+    (9, include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/probes.sm90.cubin"))),
 ];
 #[cfg(not(kvpool_cubins))]
-const CUBINS: [(u32, [&[u8]; 2]); 0] = [];
+const CUBINS: [(u32, &[u8]); 0] = [];
 
 /// Result of a measurement. Errors are only reported as text.
 pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -108,8 +96,8 @@ impl Gpu {
         // SAFETY: all necessary ordering between streams is explicit here.
         unsafe { context.disable_event_tracking() };
         // Machine code if the program has it for the device, as the pool itself does.
-        let code = cubins(&device).map(|[_, probes]| probes);
-        let loaded = code.and_then(|code| context.load_module(Ptx::from_binary(code.to_vec())).ok());
+        let loaded =
+            cubin(&device).and_then(|code| context.load_module(Ptx::from_binary(code.to_vec())).ok());
         let probes = loaded.map_or_else(|| context.load_module(Ptx::from_src(PROBES)), Ok)?;
         let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let multiprocessors = context.attribute(count)? as u32;
@@ -146,17 +134,23 @@ impl Gpu {
         })
     }
 
-    /// Returns the pool's kernels for the device, as PTX.
-    #[must_use]
-    pub fn ptx(&self) -> &'static str {
-        if self.device.info().capability.major >= 9 { KERNELS_90 } else { KERNELS_80 }
+    /// Compiles the pool's kernels for the device, and returns the time in milliseconds.
+    ///
+    /// # Errors
+    /// An error of the driver.
+    pub fn compile(&self) -> Outcome<f64> {
+        let text = if self.device.info().capability.major >= 9 { KERNELS_90 } else { KERNELS_80 };
+        let begin = Instant::now();
+        let module = self.context.load_module(Ptx::from_src(text))?;
+        let took = begin.elapsed().as_secs_f64() * 1e3;
+        drop(module);
+        Ok(took)
     }
 
-    /// Returns the pool's kernels for the device as machine code, if the program has it.
-    #[cfg(kvpool_cubins)]
+    /// Returns true if the program has machine code for the device.
     #[must_use]
-    pub fn cubin(&self) -> Option<&'static [u8]> {
-        cubins(&self.device).map(|[kernels, _]| kernels)
+    pub fn has_cubin(&self) -> bool {
+        cubin(&self.device).is_some()
     }
 
     /// Returns the time in milliseconds that it took to open the device for a pool.
@@ -354,9 +348,9 @@ pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_time().build()
 }
 
-/// Returns the machine code for a device, if the program has it.
-fn cubins(device: &Device) -> Option<[&'static [u8]; 2]> {
-    CUBINS.into_iter().find(|(major, _)| *major == device.info().capability.major).map(|(_, codes)| codes)
+/// Returns the probes' machine code for a device, if the program has it.
+fn cubin(device: &Device) -> Option<&'static [u8]> {
+    CUBINS.into_iter().find(|(major, _)| *major == device.info().capability.major).map(|(_, code)| code)
 }
 
 /// Returns the version of the kernel's driver.
