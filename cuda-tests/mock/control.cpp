@@ -121,14 +121,14 @@ CONTROL(void) kvp_mock_fail_calls(const char* function, int code) {
   machine().injected[function] = {0, code, true};
 }
 
-// Writes the different launches since the seed was set, as "name CTAs threads bytes stream" lines, and returns
-// their length in bytes; only as much as fits is written.
+// Writes the different launches since the seed was set, as lines of name, CTAs, threads, bytes and
+// stream, and returns their length in bytes; only as much as fits is written.
 CONTROL(size_t) kvp_mock_launches(char* to, size_t most) {
   LOCKED;
   std::string all;
   for (const auto& [name, grid, block, shared, stream] : machine().launches)
     all += name + " " + std::to_string(grid) + " " + std::to_string(block) + " " + std::to_string(shared) + " " + std::to_string(stream) + "\n";
-  memcpy(to, all.data(), std::min(most, all.size()));
+  all.copy(to, most);
   return all.size();
 }
 

@@ -140,7 +140,8 @@ struct Machine {
   // requests of tests
   std::map<std::string, Injected> injected;
   std::map<std::string, uint64_t> calls;
-  std::set<std::tuple<std::string, unsigned, unsigned, unsigned, uint64_t>> launches;  // since the seed: kernel, CTAs, threads, shared memory, stream
+  // Since the seed was set: kernel, CTAs, threads, shared memory, stream.
+  std::set<std::tuple<std::string, unsigned, unsigned, unsigned, uint64_t>> launches;
 };
 
 Machine& machine();

@@ -248,47 +248,33 @@ pub trait Params: DeviceRepr {
     }
 }
 
-fn product(pieces: u32, frames: u32) -> usize {
-    (pieces as usize).saturating_mul(frames as usize)
+/// Implements [`Params`]: the number of jobs as a product.
+macro_rules! params {
+    ($($params:ty: |$of:ident| $first:expr, $second:expr;)*) => {$(
+        impl Params for $params {
+            fn jobs(&self) -> usize {
+                let $of = self;
+                ($first as usize).saturating_mul($second as usize)
+            }
+        }
+    )*};
+}
+
+params! {
+    ZeroParams: |of| of.n_pieces, of.n_frames;
+    PackParams: |of| of.n_pieces, of.n_frames;
+    RowsParams: |of| if of.v == 0 { 1 } else { 2 }, of.n_tokens;
+    QuantParams: |of| of.rows.jobs(), of.heads;
+    PatchParams: |of| of.n, 1;
 }
 
 impl Params for CopyParams {
     fn jobs(&self) -> usize {
-        product(self.n_pieces, self.n_moves)
+        (self.n_pieces as usize).saturating_mul(self.n_moves as usize)
     }
 
     fn allows_bulk(&self) -> bool {
         self.unit == 16
-    }
-}
-
-impl Params for ZeroParams {
-    fn jobs(&self) -> usize {
-        product(self.n_pieces, self.n_frames)
-    }
-}
-
-impl Params for PackParams {
-    fn jobs(&self) -> usize {
-        product(self.n_pieces, self.n_frames)
-    }
-}
-
-impl Params for RowsParams {
-    fn jobs(&self) -> usize {
-        product(if self.v == 0 { 1 } else { 2 }, self.n_tokens)
-    }
-}
-
-impl Params for QuantParams {
-    fn jobs(&self) -> usize {
-        self.rows.jobs().saturating_mul(self.heads as usize)
-    }
-}
-
-impl Params for PatchParams {
-    fn jobs(&self) -> usize {
-        self.n as usize
     }
 }
 
