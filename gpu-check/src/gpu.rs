@@ -213,7 +213,8 @@ impl Gpu {
     /// As for [`launch`].
     pub unsafe fn launch<P: Params>(&self, stream: &CudaStream, work: Work, params: &P) -> Outcome<()> {
         // SAFETY: the caller's promise; streams are created in the device's primary context.
-        Ok(unsafe { self.device.launch(stream.cu_stream(), work, params)? })
+        unsafe { self.device.launch(stream.cu_stream(), work, params)? };
+        Ok(())
     }
 
     /// Enqueues a kernel of the pool with another shape.
@@ -231,7 +232,8 @@ impl Gpu {
         params: &P,
     ) -> Outcome<()> {
         // SAFETY: as above.
-        Ok(unsafe { self.device.launch_as(stream.cu_stream(), kernel, shape, params)? })
+        unsafe { self.device.launch_as(stream.cu_stream(), kernel, shape, params)? };
+        Ok(())
     }
 
     /// Creates a stream of the highest priority.
