@@ -37,6 +37,7 @@ pages_returned_early host_frames pages_are_given_back
 nudge_in_line order waves_go_on
 sending_shared transfers a_source_serves
 landing_early gate a_copy_goes_on
+wiped_early order a_copy_after_a_wipe
 wipes_overlap order runs_that_are_freed
 wipes_left order runs_that_are_freed
 wipes_lost order a_wipe_that_fails

@@ -35,6 +35,7 @@ CONTROL(void) kvp_mock_seed(uint64_t seed) {
   machine().random = seed * 2 + 1;
   machine().trace = 1469598103934665603ull;
   machine().change_at = 0;
+  machine().launches.clear();
   for (Stream* stream : machine().streams) stream->rank = (1 << 10) + random_below(1 << 20);
 }
 
@@ -120,6 +121,17 @@ CONTROL(void) kvp_mock_fail_calls(const char* function, int code) {
   machine().injected[function] = {0, code, true};
 }
 
+// Writes the different launches since the seed was set, as lines of name, CTAs, threads, bytes and
+// stream, and returns their length in bytes; only as much as fits is written.
+CONTROL(size_t) kvp_mock_launches(char* to, size_t most) {
+  LOCKED;
+  std::string all;
+  for (const auto& [name, grid, block, shared, stream] : machine().launches)
+    all += name + " " + std::to_string(grid) + " " + std::to_string(block) + " " + std::to_string(shared) + " " + std::to_string(stream) + "\n";
+  all.copy(to, most);
+  return all.size();
+}
+
 CONTROL(uint64_t) kvp_mock_calls_here() { return calls_here; }
 CONTROL(uint64_t) kvp_mock_calls(const char* function) { LOCKED; return machine().calls[function]; }
 CONTROL(void) kvp_mock_set_version(int version) { LOCKED; machine().version = version; }
@@ -127,6 +139,7 @@ CONTROL(void) kvp_mock_set_devices(int count) { LOCKED; device(count ? count - 1
 CONTROL(void) kvp_mock_set_capability(int ordinal, int major, int minor) { LOCKED; device(ordinal).major = major, device(ordinal).minor = minor; }
 CONTROL(void) kvp_mock_set_capacity(int ordinal, size_t bytes) { LOCKED; device(ordinal).capacity = bytes; }
 CONTROL(void) kvp_mock_set_virtual_memory(int ordinal, int supported) { LOCKED; device(ordinal).virtual_memory = supported != 0; }
+CONTROL(void) kvp_mock_set_compute_mode(int ordinal, int mode) { LOCKED; device(ordinal).compute_mode = mode; }
 CONTROL(void) kvp_mock_set_pools(int ordinal, int supported) { LOCKED; device(ordinal).pools = supported != 0; }
 CONTROL(size_t) kvp_mock_used(int ordinal) { LOCKED; return device(ordinal).used; }
 CONTROL(long) kvp_mock_live(int kind) { LOCKED; return kind >= 0 && kind < KINDS ? machine().live[kind] : -1; }

@@ -240,6 +240,7 @@ API cuLaunchKernel(void* raw, unsigned gx, unsigned gy, unsigned gz, unsigned bx
   size_t bytes = kvp_host_parameter_bytes(function->kernel);
   launch->params = std::make_shared<std::vector<std::max_align_t>>(bytes / sizeof(std::max_align_t) + 1);
   memcpy(launch->params->data(), params[0], bytes);
+  machine().launches.insert({function->name, gx, bx, shared, stream->id});
   return enqueue(stream, std::move(launch));
 }
 

@@ -38,6 +38,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 
 #include "op.h"
@@ -88,7 +89,7 @@ struct Device {
   int failed = 0;  // sticky
   size_t capacity = size_t(4) << 30, used = 0;
   size_t small = 0;  // bytes of small allocations, in slabs (memory.cpp)
-  int major = 9, minor = 0, processors = 4;
+  int major = 9, minor = 0, processors = 4, compute_mode = 0;
   bool virtual_memory = true, pools = true;
   bool stopped = false;  // makes no progress, except on streams that are `alone`
   unsigned retained = 0;
@@ -139,6 +140,8 @@ struct Machine {
   // requests of tests
   std::map<std::string, Injected> injected;
   std::map<std::string, uint64_t> calls;
+  // Since the seed was set: kernel, CTAs, threads, shared memory, stream.
+  std::set<std::tuple<std::string, unsigned, unsigned, unsigned, uint64_t>> launches;
 };
 
 Machine& machine();

@@ -243,6 +243,8 @@ impl Session {
         set_capacity = "kvp_mock_set_capacity" (device: c_int, bytes: usize);
         /// Sets whether the device has virtual memory management: 0 or 1.
         set_virtual_memory = "kvp_mock_set_virtual_memory" (device: c_int, supported: c_int);
+        /// Sets the device's compute mode: 0 the default one, 3 exclusive to one process.
+        set_compute_mode = "kvp_mock_set_compute_mode" (device: c_int, mode: c_int);
         /// Sets whether the device has memory pools, and with them stream-ordered allocation: 0 or
         /// 1.
         set_pools = "kvp_mock_set_pools" (device: c_int, supported: c_int);
@@ -315,6 +317,24 @@ impl Session {
         unsafe { call(name.as_ptr()) }
     }
 
+    /// Returns the different launches since the seed was set: kernel; CTAs, threads of each, and bytes of
+    /// their dynamic shared memory; and the number of the stream.
+    pub fn launches(&self) -> Vec<(String, [u32; 3], u32)> {
+        let call: unsafe extern "C" fn(*mut u8, usize) -> usize = control("kvp_mock_launches");
+        let mut text = vec![0; 1 << 20];
+        // SAFETY: as in `controls!`; the buffer has this length.
+        let bytes = unsafe { call(text.as_mut_ptr(), text.len()) };
+        assert!(bytes <= text.len(), "too many launches");
+        let text = std::str::from_utf8(&text[..bytes]).expect("names of kernels");
+        let parse = |line: &str| {
+            let mut words = line.split(' ');
+            let name = words.next().expect("a name").to_owned();
+            let mut number = |()| words.next().and_then(|word| word.parse().ok()).expect("a number");
+            (name, [(); 3].map(&mut number), number(()))
+        };
+        text.lines().map(parse).collect()
+    }
+
     /// Returns the number of enqueued operations and of steps since the process began.
     pub fn stats(&self) -> (u64, u64) {
         let (mut enqueued, mut steps) = (0, 0);
@@ -356,6 +376,7 @@ impl Session {
             self.set_capacity(device, CAPACITY);
             self.set_virtual_memory(device, 1);
             self.set_pools(device, 1);
+            self.set_compute_mode(device, 0);
         }
         self.forget_injected();
         self.resume();

@@ -7,11 +7,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use kvpool_cuda::CudaError;
-use kvpool_cuda_tests::mock::session;
+use kvpool_cuda::launch::{MOVING_CTAS, Rule, Work};
+use kvpool_cuda_tests::mock::{Kind, Session, session};
 use kvpool_gpu_check::clocks::{self, Moment, Sampler};
-use kvpool_gpu_check::report::{Section, SectionReport, Summary, render_section};
+use kvpool_gpu_check::report::{Section, SectionReport, Summary, render_device, render_section};
 use kvpool_gpu_check::supervise::{self, Job};
-use kvpool_gpu_check::{Options, Part, SECTIONS, run};
+use kvpool_gpu_check::{Options, Part, SECTIONS, held, run};
 
 /// Names the file to which a child writes its process id.
 const PID_FILE: &str = "KVPOOL_GPU_CHECK_PID";
@@ -24,6 +25,32 @@ fn job(name: &'static str, limit: Duration) -> Job {
     command.args(["--exact", "child", "--nocapture", "--test-threads=1"]).env(SECTION, name);
     command.envs(SECTIONS.iter().find(|part| part.name == name).and_then(Part::env));
     Job { name, limit, command }
+}
+
+/// Asserts that the section has launched what it lists, and its kernels of the pool by the rules of
+/// pools; except for sections that vary the shapes.
+fn as_pools_launch(session: &Session, part: &Part) {
+    let launches = session.launches();
+    let is = |rule: Rule, (name, [ctas, threads, shared], _): &(String, [u32; 3], u32)| {
+        let most = rule.shape(usize::MAX, 4);
+        let is_shape = *ctas <= most.ctas && (*threads, *shared) == (rule.threads, rule.shared_bytes);
+        *name == rule.kernel.to_string() && is_shape
+    };
+    for work in part.works {
+        let rule = work.rule(true);
+        assert!(launches.iter().any(|launch| is(rule, launch)), "{}: no {rule}: {launches:?}", part.name);
+    }
+    if part.works.is_empty() || ["shapes", "interference"].contains(&part.name) {
+        return;
+    }
+    let beside = Work::WaveBeside { ctas: MOVING_CTAS };
+    let rules = [Work::Copy, beside, Work::Zero, Work::Pack, Work::Rows, Work::Quantise, Work::Dequantise];
+    let rules: Vec<Rule> = (rules.into_iter().chain([Work::Patch]))
+        .flat_map(|work| [true, false].map(|bulk| work.rule(bulk)))
+        .collect();
+    for launch in launches.iter().filter(|launch| !launch.0.starts_with("kvp_probe")) {
+        assert!(rules.iter().any(|rule| is(*rule, launch)), "{}: {launch:?} is by no rule", part.name);
+    }
 }
 
 /// Runs the section that the environment names; nothing without it.
@@ -67,7 +94,12 @@ fn child() {
         }
         name => {
             let part = SECTIONS.iter().find(|part| part.name == name).expect("a section");
-            supervise::print(&run(part, &Options { quick: true, ..Options::default() }).expect("a driver"));
+            let report = run(part, &Options { quick: true, ..Options::default() }).expect("a driver");
+            as_pools_launch(&session, part);
+            // The pool's kernels and the probes: each image is compiled once.
+            let compiled = ["cuModuleLoadDataEx", "cuModuleLoadData"].map(|call| session.calls(call));
+            assert_eq!(compiled, [1, 1], "{name}");
+            supervise::print(&report);
         }
     }
 }
@@ -188,6 +220,26 @@ fn clocks_are_those_of_the_management_library() {
     section.clocks = Some(found);
     let text = render_section(&section);
     assert!(text.contains("1980 MHz, memory 2619 MHz, up to 41 C, clock reasons 0x1, in "), "{text}");
+}
+
+/// In compute mode EXCLUSIVE_PROCESS, a process that keeps the device open would make every section fail.
+#[test]
+fn a_device_for_one_process_is_not_held() {
+    const EXCLUSIVE_PROCESS: i32 = 3;
+    let session = session();
+    let contexts = || session.live()[Kind::Context as usize];
+    let before = contexts();
+    let device = held(0).expect("a driver").expect("a device for several processes");
+    assert!(!device.info().is_exclusive && contexts() > before);
+    drop(device);
+    session.set_compute_mode(0, EXCLUSIVE_PROCESS);
+    let retained = session.calls("cuDevicePrimaryCtxRetain");
+    assert!(held(0).expect("a driver").is_none());
+    assert_eq!(session.calls("cuDevicePrimaryCtxRetain"), retained);
+    assert!(held(1).expect("a driver").is_some(), "the other device is for all");
+    let report = run(&SECTIONS[1], &Options { quick: true, ..Options::default() }).expect("a driver");
+    assert!(render_device(&report.device.expect("a device")).contains("exclusive to one process"));
+    assert!(matches!(held(9), Err(CudaError::NoDevice { ordinal: 9, .. })));
 }
 
 #[test]

@@ -15,7 +15,7 @@ use kvpool::storage::{DeviceStream, Dtype, Elements, ElementsMut, FrameMove, KvL
 use kvpool::{Batch, FrameId, Pool, Run, Sequence, SequenceId};
 use kvpool_cuda::{CudaStorage, Device};
 use kvpool_cuda_tests::engine::drained;
-use kvpool_cuda_tests::mock::{Session, Style, session};
+use kvpool_cuda_tests::mock::{Session, Style, for_each_seed, session};
 
 /// Keeps a stream busy, by a host function that waits, until the sender is used or dropped. A context
 /// must be current.
@@ -173,6 +173,52 @@ fn wipes_at_the_end_of_a_batch_delay_no_report() {
     let used = read.chunks(layout.packed_bytes()).filter(|frame| frame.iter().any(|&byte| byte != 0));
     assert_eq!(used.count(), 1, "that of the fork");
     pool.audit().expect("a consistent pool");
+}
+
+/// Wipes and copies to the device are on different streams: the copy does not wait for a wipe that the
+/// device has not begun. A copy to a frame that was wiped remains, whatever the device runs first.
+#[test]
+fn a_copy_after_a_wipe_is_not_wiped() {
+    let session = session();
+    let device = Device::open(0).expect("the mock has a device");
+    let layout = KvLayout::named("tiny").expect("a preset");
+    let storage = CudaStorage::new(&device, layout.clone(), 4, 4).expect("frames");
+    let content: Vec<u8> = (0..layout.packed_bytes()).map(|at| (at % 251 + 1) as u8).collect();
+    let one = |frame| [Run { start: FrameId(frame), len: 1 }];
+    let wipe = |frame| {
+        let (tell, told) = channel();
+        let done = Box::new(move |outcome| tell.send(outcome).expect("the test receives"));
+        // SAFETY: no one uses the frame before this is told.
+        unsafe { storage.zero_then(&one(frame), done) };
+        told
+    };
+    // Only what a thread waits for runs.
+    session.style(Style::Lazy);
+    let told = wipe(1);
+    // SAFETY: no other thread uses the frame.
+    unsafe { storage.unpack(&one(2), &content) }.expect("a frame");
+    assert!(told.try_recv().is_err() && session.pending() > 0, "the copy has waited for the wipe");
+    session.style(Style::Random);
+    assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
+    for_each_seed(&session, 60, |seed| {
+        session.style([Style::Random, Style::Lowest, Style::Ranks][seed as usize % 3]);
+        assert_eq!(wipe(2).recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
+        let mut read = vec![0; content.len()];
+        // SAFETY: as above.
+        unsafe {
+            storage.unpack(&one(2), &content).expect("a frame");
+            device_is_idle(&session);
+            storage.pack(&one(2), &mut read).expect("a frame");
+        }
+        assert!(read == content, "the frame was wiped after the copy");
+    });
+}
+
+/// Waits until no operation is pending.
+fn device_is_idle(session: &Session) {
+    while session.pending() > 0 {
+        thread::yield_now();
+    }
 }
 
 /// The nudge of a wave does not wait for a batch that is still running: the nudges of different

@@ -20,7 +20,6 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::DeviceRepr;
 use cudarc::driver::sys::{self, CUstream};
 
 use kvpool::StorageError;
@@ -30,7 +29,7 @@ use super::device::Device;
 use super::event::Event;
 use super::gate::Unended;
 use super::host_rows::Rows;
-use super::kernels::{Kernel, Shape};
+use super::launch::{Params, Work};
 use super::params::Way;
 use super::staging::{LotBuffers, Pinned, Scratch};
 use super::stream::is_idle;
@@ -219,33 +218,14 @@ impl<'a> CommandScope<'a> {
         context.check(unsafe { sys::cuMemsetD8Async(at, 0, bytes, self.stream) }, "zeroing frames")
     }
 
-    /// Launches a kernel.
+    /// Launches the kernel for some work.
     ///
     /// # Safety
     /// As for [`Kernels::launch`](super::kernels::Kernels::launch).
-    pub(super) unsafe fn launch<P: DeviceRepr>(
-        &mut self,
-        kernel: Kernel,
-        ctas: u32,
-        params: &P,
-    ) -> Result<(), StorageError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_as(kernel, Shape::of(ctas), params) }
-    }
-
-    /// Launches a kernel with a shape of its own.
-    ///
-    /// # Safety
-    /// As for [`launch`](Self::launch); the kernel allows the shape.
-    pub(super) unsafe fn launch_as<P: DeviceRepr>(
-        &mut self,
-        kernel: Kernel,
-        shape: Shape,
-        params: &P,
-    ) -> Result<(), StorageError> {
+    pub(super) unsafe fn launch<P: Params>(&mut self, work: Work, params: &P) -> Result<(), StorageError> {
         self.is_open = true;
         // SAFETY: the caller's promise.
-        unsafe { self.device.0.kernels.launch(kernel, shape, self.stream, params) }
+        unsafe { self.device.0.kernels.launch(work, self.stream, params) }
     }
 
     /// Records an event behind the commands so far; `wait` does not wait for later ones.

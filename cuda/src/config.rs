@@ -1,8 +1,6 @@
 //! Configuration of a storage on a device.
 
-/// Default number of CTAs that copy for compaction: of the 132 multiprocessors of an H200, a
-/// hundred are left to the model.
-const MOVING_CTAS: u32 = 32;
+use super::launch::MOVING_CTAS;
 
 /// Configuration of a storage on a device.
 #[derive(Clone, Debug)]

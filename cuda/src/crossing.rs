@@ -3,7 +3,7 @@
 //! ```text
 //! source, stream of sending     list of frames ─ pack ─ copy to the other device ─ event
 //! host                                                          polls the event, then enqueues:
-//! target, stream of packing                                     list of frames ─ unpack ─ event
+//! target, stream up                                             list of frames ─ unpack ─ event
 //! ```
 //!
 //! The host enqueues the last kernel when it has seen the copy complete. No stream of one device
@@ -23,6 +23,7 @@ use kvpool::StorageError;
 
 use super::command_scope::CommandScope;
 use super::gate::Flight;
+use super::launch::Work;
 use super::memory::bytes_of;
 use super::packed::{DEPTH, Lot};
 use super::params::Way;
@@ -140,16 +141,15 @@ impl Crossing<'_> {
         // SAFETY: the stream lives as long as its storage.
         let mut commands = unsafe { CommandScope::on(&source.inner.device, source.sending.raw()) };
         // SAFETY: as above.
-        unsafe { commands.beside(&target.inner.device, target.packing.raw()) };
+        unsafe { commands.beside(&target.inner.device, target.stream_of(Work::Unpack).raw()) };
         // Also if this fails half-way: the copy may access them until it ends.
         commands.hold(left);
         commands.hold(arrived);
         let list = commands.list(LEFT, bytes_of(&from[lot.frames.clone()]))?;
-        let grid = source.grid(lot.frames.len() * lot.pieces.len());
         // SAFETY: the frames exist; the buffers are kept until the copy is complete; the rest is the
         // caller's promise.
         unsafe {
-            source.inner.launch_listed(&mut commands, Way::Out, list, &lot, packed, grid)?;
+            source.inner.launch_listed(&mut commands, Way::Out, list, &lot, packed)?;
             source.send_to(target, packed, landed, lot.bytes)?;
         }
         commands.mark()?;
@@ -183,15 +183,15 @@ impl Crossing<'_> {
         self.stock.source.extend(buffers.next());
         let target = self.target;
         // SAFETY: the stream lives as long as the storage.
-        let mut landed = unsafe { CommandScope::on(&target.inner.device, target.packing.raw()) };
+        let mut landed =
+            unsafe { CommandScope::on(&target.inner.device, target.stream_of(Work::Unpack).raw()) };
         let Some(arrived) = buffers.next() else { unreachable!("a lot leaves with buffers of both sides") };
         let packed = arrived.packed.address();
         landed.hold(arrived);
         let list = landed.list(ARRIVED, bytes_of(&to[lot.frames.clone()]))?;
-        let grid = target.grid(lot.frames.len() * lot.pieces.len());
         // SAFETY: the frames exist; destinations are distinct; the lot has arrived, and its buffer
         // is kept until the scope ends; the rest is the caller's promise.
-        unsafe { target.inner.launch_listed(&mut landed, Way::In, list, &lot, packed, grid)? };
+        unsafe { target.inner.launch_listed(&mut landed, Way::In, list, &lot, packed)? };
         landed.mark()?;
         self.landing.push_back(landed);
         Ok(())

@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
+use cudarc::driver::DeviceRepr;
 use cudarc::driver::sys::{self, CUstream};
 
 use kvpool::DeviceId;
@@ -14,6 +16,7 @@ use super::driver::{self, DeviceInfo};
 use super::error::CudaError;
 use super::event::Event;
 use super::kernels::{KernelImage, Kernels};
+use super::launch::{Kernel, Params, Shape, Work};
 use super::staging::Staging;
 use super::stream::{Stream, StreamPriority, is_capturing};
 use super::watch::Watch;
@@ -47,7 +50,7 @@ impl Device {
     pub fn open(ordinal: usize) -> Result<Self, CudaError> {
         let (raw, info) = driver::device(ordinal)?;
         let context = Arc::new(Context::new(info.ordinal, raw)?);
-        let kernels = Kernels::load(context.clone(), info.capability).map_err(CudaError::of)?;
+        let kernels = Kernels::load(context.clone(), &info).map_err(CudaError::of)?;
         context.create_events().map_err(CudaError::of)?;
         let staging = Staging::new(context.clone());
         staging.fill();
@@ -63,6 +66,54 @@ impl Device {
     /// Returns the form in which the kernels were loaded.
     pub fn kernel_image(&self) -> KernelImage {
         self.0.kernels.image()
+    }
+
+    /// Returns the time that it took to load the kernels.
+    pub fn loaded_in(&self) -> Duration {
+        self.0.kernels.loaded_in()
+    }
+
+    /// Returns true if the device has bulk copies.
+    pub fn has_bulk(&self) -> bool {
+        self.0.kernels.has_bulk()
+    }
+
+    /// Enqueues a kernel as pools launch it for some work, for measurements.
+    ///
+    /// # Errors
+    ///
+    /// [`StorageError::DeviceLost`], [`StorageError::Device`].
+    ///
+    /// # Safety
+    /// The stream lives and is of this device's primary context. The parameters are the kernel's own,
+    /// and meet the requirements of [`params`](super::params) until the launch is complete.
+    pub unsafe fn launch<P: Params>(
+        &self,
+        stream: CUstream,
+        work: Work,
+        params: &P,
+    ) -> Result<(), StorageError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.kernels.launch(work, stream, params) }
+    }
+
+    /// Enqueues a kernel with any shape, for measurements.
+    ///
+    /// # Errors
+    ///
+    /// [`StorageError::DeviceLost`], [`StorageError::Device`].
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch); the kernel allows the shape.
+    pub unsafe fn launch_as<P: DeviceRepr>(
+        &self,
+        stream: CUstream,
+        kernel: Kernel,
+        shape: Shape,
+        params: &P,
+    ) -> Result<(), StorageError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.kernels.launch_as(kernel, shape, stream, params) }
     }
 
     /// Returns the device's id for pools.

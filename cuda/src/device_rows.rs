@@ -10,15 +10,12 @@ use kvpool::{Dtype, Invalid, StorageError};
 
 use super::command_scope::CommandScope;
 use super::device::raw;
-use super::kernels::Kernel;
-use super::params::{QuantParams, RowsParams, THREADS, Way, code_type, row_type, unit};
+use super::launch::Work;
+use super::params::{QuantParams, RowsParams, Way, code_type, row_type, unit};
 use super::storage::CudaStorage;
 
 /// Number of threads that move one row of K or V.
 const WARP: usize = 32;
-
-/// Warps of a CTA.
-const WARPS: usize = THREADS as usize / WARP;
 
 /// Rows of K and V in device memory, `[tokens][row]`, as an engine's projections write them or its
 /// kernels read them.
@@ -183,7 +180,7 @@ impl CudaStorage {
         rows: DeviceRows,
         slots: Slots,
     ) -> Result<(), StorageError> {
-        let (layout, grid) = (&self.inner.layout, |warps: usize| self.grid(warps.div_ceil(WARPS)));
+        let layout = &self.inner.layout;
         let mut params = self.quant_params(layer, way, rows, slots);
         match part {
             Part::Both if self.inner.halves() == 2 => {}
@@ -194,19 +191,18 @@ impl CudaStorage {
         let k = [rows_of.k, rows_of.k_stride, rows_of.k_lane.base, rows_of.k_lane.frame_stride];
         let v = [rows_of.v, rows_of.v_stride, rows_of.v_lane.base, rows_of.v_lane.frame_stride];
         let numbers = k.into_iter().chain(v).chain([rows_of.row_bytes.into()]);
-        let jobs = slots.tokens * if rows_of.v == 0 { 1 } else { 2 };
         if rows.dtype == layout.dtype() {
             rows_of.unit = unit(numbers);
             // SAFETY: the caller's promise.
-            return unsafe { commands.launch(Kernel::Rows, grid(jobs), rows_of) };
+            return unsafe { commands.launch(Work::Rows, rows_of) };
         }
         let types = row_type(rows.dtype).zip(code_type(layout.dtype()));
         let unknown = || self.no_kernel(format!("rows of {} and frames of {}", rows.dtype, layout.dtype()));
         (rows_of.row_type, params.code_type) = types.ok_or_else(unknown)?;
         rows_of.unit = unit(numbers.chain([layout.head_dim() as u64]));
-        let kernel = if way == Way::In { Kernel::Quantise } else { Kernel::Dequantise };
+        let work = if way == Way::In { Work::Quantise } else { Work::Dequantise };
         // SAFETY: the caller's promise.
-        unsafe { commands.launch(kernel, grid(jobs * layout.kv_heads()), &params) }
+        unsafe { commands.launch(work, &params) }
     }
 
     /// Describes K and V of one layer, with the widest unit and types still missing.

@@ -7,7 +7,9 @@ use std::error::Error;
 use std::ffi::c_int;
 use std::sync::OnceLock;
 
-use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute, CUdevice_attribute_enum as Attribute};
+use cudarc::driver::sys::{
+    self, CUcomputemode, CUdevice, CUdevice_attribute, CUdevice_attribute_enum as Attribute,
+};
 use libloading::Library;
 
 use super::error::{CudaError, check};
@@ -94,6 +96,8 @@ pub struct DeviceInfo {
     pub memory_bytes: u64,
     /// Number of streaming multiprocessors.
     pub multiprocessors: u32,
+    /// True if only one process at a time may use the device (compute mode EXCLUSIVE_PROCESS).
+    pub is_exclusive: bool,
     /// Why the device cannot be used, if it cannot.
     pub unusable: Option<CudaError>,
 }
@@ -212,6 +216,8 @@ fn describe(ordinal: usize) -> Result<(CUdevice, DeviceInfo), CudaError> {
         capability,
         memory_bytes: memory_bytes as u64,
         multiprocessors: asked(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        is_exclusive: asked(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE)?
+            == CUcomputemode::CU_COMPUTEMODE_EXCLUSIVE_PROCESS as u32,
         unusable,
     };
     Ok((device, info))

@@ -138,7 +138,8 @@ impl CudaStorage {
     /// As for [`exchange`](Self::exchange); the frames exist, and the extents fit.
     unsafe fn straight(&self, direct: &Direct<'_>, own: &[Extent]) -> Result<(), StorageError> {
         // SAFETY: the stream lives as long as the storage.
-        let mut commands = unsafe { CommandScope::on(&self.inner.device, self.packing.raw()) };
+        let mut commands =
+            unsafe { CommandScope::on(&self.inner.device, self.stream_of(direct.way.work()).raw()) };
         // SAFETY: the caller's promise; the registration outlives the scope.
         let copied = unsafe {
             between(own, &direct.host, direct.pairs)
@@ -164,7 +165,8 @@ impl CudaStorage {
                 under_way.pop_front();
             }
             // SAFETY: the stream lives as long as the storage.
-            let mut commands = unsafe { CommandScope::on(&inner.device, self.packing.raw()) };
+            let mut commands =
+                unsafe { CommandScope::on(&inner.device, self.stream_of(direct.way.work()).raw()) };
             // SAFETY: the caller's promise.
             let enqueued = unsafe { self.enqueue(&mut commands, direct, &frames, &lot) };
             // Also after an error: some of its commands may be under way.
@@ -189,18 +191,17 @@ impl CudaStorage {
     ) -> Result<(), StorageError> {
         let inner = &*self.inner;
         let packed = commands.scratch(lot.bytes)?;
-        let grid = self.grid(lot.frames.len() * lot.pieces.len());
         // SAFETY: the caller's promise, for frames that exist. The registration and the scratch memory
         // outlive the scope.
         unsafe {
             if direct.way == Way::Out {
-                inner.launch_lot(commands, Way::Out, frames, lot, packed, grid)?;
+                inner.launch_lot(commands, Way::Out, frames, lot, packed)?;
             }
             for rows in direct.rows(lot, packed, inner.layout.packed_bytes()) {
                 commands.copy_rows(direct.way, &rows)?;
             }
             if direct.way == Way::In {
-                inner.launch_lot(commands, Way::In, frames, lot, packed, grid)?;
+                inner.launch_lot(commands, Way::In, frames, lot, packed)?;
             }
         }
         commands.mark().map(drop)

@@ -15,6 +15,7 @@ use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::DeviceRepr;
 use cudarc::driver::sys::{
@@ -24,7 +25,9 @@ use cudarc::driver::sys::{
 use kvpool::StorageError;
 
 use super::context::Context;
-use super::params::{BULK_SHARED_BYTES, THREADS};
+use super::driver::DeviceInfo;
+use super::launch::{Kernel, Params, Shape, Work};
+use super::params::BULK_SHARED_BYTES;
 use super::version::Version;
 
 /// NUL-terminated, as the driver requires.
@@ -69,31 +72,6 @@ const LOG_BYTES: usize = 4096;
 /// First architecture with instructions for conversions to and from 8 bits.
 const SM90: Version = Version { major: 9, minor: 0 };
 
-/// A kernel; see [`params`](super::params) for its parameters.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kernel {
-    Copy,
-    /// By bulk copies; see [`Kernels::has_bulk`].
-    CopyBulk,
-    Zero,
-    Pack,
-    Rows,
-    Quantise,
-    Dequantise,
-    Patch,
-}
-
-const NAMES: [(Kernel, &CStr); 8] = [
-    (Kernel::Copy, c"kvp_copy"),
-    (Kernel::CopyBulk, c"kvp_copy_bulk"),
-    (Kernel::Zero, c"kvp_zero"),
-    (Kernel::Pack, c"kvp_pack"),
-    (Kernel::Rows, c"kvp_rows"),
-    (Kernel::Quantise, c"kvp_quantise"),
-    (Kernel::Dequantise, c"kvp_dequantise"),
-    (Kernel::Patch, c"kvp_patch"),
-];
-
 /// The loaded kernels of one device.
 #[derive(Debug)]
 pub(super) struct Kernels {
@@ -102,21 +80,8 @@ pub(super) struct Kernels {
     functions: Vec<(Kernel, CUfunction)>,
     has_bulk: bool,
     image: KernelImage,
-}
-
-/// Size of a launch: CTAs, threads of each, and bytes of its dynamic shared memory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Shape {
-    pub(super) ctas: u32,
-    pub(super) threads: u32,
-    pub(super) shared_bytes: u32,
-}
-
-impl Shape {
-    /// Returns the shape of most kernels.
-    pub(super) fn of(ctas: u32) -> Self {
-        Self { ctas, threads: THREADS, shared_bytes: 0 }
-    }
+    multiprocessors: u32,
+    loaded_in: Duration,
 }
 
 // SAFETY: any thread can use modules and functions, and several can at once.
@@ -125,16 +90,25 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    pub(super) fn load(context: Arc<Context>, capability: Version) -> Result<Self, StorageError> {
+    pub(super) fn load(context: Arc<Context>, info: &DeviceInfo) -> Result<Self, StorageError> {
+        let DeviceInfo { capability, multiprocessors, .. } = *info;
         let _pass = context.pass()?;
         let _entered = context.enter()?;
+        let begin = Instant::now();
         let (module, image) = load_first(&context, images(capability))?;
-        let mut kernels =
-            Self { context: context.clone(), module, functions: Vec::new(), has_bulk: false, image };
-        for (kernel, name) in NAMES {
+        let mut kernels = Self {
+            context: context.clone(),
+            module,
+            functions: Vec::new(),
+            has_bulk: false,
+            image,
+            multiprocessors,
+            loaded_in: Duration::ZERO,
+        };
+        for kernel in Kernel::ALL {
             let mut function = std::ptr::null_mut();
             // SAFETY: the pointer is valid, the module is loaded, and the name ends in a NUL.
-            let found = unsafe { sys::cuModuleGetFunction(&mut function, module, name.as_ptr()) };
+            let found = unsafe { sys::cuModuleGetFunction(&mut function, module, kernel.name().as_ptr()) };
             context.check(found, "finding a kernel")?;
             // The driver loads code at the first query, and may wait for the whole device to do so.
             // Do that now and not at the first launch, which may be part of a graph being captured.
@@ -153,7 +127,13 @@ impl Kernels {
             // Without, the other kernel copies.
             kernels.has_bulk = set == CUresult::CUDA_SUCCESS;
         }
+        kernels.loaded_in = begin.elapsed();
         Ok(kernels)
+    }
+
+    /// Returns the time that loading took.
+    pub(super) fn loaded_in(&self) -> Duration {
+        self.loaded_in
     }
 
     /// Returns the form in which they were loaded.
@@ -171,12 +151,28 @@ impl Kernels {
         found.expect("all kernels are loaded").1
     }
 
-    /// Enqueues a launch.
+    /// Enqueues a launch, by the rule of its work.
     ///
     /// # Safety
     /// The stream lives and is of this device. The parameters are the kernel's own struct, and meet
     /// the requirements of [`params`](super::params) until the launch is complete.
-    pub(super) unsafe fn launch<P: DeviceRepr>(
+    pub(super) unsafe fn launch<P: Params>(
+        &self,
+        work: Work,
+        stream: CUstream,
+        params: &P,
+    ) -> Result<(), StorageError> {
+        let rule = work.rule(self.has_bulk && params.allows_bulk());
+        let shape = rule.shape(params.jobs(), self.multiprocessors);
+        // SAFETY: the caller's promise; the rules are for their kernels.
+        unsafe { self.launch_as(rule.kernel, shape, stream, params) }
+    }
+
+    /// Enqueues a launch of any shape.
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch); the kernel allows the shape.
+    pub(super) unsafe fn launch_as<P: DeviceRepr>(
         &self,
         kernel: Kernel,
         shape: Shape,
@@ -273,9 +269,8 @@ mod tests {
     #[test]
     fn every_kernel_is_in_both_modules() {
         for ptx in [PTX_SM80, PTX_SM90] {
-            for (kernel, name) in NAMES {
-                let entry = format!(".entry {}(", name.to_str().unwrap());
-                assert!(ptx.contains(&entry), "{kernel:?}: no {entry}");
+            for kernel in Kernel::ALL {
+                assert!(ptx.contains(&format!(".entry {kernel}(")), "{kernel}");
             }
             assert_eq!(ptx.find('\0'), Some(ptx.len() - 1));
         }

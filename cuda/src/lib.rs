@@ -22,7 +22,7 @@
 //! | `capture`, `context` | isolation from graph captures; the device's primary context |
 //! | `stream`, `event` | streams and events |
 //! | `engines`, `watch` | pending events of engines; the thread that watches events complete |
-//! | `staging`, [`params`], `kernels` | transfer buffers, kernel parameters, kernels |
+//! | `staging`, [`params`], [`launch`], `kernels` | transfer buffers, kernel parameters, launches, kernels |
 //! | `memory`, `command_scope` | long-lived allocations; commands in flight and their buffers |
 //! | `device` | an open device, with all of the above |
 //! | `pieces`, `arena`, `adopted` | planes cut for kernels; mapped frames; an engine's tensors |
@@ -65,6 +65,7 @@ mod host_frames;
 mod host_pages;
 mod host_rows;
 mod kernels;
+pub mod launch;
 mod memory;
 mod moves;
 mod packed;

@@ -9,18 +9,11 @@ use kvpool::storage::{CopyDone, DeviceStream, FrameMove, Storage};
 
 use super::command_scope::CommandScope;
 use super::device::raw;
-use super::kernels::{Kernel, Shape};
+use super::launch::Work;
 use super::memory::bytes_of;
-use super::params::{BULK_SHARED_BYTES, BULK_THREADS, COPY_TEAM, CopyParams, MOVES_INLINE, Move, ZeroParams};
+use super::params::{CopyParams, MOVES_INLINE, Move, ZeroParams};
 use super::staging::BYTES_MAX;
 use super::storage::CudaStorage;
-
-/// Other work of the device during a copy.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Beside {
-    Nothing,
-    Batches,
-}
 
 impl CudaStorage {
     /// Implements [`Storage::copy`].
@@ -32,7 +25,7 @@ impl CudaStorage {
         self.inner.pending.wait(moves.iter().map(|step| step.src.0))?;
         // SAFETY: the frames exist; destinations are distinct and no destination is a source; the
         // rest is the caller's promise.
-        unsafe { self.enqueue_copy(moves, self.service.raw(), Beside::Nothing)?.wait() }
+        unsafe { self.enqueue_copy(moves, self.stream_of(Work::Copy).raw(), Work::Copy)?.wait() }
     }
 
     /// Implements [`Storage::copy_then`].
@@ -58,9 +51,10 @@ impl CudaStorage {
     unsafe fn enqueue_wave(&self, moves: &[FrameMove]) -> Result<CommandScope<'_>, StorageError> {
         let device = &self.inner.device.0;
         let _entered = device.context.enter()?;
-        let beside = if device.watch.is_engine_busy() { Beside::Batches } else { Beside::Nothing };
+        let beside = Work::WaveBeside { ctas: self.moving_ctas };
+        let work = if device.watch.is_engine_busy() { beside } else { Work::Wave };
         // SAFETY: the caller's promise; the stream lives as long as the storage.
-        let mut commands = unsafe { self.enqueue_copy(moves, self.moving.raw(), beside)? };
+        let mut commands = unsafe { self.enqueue_copy(moves, self.stream_of(work).raw(), work)? };
         let mark = commands.mark()?;
         device.watch.nudge_of_wave(mark);
         Ok(commands)
@@ -80,7 +74,7 @@ impl CudaStorage {
         check::moves(moves, self.frames())?;
         let on = raw(stream);
         // SAFETY: as above; the stream is of this device.
-        let mut commands = unsafe { self.enqueue_copy(moves, on, Beside::Nothing)? };
+        let mut commands = unsafe { self.enqueue_copy(moves, on, Work::Copy)? };
         // Under another batch, the host may store to the copy before this stream has executed
         // it.
         let mark = commands.mark()?.clone();
@@ -98,7 +92,7 @@ impl CudaStorage {
         &self,
         moves: &[FrameMove],
         stream: CUstream,
-        beside: Beside,
+        work: Work,
     ) -> Result<CommandScope<'_>, StorageError> {
         let inner = &*self.inner;
         let (pieces, n_pieces) = (inner.table.address(), inner.pieces.list.len());
@@ -116,35 +110,10 @@ impl CudaStorage {
             } else {
                 params.moves = commands.upload(bytes_of(&list.collect::<Vec<Move>>()))?;
             }
-            let (kernel, shape) = self.copy_shape(moves.len().saturating_mul(n_pieces), beside);
-            // SAFETY: the tables live until the command scope ends; the unit fits the kernel; the
-            // rest is the caller's promise.
-            unsafe { commands.launch_as(kernel, shape, &params)? };
+            // SAFETY: the tables live until the command scope ends; the rest is the caller's promise.
+            unsafe { commands.launch(work, &params)? };
         }
         Ok(commands)
-    }
-
-    /// Returns the kernel that copies `jobs` pieces, and the shape of its launch.
-    ///
-    /// Beside batches, few CTAs leave most multiprocessors to the model. Alone, the copy occupies all
-    /// of them, with about as many bytes in flight as the memory needs.
-    fn copy_shape(&self, jobs: usize, beside: Beside) -> (Kernel, Shape) {
-        let device = &self.inner.device;
-        let is_bulk = device.0.kernels.has_bulk() && self.inner.pieces.copy_unit == 16;
-        let processors = device.info().multiprocessors.max(1);
-        let (kernel, teams, threads, shared_bytes, per_processor) = match (is_bulk, beside) {
-            // Three rings of 64 KiB fit into a multiprocessor's shared memory.
-            (true, Beside::Nothing) => (Kernel::CopyBulk, 1, BULK_THREADS, BULK_SHARED_BYTES, 3),
-            (true, Beside::Batches) => (Kernel::CopyBulk, 1, BULK_THREADS, BULK_SHARED_BYTES, 1),
-            (false, Beside::Nothing) => (Kernel::Copy, 8, 8 * COPY_TEAM, 0, 1),
-            (false, Beside::Batches) => (Kernel::Copy, 2, 2 * COPY_TEAM, 0, 1),
-        };
-        let most = match beside {
-            Beside::Nothing => processors * per_processor,
-            Beside::Batches => self.moving_ctas,
-        };
-        let ctas = jobs.div_ceil(teams).min(most as usize) as u32;
-        (kernel, Shape { ctas, threads, shared_bytes })
     }
 
     /// Implements [`Storage::zero`].
@@ -182,7 +151,7 @@ impl CudaStorage {
         let frames: Vec<u32> = runs.iter().flat_map(|run| run.frames()).map(|frame| frame.0).collect();
         let _entered = self.inner.device.0.context.enter()?;
         // SAFETY: the stream lives as long as the storage.
-        let mut commands = unsafe { CommandScope::on(&self.inner.device, self.packing.raw()) };
+        let mut commands = unsafe { CommandScope::on(&self.inner.device, self.stream_of(Work::Zero).raw()) };
         // SAFETY: the caller's promise.
         match unsafe { self.launch_zeroes(&mut commands, &frames) } {
             // In the same scope, which keeps the buffers of a part that was enqueued. SAFETY: as above.
@@ -212,7 +181,7 @@ impl CudaStorage {
                 reserved: 0,
             };
             // SAFETY: the caller's promise.
-            unsafe { commands.launch(Kernel::Zero, self.grid(frames.len() * n_pieces), &params)? };
+            unsafe { commands.launch(Work::Zero, &params)? };
         }
         Ok(())
     }

@@ -19,7 +19,7 @@ use kvpool::storage::backend::{check, check_runs, through_host};
 use kvpool::storage::{HostStorage, Storage};
 
 use super::command_scope::{CommandScope, PinnedAt};
-use super::kernels::Kernel;
+use super::launch::Work;
 use super::memory::bytes_of;
 use super::params::{PackParams, Piece, Way};
 use super::pieces::Pieces;
@@ -93,11 +93,10 @@ impl StorageInner {
         frames: &[u32],
         lot: &Lot,
         packed: u64,
-        grid: u32,
     ) -> Result<(), StorageError> {
         let frames = commands.upload(bytes_of(&frames[lot.frames.clone()]))?;
         // SAFETY: the caller's promise.
-        unsafe { self.launch_listed(commands, way, frames, lot, packed, grid) }
+        unsafe { self.launch_listed(commands, way, frames, lot, packed) }
     }
 
     /// Does the same for frames whose list is at an address of the device, in the scope's memory.
@@ -111,7 +110,6 @@ impl StorageInner {
         frames: u64,
         lot: &Lot,
         packed: u64,
-        grid: u32,
     ) -> Result<(), StorageError> {
         let first = &self.pieces.list[lot.pieces.start];
         let params = PackParams {
@@ -126,7 +124,7 @@ impl StorageInner {
             way,
         };
         // SAFETY: the caller's promise.
-        unsafe { commands.launch(Kernel::Pack, grid, &params) }
+        unsafe { commands.launch(way.work(), &params) }
     }
 }
 
@@ -189,15 +187,14 @@ impl CudaStorage {
                 host(&lot, &mut pinned.bytes_mut()[..lot.bytes])?;
             }
             // SAFETY: the stream lives as long as the storage.
-            let mut commands = unsafe { CommandScope::on(&inner.device, self.packing.raw()) };
+            let mut commands = unsafe { CommandScope::on(&inner.device, self.stream_of(way.work()).raw()) };
             let (pinned, packed) = (commands.keep(pinned), commands.scratch(lot.bytes)?);
-            let grid = self.grid(lot.frames.len() * lot.pieces.len());
             // SAFETY: the caller's promise; the buffers are the scope's.
             unsafe {
                 if way == Way::In {
                     commands.send(packed, pinned, lot.bytes)?;
                 }
-                inner.launch_lot(&mut commands, way, frames, &lot, packed, grid)?;
+                inner.launch_lot(&mut commands, way, frames, &lot, packed)?;
                 if way == Way::Out {
                     commands.fetch(pinned, packed, lot.bytes)?;
                 }
@@ -289,14 +286,13 @@ impl CudaStorage {
                 under_way.pop_front().map_or(Ok(()), CommandScope::wait)?;
             }
             // SAFETY: the stream lives as long as the storage.
-            let mut commands = unsafe { CommandScope::on(&here.device, self.packing.raw()) };
+            let mut commands = unsafe { CommandScope::on(&here.device, self.stream_of(Work::Unpack).raw()) };
             let packed = commands.scratch(lot.bytes)?;
-            let grids = [&lot, &landing_lot].map(|lot| self.grid(lot.frames.len() * lot.pieces.len()));
             // SAFETY: the frames exist; destinations are distinct; the buffer is kept until the
             // scope ends; the rest is the caller's promise.
             unsafe {
-                there.launch_lot(&mut commands, Way::Out, from, &lot, packed, grids[0])?;
-                here.launch_lot(&mut commands, Way::In, to, &landing_lot, packed, grids[1])?;
+                there.launch_lot(&mut commands, Way::Out, from, &lot, packed)?;
+                here.launch_lot(&mut commands, Way::In, to, &landing_lot, packed)?;
             }
             commands.mark()?;
             under_way.push_back(commands);

@@ -5,7 +5,9 @@
 //! | the engine's | [`copy_on`](Storage::copy_on), [`store_on`](CudaStorage::store_on), [`load_on`](CudaStorage::load_on) |
 //! | service | `store`, `load`, `copy`: synchronous |
 //! | mapping | `grow`: zeroes fresh memory |
-//! | packing | `pack`, `unpack`, `receive`, `zero`, `zero_then`: not ordered with streams of an engine |
+//! | down | `pack`, and frames on their way to a storage on the host |
+//! | up | `unpack`, and `receive`, except for the copies of another device |
+//! | wipes | `zero`, `zero_then` |
 //! | sending | the copy of `receive` to another device; only polled, because that device may hang |
 //! | moving (lowest priority, which is the default one) | `copy_then`: compaction, on a few CTAs |
 //!
@@ -14,6 +16,10 @@
 //! copy-on-write, which the pool itself enqueues, and which ends when an engine's stream reaches
 //! it: operations of the host on the copy wait for it ([`pending`](super::pending)). No stream here
 //! waits for an engine's stream.
+//!
+//! Down and up are apart because the bus carries both directions at once, and wipes because they must
+//! not wait for either. A frame that is wiped gets no new owner before the host has seen the event
+//! behind the wipe, so that no later copy on another stream overtakes it.
 
 use std::any::Any;
 use std::fmt;
@@ -32,12 +38,13 @@ use super::adopted::{self, Owner};
 use super::arena::{Arena, MemorySharing};
 use super::config::CudaConfig;
 use super::device::Device;
+use super::launch::{StreamRole, Work};
 use super::memory::{Memory, bytes_of};
 use super::params::{SCALES_PER_HEAD, SCALES_PER_TOKEN_HEAD, SCALES_UNIT, Way};
 use super::pending::PendingCopies;
 use super::pieces::{LayerLanes, Pieces, Placed, lanes};
 use super::staging::BYTES_MAX;
-use super::stream::{Stream, StreamPriority};
+use super::stream::Stream;
 use super::watch::is_watcher;
 
 /// Bytes per wave of a compaction. Each wave costs a round trip to the host, during which the device
@@ -46,9 +53,6 @@ const WAVE_BYTES: usize = 64 << 20;
 
 /// Waves of a compaction in flight: one that is being copied, and one behind it.
 const WAVES_IN_FLIGHT: usize = 2;
-
-/// CTAs per multiprocessor for operations with a waiting caller.
-const CTAS_PER_MULTIPROCESSOR: u32 = 4;
 
 /// Frames in the memory of a CUDA device.
 ///
@@ -90,7 +94,9 @@ pub struct CudaStorage {
     resizing: Mutex<()>,
     pub(super) service: Stream,
     mapping: Stream,
-    pub(super) packing: Stream,
+    down: Stream,
+    up: Stream,
+    wipes: Stream,
     pub(super) sending: Stream,
     pub(super) moving: Stream,
     pub(super) moving_ctas: u32,
@@ -151,7 +157,7 @@ impl CudaStorage {
     ) -> Result<Self, StorageError> {
         check::frames(frames, frames_max)?;
         check_sizes(&layout, frames_max)?;
-        let service = Stream::new(device.0.context.clone(), StreamPriority::Usual)?;
+        let service = Stream::new(device.0.context.clone(), StreamRole::Service.priority())?;
         let segment = config.segment_frames;
         let (arena, placed) = Arena::new(&device.0.context, &layout, frames, frames_max, segment, &service)?;
         Self::over(device, layout, placed, Bytes::Mapped(arena), (frames, frames_max), service, config)
@@ -188,7 +194,7 @@ impl CudaStorage {
         check::frames(frames, frames)?;
         check_sizes(&layout, frames)?;
         let placed = adopted::placed(&device.0.context, &layout, tensors, frames)?;
-        let service = Stream::new(device.0.context.clone(), StreamPriority::Usual)?;
+        let service = Stream::new(device.0.context.clone(), StreamRole::Service.priority())?;
         let bytes = Bytes::Adopted { _owner: Owner::new(&device.0.context, owner) };
         Self::over(device, layout, placed, bytes, (frames, frames), service, config)
     }
@@ -214,9 +220,10 @@ impl CudaStorage {
             Scales::PerTokenHead => (SCALES_PER_TOKEN_HEAD, None),
             other => return Err(no_kernel(device, format!("scales of {other:?}"))),
         };
-        let stream = |priority| Stream::new(device.0.context.clone(), priority);
-        let (packing, moving) = (stream(StreamPriority::Usual)?, stream(StreamPriority::Lowest)?);
-        let (mapping, sending) = (stream(StreamPriority::Usual)?, stream(StreamPriority::Usual)?);
+        let stream = |role: StreamRole| Stream::new(device.0.context.clone(), role.priority());
+        let [down, up, wipes, moving] =
+            [StreamRole::Down, StreamRole::Up, StreamRole::Wipes, StreamRole::Moving].map(stream);
+        let (mapping, sending) = (stream(StreamRole::Mapping)?, stream(StreamRole::Sending)?);
         let (pending, device) = (PendingCopies::default(), device.clone());
         let inner = StorageInner {
             memory,
@@ -237,9 +244,11 @@ impl CudaStorage {
             resizing: Mutex::new(()),
             service,
             mapping,
-            packing,
+            down: down?,
+            up: up?,
+            wipes: wipes?,
             sending,
-            moving,
+            moving: moving?,
             moving_ctas: config.moving_ctas,
             host_bytes_max: config.host_bytes_max,
         })
@@ -288,7 +297,8 @@ impl CudaStorage {
     /// [`StorageError::DeviceLost`]; the storage is dropped nevertheless.
     pub fn close(self) -> Result<(), StorageError> {
         // Not for the stream of sending: `receive` has waited for its copies.
-        for stream in [&self.service, &self.mapping, &self.packing, &self.moving] {
+        let own = [&self.service, &self.mapping, &self.down, &self.up, &self.wipes, &self.moving];
+        for stream in own {
             stream.synchronise()?;
         }
         Ok(())
@@ -317,10 +327,17 @@ impl CudaStorage {
         extents
     }
 
-    /// Returns the number of CTAs for `jobs` jobs of an operation with a waiting caller.
-    pub(super) fn grid(&self, jobs: usize) -> u32 {
-        let most = self.inner.device.info().multiprocessors.max(1) * CTAS_PER_MULTIPROCESSOR;
-        jobs.min(most as usize) as u32
+    /// Returns the stream of some work, unless an engine names one.
+    pub(super) fn stream_of(&self, work: Work) -> &Stream {
+        match work.rule(false).stream {
+            StreamRole::Mapping => &self.mapping,
+            StreamRole::Down => &self.down,
+            StreamRole::Up => &self.up,
+            StreamRole::Wipes => &self.wipes,
+            StreamRole::Sending => &self.sending,
+            StreamRole::Moving => &self.moving,
+            StreamRole::Service | StreamRole::Engine => &self.service,
+        }
     }
 }
 

@@ -23,13 +23,10 @@ use kvpool::{SequenceError, StorageError};
 
 use super::command_scope::CommandScope;
 use super::device::{Device, raw};
-use super::kernels::Kernel;
+use super::launch::Work;
 use super::memory::{Memory, bytes_of};
-use super::params::{PatchParams, THREADS};
+use super::params::PatchParams;
 use super::staging::BYTES_MAX;
-
-/// Maximum number of CTAs for a patch: there are few entries.
-const PATCH_CTAS: usize = 64;
 
 /// Why a table was not filled or patched. No work was enqueued, unless the device failed half-way.
 #[derive(Clone, PartialEq, Debug, Error)]
@@ -231,10 +228,9 @@ impl DeviceTable {
                 row_stride: columns as u32,
                 n: entries.len() as u32,
             };
-            let grid = entries.len().div_ceil(THREADS as usize).min(PATCH_CTAS) as u32;
             // SAFETY: the entries are in the table; a batch lists each entry once, and of two
             // entries for one place either is correct.
-            unsafe { commands.launch(Kernel::Patch, grid, &params)? };
+            unsafe { commands.launch(Work::Patch, &params)? };
         }
         self.end(commands, stream);
         Ok(())

@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaStream, result};
+use cudarc::driver::{CudaFunction, CudaStream, result};
 use half::bf16;
 use kvpool::storage::{Dtype, Elements, ElementsMut, HostStorage, KvLayout, Scales, Storage};
 use kvpool::{FrameId, Run};
+use kvpool_cuda::launch::{MOVING_CTAS, Params, Work};
 use kvpool_cuda::params::{
     CopyParams, Lane, Move, PackParams, Piece, QuantParams, RowsParams, SCALES_PER_HEAD,
-    SCALES_PER_TOKEN_HEAD, THREADS, Way, ZeroParams, code_type, row_type,
+    SCALES_PER_TOKEN_HEAD, Way, ZeroParams, code_type, row_type,
 };
 use kvpool_testkit::rng::Rng;
 
@@ -26,8 +27,12 @@ const MEMSET: &str = "driver's memset";
 /// Baseline: the same kernel, compiled for this pair of types. Shows what types as parameters cost.
 const FIXED: &str = "the kernel for these types alone";
 
-/// Threads of a warp.
-const WARP: u32 = 32;
+/// How moves are launched: alone, and beside batches.
+const MOVES: [Work; 2] = [Work::Wave, Work::WaveBeside { ctas: MOVING_CTAS }];
+
+/// What this section launches.
+pub const WORKS: &[Work] =
+    &[MOVES[0], MOVES[1], Work::Pack, Work::Unpack, Work::Zero, Work::Rows, Work::Quantise, Work::Dequantise];
 
 /// Number of frames, or tokens, of an operation whose bytes are verified.
 const SAMPLES: usize = 8;
@@ -166,7 +171,7 @@ impl Bench<'_> {
 
     fn copies(&self, section: &mut Section) -> Outcome<()> {
         let Self { gpu, shape, stream, arena, .. } = self;
-        let (kernel, moves) = (gpu.kernel("kvp_copy")?, gpu.upload(&self.moves())?);
+        let moves = gpu.upload(&self.moves())?;
         let layers = layer_first(arena.address(), shape.planes, shape.frames, shape.tile_bytes);
         let blocks: Vec<Piece> = (0..shape.planes as u64)
             .map(|plane| Piece {
@@ -176,7 +181,6 @@ impl Bench<'_> {
                 packed_at: plane as u32 * shape.tile_bytes,
             })
             .collect();
-        let sms = gpu.multiprocessors;
         for (name, list) in [("layer-first", &layers), ("block-first", &blocks)] {
             let pieces = gpu.upload(list)?;
             let (pieces, moves) = ((pieces.address(), list.len()), (moves.address(), shape.moved));
@@ -189,15 +193,17 @@ impl Bench<'_> {
                 list.iter().map(move |piece| (piece_at(piece, moved.src), piece_at(piece, moved.dst)))
             });
             let samples = sample::plant(gpu, shape.tile_bytes as usize, tiles)?;
-            for grid in [8, 16, 32, 64, sms, 2 * sms, 4 * sms, 8 * sms, 16 * sms] {
+            for work in MOVES {
                 let time = gpu.time(stream, shape.times, || {
                     // SAFETY: pieces, moves and arena are kept until the stream has been waited
                     // for.
-                    unsafe { launch(stream, &kernel, grid, &params) }
+                    unsafe { gpu.launch(stream, work, &params) }
                 })?;
                 best = best.min(time);
-                let got = rate(2 * shape.payload(), time);
-                section.ratio(format!("moves, {name}, {grid} CTAs"), got, "GB/s", got / self.linear, LINEAR);
+                let (rule, got) = (work.rule(gpu.device.has_bulk()), rate(2 * shape.payload(), time));
+                let ctas = rule.shape(params.jobs(), gpu.multiprocessors).ctas;
+                let what = format!("moves, {name}, {} on {ctas} CTAs", rule.kernel);
+                section.ratio(what, got, "GB/s", got / self.linear, LINEAR);
             }
             stream.synchronize()?;
             let missing = sample::missing(gpu, &samples)?;
@@ -231,7 +237,6 @@ impl Bench<'_> {
             unit: 16,
             way,
         };
-        let kernel = gpu.kernel("kvp_pack")?;
         for (way, what) in [(Way::Out, "pack"), (Way::In, "unpack")] {
             let step = count.div_ceil(SAMPLES);
             let tiles = sources.iter().enumerate().step_by(step).flat_map(|(at, &frame)| {
@@ -244,7 +249,7 @@ impl Bench<'_> {
             let samples = sample::plant(gpu, shape.tile_bytes as usize, tiles)?;
             let time = gpu.time(stream, shape.times, || {
                 // SAFETY: all buffers are kept until the stream has been waited for.
-                unsafe { launch(stream, &kernel, 8 * gpu.multiprocessors, &params(way)) }
+                unsafe { gpu.launch(stream, way.work(), &params(way)) }
             })?;
             let got = rate(2 * count * shape.block_bytes(), time);
             section.ratio(what, got, "GB/s", got / self.linear, LINEAR);
@@ -270,7 +275,6 @@ impl Bench<'_> {
             unsafe { result::memset_d8_async(arena.address(), 0, bytes, stream.cu_stream())? };
             Ok(())
         })?;
-        let kernel = gpu.kernel("kvp_zero")?;
         let params = ZeroParams {
             pieces: pieces.address(),
             frames: frames.address(),
@@ -281,7 +285,7 @@ impl Bench<'_> {
         };
         let time = gpu.time(stream, shape.times, || {
             // SAFETY: all buffers are kept until the stream has been waited for.
-            unsafe { launch(stream, &kernel, 8 * gpu.multiprocessors, &params) }
+            unsafe { gpu.launch(stream, Work::Zero, &params) }
         })?;
         section.ratio("zero", rate(bytes, time), "GB/s written", driver / time, MEMSET);
         stream.synchronize()?;
@@ -337,18 +341,11 @@ impl Bench<'_> {
             way,
             row_type: row_type(Dtype::Bf16).expect("bf16 can be converted"),
         };
-        // As the pool launches them: a warp for each job, on at most four CTAs a multiprocessor.
-        let grid_for = |jobs: usize| {
-            let ctas = jobs.div_ceil((THREADS / WARP) as usize);
-            ctas.min(4 * gpu.multiprocessors as usize) as u32
-        };
-        let grid = grid_for(2 * tokens);
         let inside = |half: u64, slot: i64| {
             let (frame, offset) =
                 (slot as u64 / u64::from(BLOCK_TOKENS), slot as u64 % u64::from(BLOCK_TOKENS));
             plane(half) + frame * u64::from(shape.tile_bytes) + offset * u64::from(row_in)
         };
-        let kernel = gpu.kernel("kvp_rows")?;
         for (way, what) in [(Way::In, "store, bf16"), (Way::Out, "load, bf16")] {
             let rows_of =
                 list.iter().enumerate().step_by(tokens.div_ceil(SAMPLES)).flat_map(|(token, &slot)| {
@@ -361,7 +358,7 @@ impl Bench<'_> {
             let time = gpu.time(stream, shape.times, || {
                 // SAFETY: all buffers are kept until the stream has been waited for; slots are
                 // unique.
-                unsafe { launch(stream, &kernel, grid, &rows(way, row_in)) }
+                unsafe { gpu.launch(stream, Work::Rows, &rows(way, row_in)) }
             })?;
             let got = rate(4 * tokens * row_in as usize, time);
             section.ratio(what, got, "GB/s", got / self.linear, LINEAR);
@@ -370,7 +367,6 @@ impl Bench<'_> {
             let detail = format!("{missing} of {} rows differ", samples.len());
             section.check(format!("bytes of {what}"), missing == 0, detail);
         }
-        let grid = grid_for(2 * tokens * HEADS as usize);
         let ordinary = [
             numbers(tokens * (HEADS * HEAD_DIM) as usize, 1),
             numbers(tokens * (HEADS * HEAD_DIM) as usize, 2),
@@ -392,28 +388,37 @@ impl Bench<'_> {
                 for (buffer, numbers) in [&k, &v].into_iter().zip(&ordinary) {
                     gpu.write(buffer.address(), &bytes_of(numbers))?;
                 }
-                for (verb, what) in [("quantise", "store"), ("dequantise", "load")] {
-                    if verb == "dequantise" {
+                for (work, verb, what) in
+                    [(Work::Quantise, "quantise", "store"), (Work::Dequantise, "dequantise", "load")]
+                {
+                    if work == Work::Dequantise {
                         // Not what was stored: the load must write it.
                         stream.synchronize()?;
                         k.fill(stream, 0)?;
                         v.fill(stream, 0)?;
                         stream.synchronize()?;
                     }
-                    let measure = |kernel| {
+                    // With the pool's own kernel, or another one in the same shape.
+                    let shape_of = work.rule(false).shape(params.jobs(), gpu.multiprocessors);
+                    let measure = |other: Option<CudaFunction>| {
                         let time = gpu.time(stream, shape.times, || {
                             // SAFETY: as above.
-                            unsafe { launch(stream, &kernel, grid, &params) }
+                            unsafe {
+                                match &other {
+                                    Some(other) => launch(stream, other, shape_of.ctas, &params),
+                                    None => gpu.launch(stream, work, &params),
+                                }
+                            }
                         })?;
                         Outcome::Ok(rate(3 * tokens * row_in as usize, time))
                     };
                     let what = format!("{what}, bf16 as {code}, {scaled} scales");
                     let fixed = match dtype {
-                        Dtype::Int8 => Some(measure(gpu.probe(&format!("kvp_probe_{verb}"))?)?),
+                        Dtype::Int8 => Some(measure(Some(gpu.probe(&format!("kvp_probe_{verb}"))?))?),
                         _ => None,
                     };
                     // The checked bytes are those of the pool's own kernel, which is launched last.
-                    let got = measure(gpu.kernel(&format!("kvp_{verb}"))?)?;
+                    let got = measure(None)?;
                     if let Some(fixed) = fixed {
                         section.ratio(format!("{what}, over {FIXED}"), got, "GB/s", got / fixed, FIXED);
                     }

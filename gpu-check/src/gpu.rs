@@ -11,8 +11,9 @@ use cudarc::driver::{
 use cudarc::nvrtc::Ptx;
 use kvpool::DeviceId;
 use kvpool::storage::DeviceStream;
-use kvpool_cuda::params::{BULK_SHARED_BYTES, PIECE_BYTES_MAX, Piece, THREADS};
-use kvpool_cuda::{CudaError, Device};
+use kvpool_cuda::launch::{Kernel, Params, Shape, Work};
+use kvpool_cuda::params::{PIECE_BYTES_MAX, Piece, THREADS};
+use kvpool_cuda::{CudaError, Device, StreamPriority};
 
 use sys::CUdevice_attribute as Attribute;
 
@@ -22,26 +23,14 @@ const KERNELS_80: &str = include_str!("../../kernels/ptx/kvpool.sm80.ptx");
 const KERNELS_90: &str = include_str!("../../kernels/ptx/kvpool.sm90.ptx");
 const PROBES: &str = include_str!("../../kernels/ptx/probes.sm80.ptx");
 
-/// The pool's kernels and the probes as machine code, by the major version of the compute capability.
+/// The probes as machine code, by the major version of the compute capability; the pool has its own.
 #[cfg(kvpool_cubins)]
-const CUBINS: [(u32, [&[u8]; 2]); 2] = [
-    (
-        8,
-        [
-            include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/kvpool.sm80.cubin")),
-            include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/probes.sm80.cubin")),
-        ],
-    ),
-    (
-        9,
-        [
-            include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/kvpool.sm90.cubin")),
-            include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/probes.sm90.cubin")),
-        ],
-    ),
+const CUBINS: [(u32, &[u8]); 2] = [
+    (8, include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/probes.sm80.cubin"))),
+    (9, include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/probes.sm90.cubin"))),
 ];
 #[cfg(not(kvpool_cubins))]
-const CUBINS: [(u32, [&[u8]; 2]); 0] = [];
+const CUBINS: [(u32, &[u8]); 0] = [];
 
 /// Result of a measurement. Errors are only reported as text.
 pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -58,11 +47,9 @@ pub struct Gpu {
     /// Number of multiprocessors.
     pub multiprocessors: u32,
     ordinal: u16,
-    kernels: Arc<CudaModule>,
     probes: Arc<CudaModule>,
-    /// Time to open the device, and to load the kernels again.
+    /// Time to open the device.
     opened: Duration,
-    loaded: Duration,
 }
 
 /// Device memory that is freed with its owner.
@@ -108,20 +95,13 @@ impl Gpu {
         let context = CudaContext::new(ordinal as usize)?;
         // SAFETY: all necessary ordering between streams is explicit here.
         unsafe { context.disable_event_tracking() };
-        let is_90 = context.compute_capability()? >= (9, 0);
         // Machine code if the program has it for the device, as the pool itself does.
-        let load = |code: Option<&'static [u8]>, text: &str| {
-            let loaded = code.and_then(|code| context.load_module(Ptx::from_binary(code.to_vec())).ok());
-            loaded.map_or_else(|| context.load_module(Ptx::from_src(text)), Ok)
-        };
-        let [kernels, probes] = cubins(&device).map_or([None; 2], |codes| codes.map(Some));
-        let begin = Instant::now();
-        let kernels = load(kernels, if is_90 { KERNELS_90 } else { KERNELS_80 })?;
-        let loaded = begin.elapsed();
-        let probes = load(probes, PROBES)?;
+        let loaded =
+            cubin(&device).and_then(|code| context.load_module(Ptx::from_binary(code.to_vec())).ok());
+        let probes = loaded.map_or_else(|| context.load_module(Ptx::from_src(PROBES)), Ok)?;
         let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let multiprocessors = context.attribute(count)? as u32;
-        Ok(Self { device, context, multiprocessors, ordinal, kernels, probes, opened, loaded })
+        Ok(Self { device, context, multiprocessors, ordinal, probes, opened })
     }
 
     /// Returns the properties of the device.
@@ -141,9 +121,10 @@ impl Gpu {
             memory_clock_mhz: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)? / 1000,
             memory_bus_bits: attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?,
             link: link(&self.pci()?),
+            exclusive: self.device.info().is_exclusive,
             kernels: self.device.kernel_image().to_string(),
             open_ms: self.opened_ms(),
-            load_ms: self.loaded.as_secs_f64() * 1e3,
+            load_ms: self.device.loaded_in().as_secs_f64() * 1e3,
             name: self.context.name()?,
             ordinal: self.ordinal as usize,
             capability: format!("{major}.{minor}"),
@@ -153,17 +134,23 @@ impl Gpu {
         })
     }
 
-    /// Returns the pool's kernels for the device, as PTX.
-    #[must_use]
-    pub fn ptx(&self) -> &'static str {
-        if self.device.info().capability.major >= 9 { KERNELS_90 } else { KERNELS_80 }
+    /// Compiles the pool's kernels for the device, and returns the time in milliseconds.
+    ///
+    /// # Errors
+    /// An error of the driver.
+    pub fn compile(&self) -> Outcome<f64> {
+        let text = if self.device.info().capability.major >= 9 { KERNELS_90 } else { KERNELS_80 };
+        let begin = Instant::now();
+        let module = self.context.load_module(Ptx::from_src(text))?;
+        let took = begin.elapsed().as_secs_f64() * 1e3;
+        drop(module);
+        Ok(took)
     }
 
-    /// Returns the pool's kernels for the device as machine code, if the program has it.
-    #[cfg(kvpool_cubins)]
+    /// Returns true if the program has machine code for the device.
     #[must_use]
-    pub fn cubin(&self) -> Option<&'static [u8]> {
-        cubins(&self.device).map(|[kernels, _]| kernels)
+    pub fn has_cubin(&self) -> bool {
+        cubin(&self.device).is_some()
     }
 
     /// Returns the time in milliseconds that it took to open the device for a pool.
@@ -202,14 +189,51 @@ impl Gpu {
         Ok((stream, shared))
     }
 
-    /// Creates a stream of the lowest priority.
+    /// Creates a stream of the priority of the one on which a pool does some work.
     ///
     /// # Errors
     /// An error of the driver.
-    pub fn lowest(&self) -> Outcome<Arc<CudaStream>> {
+    pub fn stream_for(&self, work: Work) -> Outcome<Arc<CudaStream>> {
         self.context.bind_to_thread()?;
-        let (lowest, _) = result::stream::get_priority_range()?;
-        Ok(self.context.new_stream_with_priority(lowest)?)
+        let (lowest, highest) = result::stream::get_priority_range()?;
+        let priority = match work.rule(false).stream.priority() {
+            StreamPriority::Lowest => lowest,
+            StreamPriority::Highest => highest,
+            _ => 0,
+        };
+        Ok(self.context.new_stream_with_priority(priority)?)
+    }
+
+    /// Enqueues a kernel as a pool launches it.
+    ///
+    /// # Errors
+    /// An error of the driver.
+    ///
+    /// # Safety
+    /// As for [`launch`].
+    pub unsafe fn launch<P: Params>(&self, stream: &CudaStream, work: Work, params: &P) -> Outcome<()> {
+        // SAFETY: the caller's promise; streams are created in the device's primary context.
+        unsafe { self.device.launch(stream.cu_stream(), work, params)? };
+        Ok(())
+    }
+
+    /// Enqueues a kernel of the pool with another shape.
+    ///
+    /// # Errors
+    /// An error of the driver.
+    ///
+    /// # Safety
+    /// As for [`launch`]; the kernel allows the shape.
+    pub unsafe fn launch_as<P: DeviceRepr>(
+        &self,
+        stream: &CudaStream,
+        kernel: Kernel,
+        shape: Shape,
+        params: &P,
+    ) -> Outcome<()> {
+        // SAFETY: as above.
+        unsafe { self.device.launch_as(stream.cu_stream(), kernel, shape, params)? };
+        Ok(())
     }
 
     /// Creates a stream of the highest priority.
@@ -220,29 +244,6 @@ impl Gpu {
         self.context.bind_to_thread()?;
         let (_, highest) = result::stream::get_priority_range()?;
         Ok(self.context.new_stream_with_priority(highest)?)
-    }
-
-    /// Returns a kernel of the pool.
-    ///
-    /// # Errors
-    /// If no kernel has this name.
-    pub fn kernel(&self, name: &str) -> Outcome<CudaFunction> {
-        Ok(self.kernels.load_function(name)?)
-    }
-
-    /// Returns the kernel for bulk copies, with the shared memory that it needs; `None` if the device has
-    /// no such copies.
-    ///
-    /// # Errors
-    /// An error of the driver.
-    pub fn bulk(&self) -> Outcome<Option<CudaFunction>> {
-        if self.context.compute_capability()? < (9, 0) {
-            return Ok(None);
-        }
-        let bulk = self.kernel("kvp_copy_bulk")?;
-        let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-        bulk.set_attribute(which, BULK_SHARED_BYTES as i32)?;
-        Ok(Some(bulk))
     }
 
     /// Returns a kernel for measurements.
@@ -349,9 +350,9 @@ pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_time().build()
 }
 
-/// Returns the machine code for a device, if the program has it.
-fn cubins(device: &Device) -> Option<[&'static [u8]; 2]> {
-    CUBINS.into_iter().find(|(major, _)| *major == device.info().capability.major).map(|(_, codes)| codes)
+/// Returns the probes' machine code for a device, if the program has it.
+fn cubin(device: &Device) -> Option<&'static [u8]> {
+    CUBINS.into_iter().find(|(major, _)| *major == device.info().capability.major).map(|(_, code)| code)
 }
 
 /// Returns the version of the kernel's driver.

@@ -6,7 +6,8 @@
 //! which is also the default priority. The step therefore runs on a default stream, and on one of
 //! the highest priority. Both are timed alone and together.
 
-use cudarc::driver::{CudaFunction, sys};
+use cudarc::driver::sys;
+use kvpool_cuda::launch::{Kernel, MOVING_CTAS, Params, Shape, Work};
 use kvpool_cuda::params::{BULK_SHARED_BYTES, BULK_THREADS, COPY_TEAM, CopyParams, Move, THREADS};
 
 use crate::Options;
@@ -16,6 +17,12 @@ use crate::sample;
 
 /// Shared memory of a CTA of the persistent kernel: most of what a multiprocessor has.
 const SHARED_MAX: u32 = 200 << 10;
+
+/// How the waves are launched; the number of CTAs varies.
+const MOVE: Work = Work::WaveBeside { ctas: MOVING_CTAS };
+
+/// What this section launches, beside other shapes.
+pub const WORKS: &[Work] = &[MOVE];
 
 /// Number of steps for the median.
 const STEPS: usize = 20;
@@ -41,8 +48,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let list = moves;
     let (pieces, moves) = (gpu.upload(&pieces)?, gpu.upload(&list)?);
     let wave = CopyParams::new((pieces.address(), n_pieces), (moves.address(), n_moves), 16);
-    let copy = gpu.kernel("kvp_copy")?;
-    let low = gpu.lowest()?;
+    let low = gpu.stream_for(MOVE)?;
 
     let read_bytes = if options.quick { 1 << 20 } else { 4usize << 30 };
     let rounds = if options.quick { 1 } else { 4 };
@@ -71,12 +77,12 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
             let mut took = Vec::with_capacity(steps);
             for _ in 0..steps {
                 let begin = main.record_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT))?;
-                if let Some(grid) = beside {
+                if let Some(ctas) = beside {
                     // The wave may begin together with the step, and not before.
                     low.wait(&begin)?;
                     // SAFETY: pieces, moves and arena are kept until both streams have been waited
                     // for.
-                    unsafe { launch(&low, &copy, grid, &wave)? };
+                    unsafe { gpu.launch(&low, Work::WaveBeside { ctas }, &wave)? };
                 }
                 // SAFETY: reads the weights, and writes at most the result.
                 unsafe { launch(main, &kernel, grid, &params)? };
@@ -89,9 +95,9 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         time(None)?;
         let alone = time(None)?;
         section.figure(format!("{name} step alone"), alone, "ms");
-        for grid in [8, 16, 32, 64, sms] {
-            let together = time(Some(grid))?;
-            let what = format!("{name} step beside {n_moves} blocks on {grid} CTAs");
+        for ctas in [8, 16, MOVING_CTAS, 64, sms] {
+            let together = time(Some(ctas))?;
+            let what = format!("{name} step beside {n_moves} blocks on {ctas} CTAs");
             section.ratio(what, together, "ms", together / alone, "the step alone");
         }
         // The drift of the device itself, as a scale for the other ratios.
@@ -107,14 +113,13 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let shared = (gpu.context.attribute(opt_in)?.max(0) as u32).saturating_sub(1024).min(SHARED_MAX);
     let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     kernel.set_attribute(which, shared as i32)?;
-    let bulk = gpu.bulk()?;
     // Only some of the moves' tiles: the bytes must arrive beside it, too.
     let tiles = list.iter().flat_map(|step| {
         let at = |frame: u32| arena.address() + u64::from(frame) * u64::from(tile);
         [(at(step.src), at(step.dst))]
     });
     let samples = sample::plant(gpu, tile as usize, tiles)?;
-    let time = |beside: Option<(&CudaFunction, (u32, u32, u32))>| -> Outcome<(f64, f64)> {
+    let time = |beside: Option<(Kernel, Shape)>| -> Outcome<(f64, f64)> {
         let (mut steps_took, mut waves_took) = (Vec::new(), Vec::new());
         let timed = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
         for _ in 0..steps {
@@ -126,7 +131,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
                 low.wait(&begin)?;
                 let start = low.record_event(timed)?;
                 // SAFETY: pieces, moves and arena are kept until both streams have been waited for.
-                unsafe { launch_as(&low, copy, shape, &wave)? };
+                unsafe { gpu.launch_as(&low, copy, shape, &wave)? };
                 let done = low.record_event(timed)?;
                 waves_took.push(f64::from(start.elapsed_ms(&done)?));
             }
@@ -142,14 +147,22 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         alone,
         "ms",
     );
-    let mut shapes = vec![("kvp_copy", &copy, (32, 2 * COPY_TEAM, 0))];
-    if let Some(bulk) = &bulk {
-        shapes.push(("kvp_copy_bulk", bulk, (32, BULK_THREADS, BULK_SHARED_BYTES)));
+    let own = MOVE.rule(gpu.device.has_bulk());
+    let mut shapes =
+        vec![(Kernel::Copy, Shape { ctas: MOVING_CTAS, threads: 2 * COPY_TEAM, shared_bytes: 0 })];
+    if gpu.device.has_bulk() {
+        let (ctas, threads, shared_bytes) = (MOVING_CTAS, BULK_THREADS, BULK_SHARED_BYTES);
+        shapes.push((Kernel::CopyBulk, Shape { ctas, threads, shared_bytes }));
     }
-    for (name, copy, shape) in shapes {
+    for (copy, shape) in shapes {
+        let name = if own.shape(wave.jobs(), sms) == shape && own.kernel == copy {
+            format!("{copy}, as pools do")
+        } else {
+            copy.to_string()
+        };
         let lonely = gpu.time(&low, steps, || {
             // SAFETY: as above.
-            unsafe { launch_as(&low, copy, shape, &wave) }
+            unsafe { gpu.launch_as(&low, copy, shape, &wave) }
         })?;
         let (step, took) = time(Some((copy, shape)))?;
         let what = format!("persistent step beside {n_moves} blocks by {name}");

@@ -8,17 +8,21 @@ use kvpool::storage::{
     Scales, Storage,
 };
 use kvpool::{FrameId, MovedEntry, Run};
+use kvpool_cuda::launch::Work;
 use kvpool_cuda::params::{PIECE_BYTES_MAX, PatchParams};
 use kvpool_cuda::{CudaConfig, CudaStorage, DeviceRows};
 use kvpool_testkit::conformance::{self, FRAMES};
 use kvpool_testkit::rng::Rng;
 
 use crate::Options;
-use crate::gpu::{Buffer, Gpu, Outcome, launch};
+use crate::gpu::{Buffer, Gpu, Outcome};
 use crate::report::Section;
 
 /// Fill pattern around an engine's tensors.
 const POISON: u8 = 0xA5;
+
+/// What this section launches itself.
+pub const WORKS: &[Work] = &[Work::Patch];
 
 /// Runs the conformance suite twice, and patches tables.
 ///
@@ -301,7 +305,7 @@ fn patches(gpu: &Gpu, section: &mut Section) -> Outcome<()> {
         n: entries.len() as u32,
     };
     // SAFETY: the table and the list are kept until the stream has been waited for.
-    unsafe { launch(&stream, &gpu.kernel("kvp_patch")?, 7, &params)? };
+    unsafe { gpu.launch(&stream, Work::Patch, &params)? };
     let got = table.download(&stream)?;
     let want: Vec<u8> = want.into_iter().flat_map(i32::to_ne_bytes).collect();
     section.check("a table patched in place", got == want, format!("{} entries", entries.len()));

@@ -25,7 +25,8 @@
 
 use std::time::{Duration, Instant};
 
-use kvpool_cuda::CudaError;
+use kvpool_cuda::launch::Work;
+use kvpool_cuda::{CudaError, Device, DeviceInfo};
 
 mod bandwidth;
 pub mod clocks;
@@ -72,6 +73,8 @@ pub struct Part {
     /// Time limit in seconds.
     pub limit_s: u64,
     run: Run,
+    /// What it launches itself, as pools do. Other sections use pools.
+    pub works: &'static [Work],
 }
 
 impl Part {
@@ -82,7 +85,11 @@ impl Part {
     }
 
     const fn new(name: &'static str, limit_s: u64, run: Run) -> Self {
-        Self { name, limit_s, run }
+        Self { name, limit_s, run, works: &[] }
+    }
+
+    const fn with(self, works: &'static [Work]) -> Self {
+        Self { works, ..self }
     }
 
     /// Returns the time after which the section is killed.
@@ -94,18 +101,18 @@ impl Part {
 
 /// The sections in order; checks of correctness come first.
 pub const SECTIONS: [Part; 15] = [
-    Part::new("kernels", 40, kernels::run),
+    Part::new("kernels", 40, kernels::run).with(kernels::WORKS),
     Part::new("load", 10, load::run),
-    Part::new("protocol", 20, protocol::run),
-    Part::new("bandwidth", 35, bandwidth::run),
-    Part::new("shapes", 15, shapes::run),
+    Part::new("protocol", 20, protocol::run).with(protocol::WORKS),
+    Part::new("bandwidth", 35, bandwidth::run).with(bandwidth::WORKS),
+    Part::new("shapes", 15, shapes::run).with(shapes::WORKS),
     Part::new("compaction", 20, compaction::run),
     Part::new("host", 20, host::run),
     Part::new("decode", 15, decode::run),
     Part::new("graph", 20, graph::run),
-    Part::new("interference", 20, interference::run),
+    Part::new("interference", 20, interference::run).with(interference::WORKS),
     Part::new("latency", 10, latency::run),
-    Part::new("mapping", 15, mapping::run),
+    Part::new("mapping", 15, mapping::run).with(mapping::WORKS),
     Part::new("resize", 15, resize::run),
     Part::new("tables", 10, tables::run),
     Part::new("replay", 15, replay::run),
@@ -121,6 +128,20 @@ pub const LIMITS_S: u64 = {
     assert!(sum <= 280, "with the time to start the driver, all sections end within five minutes");
     sum
 };
+
+/// Opens a device to keep it started while the sections run: without a process that has it open, a
+/// driver that is not persistent starts the device again for each section, which takes seconds of its
+/// limit. `None` if only one process may use the device, which must be the section's.
+///
+/// # Errors
+/// If the device cannot be used.
+pub fn held(ordinal: u16) -> Result<Option<Device>, CudaError> {
+    let is_exclusive = |info: &DeviceInfo| info.ordinal == ordinal && info.is_exclusive;
+    if kvpool_cuda::devices()?.iter().any(is_exclusive) {
+        return Ok(None);
+    }
+    Device::open(ordinal.into()).map(Some)
+}
 
 /// Runs one section in this process.
 ///

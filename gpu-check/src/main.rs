@@ -10,7 +10,7 @@ use clap::Parser;
 use kvpool_cuda::CudaError;
 use kvpool_gpu_check::report::{self, Summary};
 use kvpool_gpu_check::supervise::{self, Job};
-use kvpool_gpu_check::{LIMITS_S, Options, Part, SECTIONS, run};
+use kvpool_gpu_check::{LIMITS_S, Options, Part, SECTIONS, held, run};
 
 /// Exit code if there is no device to check.
 const EXIT_SKIPPED: u8 = 77;
@@ -21,7 +21,8 @@ const EXIT_ERROR: u8 = 2;
 
 /// Checks and measures kvpool on a GPU
 ///
-/// Each section runs in a process of its own, with a time limit. All take at most five minutes.
+/// Each section runs in a process of its own, with a time limit. All take at most five minutes, unless
+/// the limits are changed.
 ///
 /// Exit code: 0 if every check passed, 1 if one did not, 2 if the device could not be used, 77 if
 /// there is no driver or no device.
@@ -37,10 +38,13 @@ struct Args {
     /// Small sizes and few rounds: runs the checks, but the figures are meaningless
     #[arg(long)]
     quick: bool,
+    /// Multiply all time limits, also that of the start of the driver, by this number
+    #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = factor)]
+    limit_factor: f64,
     /// Run only these sections
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = SECTIONS.map(|part| part.name))]
     only: Vec<String>,
-    /// List the sections with their time limits
+    /// List the sections with their time limits and the launches of pools that they measure
     #[arg(long)]
     list: bool,
     /// Only look for the device, in this process
@@ -64,10 +68,16 @@ impl Args {
     }
 }
 
+/// Parses the factor of time limits.
+fn factor(text: &str) -> Result<f64, String> {
+    let factor: f64 = text.parse().map_err(|error| format!("{error}"))?;
+    if (0.1..=100.0).contains(&factor) { Ok(factor) } else { Err("not between 0.1 and 100".into()) }
+}
+
 fn main() -> ExitCode {
     let args = Args::parse();
     if args.list {
-        SECTIONS.iter().for_each(|part| println!("{:14} {:3} s", part.name, part.limit_s));
+        list(args.limit_factor);
         return ExitCode::SUCCESS;
     }
     if args.probe || args.hold || args.section.is_some() {
@@ -78,6 +88,20 @@ fn main() -> ExitCode {
         _ if args.hold => hold(&args),
         Some(name) => child(&args, name),
         None => parent(&args),
+    }
+}
+
+/// Lists the sections, and how each launches kernels: with bulk copies, and without.
+fn list(limit_factor: f64) {
+    for part in &SECTIONS {
+        say(&format!("{:14} {:3.0} s", part.name, part.limit().mul_f64(limit_factor).as_secs_f64()));
+        for work in part.works {
+            let [with, without] = [true, false].map(|bulk| work.rule(bulk));
+            say(&format!("    {work:?}: {with}"));
+            if with != without {
+                say(&format!("        without bulk copies: {without}"));
+            }
+        }
     }
 }
 
@@ -119,10 +143,13 @@ fn probe(args: &Args) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Keeps the device open. Without a process that has it open, a driver that is not persistent starts
-/// the device again for each section, which takes seconds of its limit.
+/// Keeps the device open, if other processes may use it then.
 fn hold(args: &Args) -> ExitCode {
-    let held = kvpool_cuda::Device::open(args.device.into());
+    let held = held(args.device);
+    if let Ok(None) = held {
+        eprintln!("cuda:{}: exclusive to one process: each section starts the device", args.device);
+        return ExitCode::SUCCESS;
+    }
     // The parent writes nothing.
     let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
     drop(held);
@@ -141,7 +168,7 @@ fn parent(args: &Args) -> ExitCode {
     };
     let mut command = Command::new(&program);
     command.args(["--probe", "--device", &args.device.to_string()]);
-    match supervise::ask(command, PROBE_LIMIT).map(|status| status.code()) {
+    match supervise::ask(command, PROBE_LIMIT.mul_f64(args.limit_factor)).map(|status| status.code()) {
         Ok(Some(0)) => {}
         // It has said why.
         Ok(Some(code)) => return ExitCode::from(u8::try_from(code).unwrap_or(EXIT_ERROR)),
@@ -171,7 +198,7 @@ fn parent(args: &Args) -> ExitCode {
             command.arg("--quick");
         }
         command.envs(part.env());
-        Job { name: part.name, limit: part.limit(), command }
+        Job { name: part.name, limit: part.limit().mul_f64(args.limit_factor), command }
     };
     let mut written = Ok(());
     let mut write = |line: String| {
@@ -199,4 +226,20 @@ fn parent(args: &Args) -> ExitCode {
         return EXIT_ERROR.into();
     }
     ExitCode::from(u8::from(!summary.passed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_factor_of_limits_is_a_number_that_makes_sense() {
+        let parsed = |text: &str| Args::try_parse_from(["gpu_check", "--limit-factor", text]);
+        assert!((parsed("2.5").expect("a factor").limit_factor - 2.5).abs() < 1e-9);
+        assert!(Args::try_parse_from(["gpu_check"]).is_ok_and(|args| args.limit_factor == 1.0));
+        for text in ["0", "0.01", "101", "1e300", "nan", "inf", "", "2x"] {
+            assert!(parsed(text).is_err(), "{text}");
+        }
+        assert!(Args::try_parse_from(["gpu_check", "--limit-factor=-1"]).is_err());
+    }
 }

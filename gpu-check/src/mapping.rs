@@ -4,11 +4,12 @@
 use std::time::{Duration, Instant};
 
 use kvpool::storage::{Arrangement, Dtype, KvLayout, Storage};
+use kvpool_cuda::launch::Work;
 use kvpool_cuda::params::{CopyParams, Move, PIECE_BYTES_MAX, Piece};
 use kvpool_cuda::{CudaConfig, CudaStorage};
 
 use crate::Options;
-use crate::gpu::{self, Gpu, Outcome, launch};
+use crate::gpu::{self, Gpu, Outcome};
 use crate::report::Section;
 use crate::sample;
 
@@ -21,6 +22,9 @@ const SPREAD_BYTES: usize = 100 << 30;
 
 /// Number of frames that are copied in it. A power of two, coprime to the steps between them.
 const MOVED: usize = 512;
+
+/// What this section launches itself.
+pub const WORKS: &[Work] = &[Work::Wave];
 
 /// Grows and shrinks storages whose frames are mapped in steps of several sizes.
 ///
@@ -100,8 +104,8 @@ fn spread(gpu: &Gpu, options: &Options, section: &mut Section, layout: &KvLayout
     if distinct.len() != moved {
         return Err("the moves have a destination twice".into());
     }
-    let (stream, _) = gpu.stream()?;
-    let (kernel, list) = (gpu.kernel("kvp_copy")?, gpu.upload(&moves)?);
+    let stream = gpu.stream_for(Work::Wave)?;
+    let list = gpu.upload(&moves)?;
     let mut measure = |base: u64| -> Outcome<f64> {
         let pieces: Vec<Piece> = (0..FRAME_BYTES as u64 / u64::from(PIECE_BYTES_MAX))
             .map(|piece| Piece {
@@ -120,7 +124,7 @@ fn spread(gpu: &Gpu, options: &Options, section: &mut Section, layout: &KvLayout
         let samples = sample::plant(gpu, FRAME_BYTES, tiles)?;
         let time = gpu.time(&stream, times, || {
             // SAFETY: the table, the list and the frames are kept until the stream has been waited for.
-            unsafe { launch(&stream, &kernel, 8 * gpu.multiprocessors, &params) }
+            unsafe { gpu.launch(&stream, Work::Wave, &params) }
         })?;
         stream.synchronize()?;
         let missing = sample::missing(gpu, &samples)?;

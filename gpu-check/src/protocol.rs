@@ -2,6 +2,7 @@
 //! stale, without them some are.
 
 use cudarc::driver::result;
+use kvpool_cuda::launch::{MOVING_CTAS, Work};
 use kvpool_cuda::params::{CopyParams, Move, PackParams, Way};
 
 use crate::Options;
@@ -11,6 +12,12 @@ use crate::report::Section;
 const PLANES: usize = 8;
 const FRAMES: usize = 64;
 const TILE: u32 = 16 << 10;
+
+/// How the moves are launched: a writer is busy.
+const MOVE: Work = Work::WaveBeside { ctas: MOVING_CTAS };
+
+/// What this section launches.
+pub const WORKS: &[Work] = &[MOVE, Work::Pack];
 
 /// Writes, moves and reads, with the waits and without.
 ///
@@ -36,7 +43,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
 /// Returns the number of rounds in which the bytes read differ from those written.
 fn stale(gpu: &Gpu, rounds: usize, waits: bool) -> Outcome<usize> {
     let half = FRAMES / 2;
-    let ((writer, _), mover) = (gpu.stream()?, gpu.lowest()?);
+    let ((writer, _), mover) = (gpu.stream()?, gpu.stream_for(MOVE)?);
     let arena = gpu.buffer(PLANES * FRAMES * TILE as usize)?;
     let pieces = layer_first(arena.address(), PLANES, FRAMES, TILE);
     let n_pieces = pieces.len() as u32;
@@ -55,8 +62,7 @@ fn stale(gpu: &Gpu, rounds: usize, waits: bool) -> Outcome<usize> {
         unit: 16,
         way: Way::Out,
     };
-    let (copies, packs, burns) =
-        (gpu.kernel("kvp_copy")?, gpu.kernel("kvp_pack")?, gpu.probe("kvp_probe_burn")?);
+    let burns = gpu.probe("kvp_probe_burn")?;
     let plane_bytes = FRAMES * TILE as usize;
     // Delays the writer for longer than the host takes to enqueue the rest, so that a missing wait has
     // an effect.
@@ -85,12 +91,12 @@ fn stale(gpu: &Gpu, rounds: usize, waits: bool) -> Outcome<usize> {
         }
         // SAFETY: all buffers are kept until both streams have been waited for. Without the waits
         // there is a race, but only on the device.
-        unsafe { launch(&mover, &copies, 32, &copy)? };
+        unsafe { gpu.launch(&mover, MOVE, &copy)? };
         if waits {
             writer.wait(&mover.record_event(None)?)?;
         }
         // SAFETY: as above.
-        unsafe { launch(&writer, &packs, 64, &pack)? };
+        unsafe { gpu.launch(&writer, Work::Pack, &pack)? };
         let got = packed.download(&writer)?;
         mover.synchronize()?;
         stale += usize::from(got.iter().any(|&got| got != byte));

@@ -61,11 +61,13 @@ pub struct DeviceFacts {
     pub memory_bus_bits: u32,
     /// Speed and width of the link to the host; empty if the system does not tell.
     pub link: String,
+    /// True if only one process may use the device: none keeps it started between sections.
+    pub exclusive: bool,
     /// The form in which the pool has loaded its kernels: PTX, or machine code.
     pub kernels: String,
     /// Time to open the device for a pool, with its kernels, in milliseconds.
     pub open_ms: f64,
-    /// Time to load the kernels' PTX a second time, when the driver has cached it, in milliseconds.
+    /// Time to load the kernels, which is a part of that, in milliseconds.
     pub load_ms: f64,
 }
 
@@ -220,7 +222,7 @@ pub fn render_device(facts: &DeviceFacts) -> String {
     let or_unknown = |text: &str| if text.is_empty() { "unknown".to_owned() } else { text.to_owned() };
     format!(
         "cuda:{}: {}, compute capability {}, {} multiprocessors at up to {} MHz, {gib:.1} GiB on {} bits at up to {} MHz\n\
-         driver for CUDA {}, kernel driver {}, link {}; opened in {:.0} ms with kernels as {}, PTX loaded again in {:.1} ms; commit {}",
+         driver for CUDA {}, kernel driver {}, link {}{}; opened in {:.0} ms with kernels as {}, loaded in {:.1} ms; commit {}",
         facts.ordinal,
         facts.name,
         facts.capability,
@@ -231,6 +233,7 @@ pub fn render_device(facts: &DeviceFacts) -> String {
         facts.driver,
         or_unknown(&facts.kernel_driver),
         or_unknown(&facts.link),
+        if facts.exclusive { ", exclusive to one process, and started by each section" } else { "" },
         facts.open_ms,
         facts.kernels,
         facts.load_ms,

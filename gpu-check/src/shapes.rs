@@ -2,10 +2,11 @@
 //! driver's copies of the same pieces.
 
 use cudarc::driver::{result, sys};
+use kvpool_cuda::launch::{Kernel, MOVING_CTAS, Params, Shape, Work};
 use kvpool_cuda::params::{BULK_SHARED_BYTES, BULK_THREADS, COPY_TEAM, CopyParams, Move, PIECE_BYTES_MAX};
 
 use crate::Options;
-use crate::gpu::{Gpu, Outcome, ProbeParams, launch, launch_as, layer_first};
+use crate::gpu::{Gpu, Outcome, ProbeParams, launch, layer_first};
 use crate::report::Section;
 use crate::sample;
 
@@ -14,6 +15,9 @@ const LINEAR: &str = "linear copy, 8 CTAs a multiprocessor";
 
 /// Bytes that a ring of `kvp_copy_bulk` has in flight: three of its four stages.
 const BULK_IN_FLIGHT: u32 = 3 * PIECE_BYTES_MAX;
+
+/// What this section launches, among other shapes.
+pub const WORKS: &[Work] = &[Work::Wave, Work::WaveBeside { ctas: MOVING_CTAS }];
 
 /// Enqueues all copies in one way.
 type Way<'a> = Box<dyn FnMut() -> Outcome<()> + 'a>;
@@ -53,21 +57,24 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     })?;
     section.figure(LINEAR, rate(linear), "GB/s");
     let mut shapes = Vec::new();
+    let teams_of = |ctas, teams| {
+        let shape = Shape { ctas, threads: teams * COPY_TEAM, shared_bytes: 0 };
+        (Kernel::Copy, shape, teams * PIECE_BYTES_MAX)
+    };
     for share in [1, 2, 4] {
-        for teams in [1, 2, 4, 8] {
-            shapes.push(("kvp_copy", share * sms, teams * COPY_TEAM, 0, teams * PIECE_BYTES_MAX));
-        }
+        shapes.extend([1, 2, 4, 8].map(|teams| teams_of(share * sms, teams)));
     }
     for teams in [2, 8] {
-        for ctas in [8, 16, 32, 64] {
-            shapes.push(("kvp_copy", ctas, teams * COPY_TEAM, 0, teams * PIECE_BYTES_MAX));
-        }
+        shapes.extend([8, 16, 32, 64].map(|ctas| teams_of(ctas, teams)));
     }
-    if gpu.bulk()?.is_some() {
+    if gpu.device.has_bulk() {
         for ctas in [8, 16, 32, 64, sms, 2 * sms, 3 * sms] {
-            shapes.push(("kvp_copy_bulk", ctas, BULK_THREADS, BULK_SHARED_BYTES, BULK_IN_FLIGHT));
+            let shape = Shape { ctas, threads: BULK_THREADS, shared_bytes: BULK_SHARED_BYTES };
+            shapes.push((Kernel::CopyBulk, shape, BULK_IN_FLIGHT));
         }
     }
+    let own = WORKS.iter().map(|work| work.rule(gpu.device.has_bulk()));
+    let own: Vec<_> = own.map(|rule| (rule.kernel, rule.shape(params.jobs(), sms))).collect();
     // Of each kernel, all bytes are verified once, and samples for each shape: the host takes longer to
     // make and compare half a gigabyte than the device to copy it.
     let whole = pattern(planes * frames * tile as usize);
@@ -80,20 +87,22 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
             [0, planes / 2, planes - 1].map(|plane| (place(plane, step.src), place(plane, step.dst)))
         })
     };
-    let mut verified = std::collections::HashSet::new();
-    for (name, ctas, threads, shared, flight) in shapes {
-        let kernel = gpu.kernel(name)?;
-        let is_first = verified.insert(name);
+    let mut verified = Vec::new();
+    for (name, shape, flight) in shapes {
+        let Shape { ctas, threads, .. } = shape;
+        let is_first = !verified.contains(&name);
+        verified.push(name);
         if is_first {
             gpu.write(arena.address(), &whole)?;
         }
         let samples = if is_first { Vec::new() } else { sample::plant(gpu, tile as usize, places())? };
         let time = gpu.time(&stream, times, || {
             // SAFETY: the table and the arena are kept until the stream has been waited for.
-            unsafe { launch_as(&stream, &kernel, (ctas, threads, shared), &params) }
+            unsafe { gpu.launch_as(&stream, name, shape, &params) }
         })?;
         let kib = u64::from(ctas) * u64::from(flight) / 1024;
-        let what = format!("{name}, {ctas} CTAs of {threads} threads, {kib} KiB in flight");
+        let as_pools = if own.contains(&(name, shape)) { ", as pools do" } else { "" };
+        let what = format!("{name}, {ctas} CTAs of {threads} threads, {kib} KiB in flight{as_pools}");
         section.ratio(what.clone(), rate(time), "GB/s", linear / time, LINEAR);
         stream.synchronize()?;
         if is_first {

@@ -46,10 +46,12 @@ const NODE: Plan = Plan {
 const CUDA: Plan = Plan {
     folder: "cuda/src",
     floors: &[
-        &["capture", "config", "engines", "gate", "host_pages", "params", "version"],
+        &["capture", "engines", "gate", "host_pages", "params", "version"],
         &["error", "host_rows", "pieces"],
         &["context", "driver"],
-        &["adopted", "event", "kernels", "registered", "staging", "stream"],
+        &["adopted", "event", "registered", "staging", "stream"],
+        &["launch"],
+        &["config", "kernels"],
         &["arena", "pending", "watch"],
         &["device"],
         &["command_scope"],
