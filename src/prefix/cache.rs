@@ -301,11 +301,11 @@ impl PrefixCache {
         // Retry if another thread hit or released the block after the word was read.
         loop {
             let word = cell.read();
-            if !word.is_cached() || !self.holds_in(row, id, hash, era) {
-                return Err(false);
-            }
             if word.hit().is_none() {
-                return Err(true);
+                return Err(word.is_cached() && self.holds_in(row, id, hash, era));
+            }
+            if !self.holds_in(row, id, hash, era) {
+                return Err(false);
             }
             if let Some(was_evictable) = self.hit(core, (id, row, cell), word, hash, era) {
                 row.count_hit();
