@@ -31,7 +31,7 @@ const CORE: Plan = Plan { folder: "src", floors: FLOORS, reserved: RESERVED };
 const NODE: Plan = Plan {
     folder: "node/src",
     floors: &[
-        &["wire", "settings", "protocol"],
+        &["wire", "settings", "protocol", "log"],
         &["transport"],
         &["topology", "metrics"],
         &["admin"],

@@ -28,7 +28,7 @@ use crate::process::{Own, Process};
 use keys::FrameKeys;
 use lists::{Numbers, frames_of, keys_of, writable, write_frames};
 use moves::{FrameBatch, FrameMoves};
-use work::{detached, discard, take};
+use work::{detached, discard, searching, take};
 
 /// A pool whose ids are frames, for engines with ids, hashes and schedulers of their own.
 ///
@@ -83,7 +83,7 @@ impl FramePool {
     ) -> Outcome<Vec<u32>> {
         let pool = self.here()?;
         let request = request(blocks, sequence);
-        let frames = detached(py, blocks, || {
+        let frames = detached(py, blocks.saturating_add(ahead), || {
             Self::evict_ahead(pool, blocks, ahead);
             let mut frames = Vec::new();
             if runs && blocks > 1 {
@@ -291,7 +291,7 @@ impl FramePool {
     /// Drops one reference on each frame, and forgets what it was cached by: the frame becomes free.
     fn discard(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
         let (pool, py, frames) = (self.here()?, frames.py(), frames_of(frames)?);
-        Ok(detached(py, frames.len(), || discard(pool, &frames))?)
+        Ok(searching(py, frames.len(), || discard(pool, &frames))?)
     }
 
     /// Takes a reference on each frame, with its contents: of those that are in use or cached, and
@@ -301,7 +301,7 @@ impl FramePool {
     /// it is allocated.
     fn take(&self, frames: &Bound<'_, PyAny>) -> Outcome<()> {
         let (pool, py, frames) = (self.here()?, frames.py(), frames_of(frames)?);
-        Ok(detached(py, frames.len(), || take(pool, &frames))?)
+        Ok(searching(py, frames.len(), || take(pool, &frames))?)
     }
 
     /// The number of references of each frame.
@@ -351,7 +351,7 @@ impl FramePool {
             return Err(invalid(format!("{} frames and {} hashes", frames.len(), keys.len())));
         }
         let register = || pool.register(&frames.iter().copied().zip(keys).collect::<Vec<_>>());
-        Ok(detached(py, frames.len(), register)?)
+        Ok(searching(py, frames.len(), register)?)
     }
 
     /// A frame for each of the leading hashes that are known, without references on them.
@@ -359,7 +359,7 @@ impl FramePool {
     fn lookup(&self, hashes: &Bound<'_, PyAny>, group: Group) -> Outcome<Vec<u32>> {
         let pool = self.here()?;
         let (keys, mut frames) = (keys_of(pool, hashes, group.0)?, Vec::new());
-        detached(hashes.py(), keys.len(), || pool.cached_prefix(&keys, &mut frames))?;
+        searching(hashes.py(), keys.len(), || pool.cached_prefix(&keys, &mut frames))?;
         Ok(frames)
     }
 
@@ -368,7 +368,7 @@ impl FramePool {
     fn hit(&self, hashes: &Bound<'_, PyAny>, group: Group) -> Outcome<Vec<u32>> {
         let pool = self.here()?;
         let (keys, mut frames) = (keys_of(pool, hashes, group.0)?, Vec::new());
-        detached(hashes.py(), keys.len(), || pool.hit(&keys, &mut frames))?;
+        searching(hashes.py(), keys.len(), || pool.hit(&keys, &mut frames))?;
         Ok(frames)
     }
 
@@ -383,7 +383,7 @@ impl FramePool {
     /// number of frames that had any.
     fn uncache(&self, frames: &Bound<'_, PyAny>) -> Outcome<usize> {
         let (pool, py, frames) = (self.here()?, frames.py(), frames_of(frames)?);
-        Ok(detached(py, frames.len(), || pool.uncache(&frames))?)
+        Ok(searching(py, frames.len(), || pool.uncache(&frames))?)
     }
 
     /// Moves all hashes of a frame to another one. The caller has a reference on both.
@@ -395,7 +395,7 @@ impl FramePool {
     /// number.
     fn evict(&self, py: Python<'_>, frames: Frames) -> Outcome<usize> {
         let pool = self.here()?;
-        Ok(detached(py, frames.0, || pool.evict(frames.0)))
+        Ok(searching(py, frames.0, || pool.evict(frames.0)))
     }
 
     /// Returns up to `frames` frames without references, in the order in which allocations use

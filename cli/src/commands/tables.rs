@@ -90,7 +90,10 @@ fn of_the_pool(stats: &StatsReport) -> Vec<Row> {
             "of the runs of free and evictable blocks".to_owned(),
         ),
     ];
-    rows.extend(stats.of_sequences.iter().flat_map(|of| of_sequences(of, gauges.waiting)));
+    match &stats.of_sequences {
+        Some(of) => rows.extend(of_sequences(of, gauges.waiting)),
+        None => rows.push(("waiting", count(gauges.waiting), "requests for blocks".to_owned())),
+    }
     rows.push((
         "moved",
         count(stats.metrics.moves.moved_blocks as usize),

@@ -1,5 +1,6 @@
 use kvpool::{AuditReport, CompactionState, DefragReport, Fragmentation, Metrics, Pool, SequenceRuns};
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::served_pool::ServedPool;
 
@@ -38,7 +39,7 @@ pub struct StatsReport {
     /// Seconds since the node started.
     pub uptime_s: u64,
     /// What only a pool with sequences has, in the same object; `None` for a pool of frames.
-    #[serde(flatten)]
+    #[serde(flatten, deserialize_with = "of_sequences")]
     pub of_sequences: Option<SequenceStats>,
     /// Blocks in the pool, without the null block.
     pub total: usize,
@@ -59,6 +60,16 @@ pub struct StatsReport {
     /// Further counters of the node by name, such as those of synthetic traffic.
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
     pub extra: serde_json::Map<String, serde_json::Value>,
+}
+
+/// Reads what only a pool with sequences has, from the object that it is a part of: `None` without
+/// the field `sequences`. What this version cannot read is an error, not a pool of frames.
+pub(super) fn of_sequences<'de, D: Deserializer<'de>, T: serde::de::DeserializeOwned>(
+    fields: D,
+) -> Result<Option<T>, D::Error> {
+    let fields = serde_json::Map::deserialize(fields)?;
+    let is_there = fields.contains_key("sequences");
+    is_there.then(|| T::deserialize(serde_json::Value::Object(fields)).map_err(D::Error::custom)).transpose()
 }
 
 /// Statistics that a pool of frames lacks: of bytes, sequences, timed allocations and compaction.

@@ -26,6 +26,10 @@ pub fn frames(pool: &FramePool, scrape: &mut Scrape) {
     occupancy(&metrics, scrape);
     free_runs(&pool.fragmentation(), pool.available_fragmentation(), scrape);
     requests(&metrics, scrape);
+    // An engine that looks up keys itself asks the pool for none.
+    if metrics.prefix.lookups > 0 {
+        scrape.count(&LOOKUPS, &[], metrics.prefix.lookups);
+    }
     cache("lru", &metrics, scrape);
     moves(&metrics, scrape);
 }
@@ -112,6 +116,7 @@ fn requests(metrics: &Metrics, scrape: &mut Scrape) {
 
 fn prefix(pool: &Pool, metrics: &Metrics, scrape: &mut Scrape) {
     let Some(of) = pool.prefix_cache() else { return };
+    scrape.count(&LOOKUPS, &[], metrics.prefix.lookups);
     scrape.count(&QUERIES, &[], metrics.query_tokens);
     scrape.count(&HITS, &[], metrics.hit_tokens);
     scrape.count(&RESUMED, &["looked_up"], metrics.prefix.resumed_lookup_blocks);
@@ -122,7 +127,6 @@ fn prefix(pool: &Pool, metrics: &Metrics, scrape: &mut Scrape) {
 
 fn cache(policy: &str, metrics: &Metrics, scrape: &mut Scrape) {
     let evictions = &metrics.evictions;
-    scrape.count(&LOOKUPS, &[], metrics.prefix.lookups);
     scrape.count(&UNCACHED, &[], metrics.prefix.uncached_blocks);
     scrape.count(&REGISTERED, &[], metrics.prefix.registered_blocks);
     for (queue, &count) in evictions.by_queue.iter().enumerate() {

@@ -273,6 +273,8 @@ impl Loaded {
     }
 }
 
+pub(super) const HASHES_OF_FIRST_TOKEN: &str = "hashes of cached blocks are made from the first token: another first token makes the cache cold at the next start (hash-key-file)";
+
 impl Reader<'_> {
     fn pool(&self) -> Result<PoolSettings, SettingsError> {
         let layout_name = self.required("layout", |text| Ok::<_, String>(text.to_owned()))?;
@@ -384,7 +386,7 @@ impl Reader<'_> {
     ) -> Result<Option<Token>, SettingsError> {
         let Some(keys) = self.tokens("hash-key-file", warnings)? else {
             if token.is_some_and(|tokens| tokens.all().len() > 1) {
-                warnings.push("hashes of cached blocks are made from the first token: another first token makes the cache cold at the next start (hash-key-file)".to_owned());
+                warnings.push(HASHES_OF_FIRST_TOKEN.to_owned());
             }
             return Ok(token.map(|tokens| tokens.first().clone()));
         };
@@ -466,8 +468,10 @@ impl Reader<'_> {
         if is_remote && settings.tls.is_none() {
             return Err(self.needs("peers", "tls-cert", "plain text is for the loopback only"));
         }
+        let has_peers =
+            settings.listen.is_some() || !settings.peers.is_empty() || settings.membership.is_some();
         match &settings.tls {
-            Some(TlsFiles { ca: None, .. }) if settings.token.is_none() && settings.listen.is_some() => {
+            Some(TlsFiles { ca: None, .. }) if settings.token.is_none() && has_peers => {
                 Err(self.needs("tls-cert", "tls-ca", "peers need a certificate to be checked, or a token"))
             }
             _ => Ok(()),

@@ -177,8 +177,8 @@ pub(super) const OF_PROGRAM: [&str; 16] = [
 
 /// Keys of the admin interface: all that the pool of frames of an engine can have.
 #[rustfmt::skip]
-pub(super) const OF_ADMIN: [&str; 9] = [
-    "name", "admin", "admin-connections", "tls-cert", "tls-key", "tls-ca", "token-file", "read-token-file", "drain",
+pub(super) const OF_ADMIN: [&str; 8] = [
+    "name", "admin", "admin-connections", "tls-cert", "tls-key", "token-file", "read-token-file", "drain",
 ];
 
 fn same_name(a: &str, b: &str) -> bool {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use kvpool::Pool;
 use toml::de::{DeTable, DeValue};
 
-use super::checked::Loaded;
+use super::checked::{HASHES_OF_FIRST_TOKEN, Loaded};
 use super::entries::{Entries, Entry};
 use super::error::SettingsError;
 use super::files::read_file;
@@ -133,6 +133,7 @@ impl Sources {
         let mut loaded = Self::check(entries.clone(), warnings)?;
         // The first token gives one, which nothing uses.
         loaded.settings.hash_key = None;
+        loaded.warnings.retain(|warning| warning != HASHES_OF_FIRST_TOKEN);
         if number > 0 {
             loaded.settings.tell_apart(number).map_err(|(key, why)| Reader(&entries).refuse(key, why))?;
         }
@@ -147,7 +148,8 @@ impl Sources {
     ) -> Result<Entries, SettingsError> {
         let mut entries = self.entries(warnings)?;
         for (name, Entry { text, origin }) in &entries {
-            let key = Key::find(name).expect("a key of the list");
+            // The path of a settings file is none of the list.
+            let Some(key) = Key::find(name) else { continue };
             let (is_given, origin) = (*origin != Origin::Default, origin.clone());
             if is_given && OF_PROGRAM.contains(name) {
                 return Err(SettingsError::OfProgram { key, origin });

@@ -314,6 +314,8 @@ async fn blocks_leave_before_they_are_evicted() {
     let here = kv::cached(&a, &prompts[0]);
     let report = bring_back(&of_a, &prompts[0], WAIT).await;
     assert!(report.cached_blocks == 10 && report.moved_blocks == 10 - here, "{report:?}, {here}");
+    // What came back took room, which is made again.
+    until("room is made", || a.free_blocks() >= 15).await;
     // A store that refuses: everything stays.
     store.set_fault(Fault::Refuse);
     let stored = of_a.counters().stored_blocks;

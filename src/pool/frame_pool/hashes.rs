@@ -84,8 +84,8 @@ impl FramePool {
         })
     }
 
-    /// Drops one reference on each frame, and caches those without further references, also without
-    /// a key: for an engine that looks up hashes itself. The pool needs to know that the contents
+    /// Drops one reference on each frame, and caches it, also without a key: for an engine that looks
+    /// up hashes itself. A frame with further references is cached now, and evictable after the last. The pool needs to know that the contents
     /// are worth keeping, and not by which hash. [`share`](Self::share) gets a frame back, and
     /// [`uncache`](Self::uncache) forgets its contents.
     ///

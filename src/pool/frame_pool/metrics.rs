@@ -27,8 +27,8 @@ impl FramePool {
     }
 
     /// Returns the frames with references, as [leases](Owners::leases) by the sequence that their
-    /// requests named; blocks are named by the frames that they are in. For diagnosis: visits the
-    /// whole pool.
+    /// requests named; blocks are named by the frames that they are in. None is reported as
+    /// pinned. [Unaccounted](Owners::unaccounted) references are named by ids of blocks. For diagnosis: visits the whole pool.
     pub fn owners(&self) -> Owners {
         let blocks = &self.0.blocks;
         let mut owners = Owners::of(blocks, Listed::default(), Accounts::default, Vec::new);
@@ -37,8 +37,8 @@ impl FramePool {
             owner.blocks.iter_mut().for_each(in_place);
             owner.blocks.sort_unstable();
         }
-        owners.pinned.iter_mut().for_each(|pinned| in_place(&mut pinned.block));
-        owners.pinned.sort_unstable_by_key(|pinned| pinned.block);
+        // The pin of each used frame is the pool's own.
+        owners.pinned.clear();
         owners
     }
 

@@ -7,8 +7,8 @@
 //! rename     the hashes of a block go to another one
 //! ```
 //!
-//! The lock of the [names](super::super::names) serializes these calls. Only they make a block
-//! cached, so one thread at a time writes a row, and never while its block is cached; hits rely on
+//! The lock of the [names](super::super::names) serializes these calls and
+//! [`keep_nameless`](PrefixCache::keep_nameless). Only they make a block cached, so one thread at a time writes a row, and never while its block is cached; hits rely on
 //! this. The row alone determines the era of a block, so a clear covers its further hashes too.
 //!
 //! The cache compares 192 bits that [`PrefixHasher::foreign`] derives from the engine's hash and
@@ -17,6 +17,7 @@
 //! contents share a hash of `b` bits with probability about `n^2 / 2^(b + 1)`. For 2^20 blocks that
 //! is 2^-25 with 64 bits, and 2^-89 with 128.
 
+use std::cell::Cell;
 use std::ops::ControlFlow;
 
 use crate::block::{Blocks, Core};
@@ -135,17 +136,27 @@ impl PrefixCache {
     /// that looks up hashes itself.
     pub(crate) fn keep_nameless(&self, blocks: &Blocks, frames: &[u32]) -> Result<(), FrameError> {
         let lock = self.names.as_ref().map(Names::lock);
-        let (era, mut cached_before) = (self.era(), 0);
-        blocks.keep_frames(
+        let (era, registered, noted) = (self.era(), Cell::new(0), Cell::new(None));
+        let outcome = blocks.keep_frames(
             frames,
             lock,
             |id| self.row(id).prefetch(),
-            |id| self.note(id, NAMELESS, era, 0, 0),
-            |id| cached_before += usize::from(!self.keep_one(blocks, id, era)),
+            |id| {
+                self.note(id, NAMELESS, era, 0, 0);
+                noted.set(Some(id));
+                registered.update(|registered| registered + 1);
+            },
+            |id| {
+                // Also one that was noted, and shared before it was cached.
+                let is_counted = noted.get() == Some(id);
+                let is_new = self.keep_one(blocks, id, era);
+                registered.update(|registered| registered + usize::from(is_new) - usize::from(is_counted));
+            },
             |kept, tag| self.keep(blocks, kept, tag, PolicyInfo::default()),
-        )?;
-        self.tallies.registered(frames.len() - cached_before);
-        Ok(())
+        );
+        // Also after an error: the frames before and after the one that it names are cached.
+        self.tallies.registered(registered.get());
+        outcome
     }
 
     /// Returns whether the block was not cached before.

@@ -9,12 +9,19 @@ use pyo3::prelude::*;
 /// releases the GIL gets it back after 5.2 ms, Python's switch interval, however short its work is.
 /// A call that keeps the GIL lets the other thread wait for the work: 18 us for 512 frames, 0.14 ms
 /// for 4,096, 0.6 ms for 16,384, 2.4 ms for 65,536. Beside no other thread, a release costs nothing
-/// that could be measured. So a call keeps it for about a millisecond at most.
+/// that could be measured. So a call that keeps
+/// or frees frames has the GIL for about a millisecond at most. Calls that look up keys or evict do
+/// several times as much for a frame: see [`searching`].
 const DETACHED_FRAMES: usize = 32_768;
 
 /// Does work on `frames` frames, without the GIL if they are many.
 pub fn detached<R: Send>(py: Python<'_>, frames: usize, work: impl FnOnce() -> R + Send) -> R {
     if frames < DETACHED_FRAMES { work() } else { py.detach(work) }
+}
+
+/// Like [`detached`], for work that looks up keys or evicts.
+pub fn searching<R: Send>(py: Python<'_>, frames: usize, work: impl FnOnce() -> R + Send) -> R {
+    detached(py, frames.saturating_mul(8), work)
 }
 
 /// Drops a reference on each frame, and uncaches it.

@@ -2,7 +2,7 @@ use kvpool::{CompactionState, Latency, SequenceRuns};
 use kvpool_map::{CellChanges, Cells};
 use serde::{Deserialize, Serialize};
 
-use super::super::api::MigrationList;
+use super::super::api::{MigrationList, of_sequences};
 
 /// An event of a node.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -47,7 +47,7 @@ pub struct StatsSummary {
     /// Seconds since the node started.
     pub uptime_s: u64,
     /// What only a pool with sequences has, in the same object; `None` for a pool of frames.
-    #[serde(flatten)]
+    #[serde(flatten, deserialize_with = "of_sequences")]
     pub of_sequences: Option<SequenceSummary>,
     /// Blocks in the pool.
     pub total: usize,

@@ -15,6 +15,7 @@ fn a_pool_of_frames_takes_the_keys_of_the_admin_interface() {
         ("membership", ETCD),
         ("hash-key-file", "a"),
         ("nixl", "auto"),
+        ("tls-ca", "a"),
     ] {
         let error = of(&[(name, value)], 0).unwrap_err();
         assert!(matches!(error, SettingsError::OfSequences { key, .. } if key.name == name), "{error}");
@@ -50,4 +51,30 @@ fn pools_with_the_same_settings_are_told_apart() {
     let long = "a".repeat(64);
     let error = flags(&[("name", &long)]).load_for_frames(1).unwrap_err().to_string();
     assert!(error.contains("name = "), "{error}");
+}
+
+#[test]
+fn a_file_may_be_named_by_flag_and_by_variable() {
+    let (_folder, path) = file("name = \"engine\"\n");
+    let by_flag = with_file(&path);
+    let by_variable = Sources::new().environment(variables(&[("KVPOOL_CONFIG", path.to_str().unwrap())]));
+    for sources in [by_flag, by_variable] {
+        assert_eq!(sources.load_for_frames(0).unwrap().settings.name, "engine");
+    }
+}
+
+#[test]
+fn two_tokens_are_no_matter_of_hashes() {
+    let (_folder, path) =
+        file("the-first-token-of-two-tokens-that-are-valid\nthe-second-token-of-two-tokens-that-are-valid\n");
+    let loaded = flags(&[("token-file", path.to_str().unwrap())]).load_for_frames(0).unwrap();
+    assert!(!loaded.warnings.iter().any(|warning| warning.contains("hash")), "{:?}", loaded.warnings);
+    assert!(loaded.settings.token.is_some());
+}
+
+/// Without an address of its own, a node has peers nevertheless.
+#[test]
+fn certificates_of_peers_are_checked_by_something() {
+    let tls = [("listen", "off"), ("peers", "b=10.0.0.2:7411"), ("tls-cert", "a"), ("tls-key", "b")];
+    assert!(refused(&tls).contains("peers need a certificate to be checked, or a token"));
 }

@@ -6,7 +6,8 @@ transfer between host and device has few pieces. Installed as a plugin, if ``SGL
 ``kvpool`` or ``KVPOOL_SGLANG=host`` is set: ``kvpool_plugin.sglang`` is the entry point.
 ``KVPOOL_SGLANG_SERVE=127.0.0.1:7410``, or the path of a settings file, serves an admin interface of
 each pool, with page and metrics. A rank adds its number to the port, and a further pool of a
-process the number of ranks; port 0 takes a free one, which the log names.
+process the number of ranks; port 0 takes a free one, which the log names. Replicas (``--dp-size``) on
+one host need port 0.
 
 **Storage backend.** :class:`KvpoolStorage` keeps pages in a kvpool node, which several engines
 share::

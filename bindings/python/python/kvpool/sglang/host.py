@@ -116,7 +116,7 @@ _pools = itertools.count()
 
 
 def _number_of_pool() -> int:
-    """Returns a number that no other pool of the ranks of this engine has."""
+    """Returns a number that no other pool of these ranks has. Replicas have ranks of their own, which are equal."""
     group = getattr(torch, "distributed", None)
     if group is None or not group.is_available() or not group.is_initialized():
         return next(_pools)

@@ -7,7 +7,7 @@ be imported only where vLLM is installed, and refuses a vLLM whose block pool ha
 |---|---|
 | ``KVPOOL_VLLM`` | ``pool`` (default): the block pool. ``queue``: its queue of free blocks only. ``off`` |
 | ``KVPOOL_VLLM_AHEAD`` | frames to evict ahead of a request, from which its runs are chosen; by default a 128th of the pool |
-| ``KVPOOL_VLLM_SERVE`` | where the admin interface of the pool is served, with page and metrics: ``127.0.0.1:7410``, or the path of a settings file; ``off`` (default). A data-parallel rank adds its number to the port; port 0 takes a free one, which the log names |
+| ``KVPOOL_VLLM_SERVE`` | where the admin interface of the pool is served, with page and metrics: ``127.0.0.1:7410``, or the path of a settings file; ``off`` (default). A data-parallel rank adds its number to the port; port 0 takes a free one, which the log names. Ranks that Ray starts on one host need port 0 |
 """
 
 from __future__ import annotations

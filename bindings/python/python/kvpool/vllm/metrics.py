@@ -143,8 +143,13 @@ class Meter:
         }
 
     def _write(self) -> None:
-        if admin := self._pool.free_block_queue.admin:
-            admin.report("vllm", {name: self.counts[name] for name in COUNTERS})
+        queue = self._pool.free_block_queue
+        if queue.admin is not None:
+            try:
+                queue.admin.report("vllm", {name: self.counts[name] for name in COUNTERS})
+            except KvPoolError as error:  # it was closed
+                queue.admin = None
+                logger.warning("kvpool: the admin interface is told no counts any more: %s", error)
         # vLLM has a folder of its own for several front ends.
         folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR") or os.environ.get(FOLDER)
         if self._cannot_write or folder is None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
 from multiprocessing import current_process
 from typing import Any
 
 from vllm.logger import init_logger
-from vllm.v1.core import block_pool, kv_cache_coordinator, kv_cache_utils
+from vllm.v1.core import block_pool, kv_cache_coordinator, kv_cache_manager, kv_cache_utils
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -26,6 +27,8 @@ _STOCK_POOL = block_pool.BlockPool
 _STOCK_QUEUE = block_pool.FreeKVCacheBlockQueue
 _COORDINATOR = kv_cache_coordinator.KVCacheCoordinator
 _STOCK_START = _COORDINATOR.__init__
+_MANAGER = kv_cache_manager.KVCacheManager
+_STOCK_MANAGER = _MANAGER.__init__
 
 # What the classes use without overriding it.
 _POOL_USES = (
@@ -76,15 +79,27 @@ def _start(self: Any, *args: Any, **kwargs: Any) -> None:
     queue = self.block_pool.free_block_queue
     if isinstance(queue, FreeQueue):
         queue.use_groups(self.kv_cache_config.kv_cache_groups)
-        if queue.pool is not None:
-            # Of the process of a data-parallel rank.
-            rank = re.fullmatch(r"EngineCore_DP(\d+)", current_process().name)
-            queue.admin = serve("KVPOOL_VLLM_SERVE", queue.pool, int(rank[1]) if rank else 0)
         why = f" ({queue.unproven})" if queue.unproven else ""
         frames = queue.num_free_blocks
         logger.info("kvpool active in %s: %d frames, ahead %d%s", _tested.ENGINE, frames, queue.ahead, why)
+
+
+def _start_manager(self: Any, *args: Any, **kwargs: Any) -> None:
+    """The constructor of the scheduler's manager. An offloader has a coordinator too, whose pool is not served."""
+    _STOCK_MANAGER(self, *args, **kwargs)
+    queue = self.block_pool.free_block_queue
+    if isinstance(queue, FreeQueue) and queue.pool is not None:
+        queue.admin = serve("KVPOOL_VLLM_SERVE", queue.pool, _rank())
         if queue.admin is not None:
             logger.info("kvpool serves %s at %s", queue.admin.name, queue.admin.address)
+
+
+def _rank() -> int:
+    """The rank of this process: by its name, or where each rank has a scheduler, as under torchrun, by torch."""
+    if named := re.fullmatch(r"EngineCore_DP(\d+)", current_process().name):
+        return int(named[1])
+    group = getattr(sys.modules.get("torch"), "distributed", None)
+    return group.get_rank() if group and group.is_available() and group.is_initialized() else 0
 
 
 def install(part: str = "pool") -> None:
@@ -103,3 +118,4 @@ def install(part: str = "pool") -> None:
         check()
     kv_cache_coordinator.BlockPool, block_pool.FreeKVCacheBlockQueue = parts[part]
     _COORDINATOR.__init__ = _STOCK_START if part == "off" else _start
+    _MANAGER.__init__ = _STOCK_MANAGER if part == "off" else _start_manager
