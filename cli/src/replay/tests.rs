@@ -410,13 +410,17 @@ fn resizing(trace: &Trace, threads: usize, schedule: &str) -> Options {
 /// A request that no longer fits is rejected, running or waiting.
 #[test]
 fn a_pool_that_has_become_too_small_rejects() {
-    let sizes = [(20, 1), (40, 500), (610, 0), (20, 1)];
-    let trace = trace(sizes.map(|(input, output)| Request::new(Duration::ZERO, input, output)));
+    // The second one runs when the third arrives, which does not fit beside it.
+    let requests = [(0, 20, 1), (0, 40, 500), (2, 610, 0), (2, 20, 1)];
+    let request = |(at, input, output)| Request::new(Duration::from_secs(at), input, output);
+    let trace = trace(requests.map(request));
     for threads in [1, 2] {
         let pool = faulty(40, 40, None, Fault::Slow, 0);
         let outcome = replay(&pool, &trace, &resizing(&trace, threads, "1%:20"), go_on);
         assert!(outcome.is_sound(4), "{outcome:?}");
-        assert_eq!((pool.total_blocks(), outcome.tally.completed, outcome.tally.rejected), (20, 2, 2));
+        let ended = (pool.total_blocks(), outcome.tally.completed, outcome.tally.rejected);
+        // On a loaded machine, the second one may come back before the pool has shrunk, and end.
+        assert!([(20, 2, 2), (20, 3, 1)].contains(&ended), "{threads} threads: {outcome:?}");
         assert!(outcome.tally.preempted > 0, "{outcome:?}");
     }
 }
