@@ -419,9 +419,13 @@ fn a_pool_that_has_become_too_small_rejects() {
         let outcome = replay(&pool, &trace, &resizing(&trace, threads, "1%:20"), go_on);
         assert!(outcome.is_sound(4), "{outcome:?}");
         let ended = (pool.total_blocks(), outcome.tally.completed, outcome.tally.rejected);
-        // On a loaded machine, the second one may come back before the pool has shrunk, and end.
-        assert!([(20, 2, 2), (20, 3, 1)].contains(&ended), "{threads} threads: {outcome:?}");
-        assert!(outcome.tally.preempted > 0, "{outcome:?}");
+        if threads == 1 {
+            assert!(ended == (20, 2, 2) && outcome.tally.preempted > 0, "{outcome:?}");
+        } else {
+            // With two threads on a loaded machine, the third one may be admitted before the second, or
+            // the second come back before the pool has shrunk: then one of them ends.
+            assert!([(20, 2, 2), (20, 3, 1)].contains(&ended), "{outcome:?}");
+        }
     }
 }
 
