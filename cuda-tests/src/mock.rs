@@ -317,8 +317,8 @@ impl Session {
         unsafe { call(name.as_ptr()) }
     }
 
-    /// Returns the different launches since the seed was set: kernel; CTAs, threads of each, and bytes of
-    /// their dynamic shared memory; and the number of the stream.
+    /// Returns the different launches since the seed was set: kernel; CTAs, threads of each, and
+    /// bytes of their dynamic shared memory; and the number of the stream.
     pub fn launches(&self) -> Vec<(String, [u32; 3], u32)> {
         let call: unsafe extern "C" fn(*mut u8, usize) -> usize = control("kvp_mock_launches");
         let mut text = vec![0; 1 << 20];

@@ -222,7 +222,8 @@ fn clocks_are_those_of_the_management_library() {
     assert!(text.contains("1980 MHz, memory 2619 MHz, up to 41 C, clock reasons 0x1, in "), "{text}");
 }
 
-/// In compute mode EXCLUSIVE_PROCESS, a process that keeps the device open would make every section fail.
+/// In compute mode EXCLUSIVE_PROCESS, a process that keeps the device open would make every section
+/// fail.
 #[test]
 fn a_device_for_one_process_is_not_held() {
     const EXCLUSIVE_PROCESS: i32 = 3;

@@ -1,5 +1,5 @@
-//! What pools launch: kernel, grid, block and shared memory are those of the rules, by which `gpu_check`
-//! measures.
+//! What pools launch: kernel, grid, block and shared memory are those of the rules, by which
+//! `gpu_check` measures.
 
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -48,8 +48,8 @@ fn wave(storage: &CudaStorage) {
 }
 
 /// Operations of a storage launch by the rules of their work, with bulk copies and without; a wave
-/// beside a batch by the rule for that, and without shared memory. Copies to the device, copies from it,
-/// wipes and waves have a stream each.
+/// beside a batch by the rule for that, and without shared memory. Copies to the device, copies
+/// from it, wipes and waves have a stream each.
 #[test]
 fn a_storage_launches_by_the_rules() {
     for (major, bulk) in [(8, false), (9, true)] {

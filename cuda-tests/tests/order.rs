@@ -175,8 +175,9 @@ fn wipes_at_the_end_of_a_batch_delay_no_report() {
     pool.audit().expect("a consistent pool");
 }
 
-/// Wipes and copies to the device are on different streams: the copy does not wait for a wipe that the
-/// device has not begun. A copy to a frame that was wiped remains, whatever the device runs first.
+/// Wipes and copies to the device are on different streams: the copy does not wait for a wipe that
+/// the device has not begun. A copy to a frame that was wiped remains, whatever the device runs
+/// first.
 #[test]
 fn a_copy_after_a_wipe_is_not_wiped() {
     let session = session();

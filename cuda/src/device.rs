@@ -85,8 +85,8 @@ impl Device {
     /// [`StorageError::DeviceLost`], [`StorageError::Device`].
     ///
     /// # Safety
-    /// The stream lives and is of this device's primary context. The parameters are the kernel's own,
-    /// and meet the requirements of [`params`](super::params) until the launch is complete.
+    /// The stream lives and is of this device's primary context. The parameters are the kernel's
+    /// own, and meet the requirements of [`params`](super::params) until the launch is complete.
     pub unsafe fn launch<P: Params>(
         &self,
         stream: CUstream,

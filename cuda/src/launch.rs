@@ -14,8 +14,8 @@ use super::params::{
 };
 use super::stream::StreamPriority;
 
-/// Default number of CTAs that copy beside batches: of the 132 multiprocessors of an H200, a hundred
-/// are left to the model.
+/// Default number of CTAs that copy beside batches: of the 132 multiprocessors of an H200, a
+/// hundred are left to the model.
 pub const MOVING_CTAS: u32 = 32;
 
 /// A kernel; see [`params`](super::params) for its parameters.
@@ -24,7 +24,8 @@ pub const MOVING_CTAS: u32 = 32;
 #[non_exhaustive]
 pub enum Kernel {
     Copy,
-    /// By bulk copies, from compute capability 9.0 on; see [`Device::has_bulk`](super::Device::has_bulk).
+    /// By bulk copies, from compute capability 9.0 on; see
+    /// [`Device::has_bulk`](super::Device::has_bulk).
     CopyBulk,
     Zero,
     Pack,
@@ -159,13 +160,14 @@ pub struct Shape {
 }
 
 impl Work {
-    /// Returns how its kernel is launched. `bulk`: whether the device has bulk copies and the pieces
-    /// allow them.
+    /// Returns how its kernel is launched. `bulk`: whether the device has bulk copies and the
+    /// pieces allow them.
     ///
     /// Alone, copies occupy all multiprocessors, with about as many bytes in flight as the memory
-    /// needs: three rings of 64 KiB fit into a multiprocessor's shared memory. Beside batches, few CTAs
-    /// leave most multiprocessors to the model, and they use no shared memory: a ring does not fit
-    /// beside a CTA of the model that holds most of it, so that the wave would wait for the whole step.
+    /// needs: three rings of 64 KiB fit into a multiprocessor's shared memory. Beside batches, few
+    /// CTAs leave most multiprocessors to the model, and they use no shared memory: a ring does not
+    /// fit beside a CTA of the model that holds most of it, so that the wave would wait for the
+    /// whole step.
     #[must_use]
     pub const fn rule(self, bulk: bool) -> Rule {
         use Most::{Ctas, PerMultiprocessor};

@@ -110,7 +110,8 @@ impl CudaStorage {
             } else {
                 params.moves = commands.upload(bytes_of(&list.collect::<Vec<Move>>()))?;
             }
-            // SAFETY: the tables live until the command scope ends; the rest is the caller's promise.
+            // SAFETY: the tables live until the command scope ends; the rest is the caller's
+            // promise.
             unsafe { commands.launch(work, &params)? };
         }
         Ok(commands)

@@ -17,9 +17,9 @@
 //! it: operations of the host on the copy wait for it ([`pending`](super::pending)). No stream here
 //! waits for an engine's stream.
 //!
-//! Down and up are apart because the bus carries both directions at once, and wipes because they must
-//! not wait for either. A frame that is wiped gets no new owner before the host has seen the event
-//! behind the wipe, so that no later copy on another stream overtakes it.
+//! Down and up are apart because the bus carries both directions at once, and wipes because they
+//! must not wait for either. A frame that is wiped gets no new owner before the host has seen the
+//! event behind the wipe, so that no later copy on another stream overtakes it.
 
 use std::any::Any;
 use std::fmt;

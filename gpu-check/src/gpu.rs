@@ -23,7 +23,8 @@ const KERNELS_80: &str = include_str!("../../kernels/ptx/kvpool.sm80.ptx");
 const KERNELS_90: &str = include_str!("../../kernels/ptx/kvpool.sm90.ptx");
 const PROBES: &str = include_str!("../../kernels/ptx/probes.sm80.ptx");
 
-/// The probes as machine code, by the major version of the compute capability; the pool has its own.
+/// The probes as machine code, by the major version of the compute capability; the pool has its
+/// own.
 #[cfg(kvpool_cubins)]
 const CUBINS: [(u32, &[u8]); 2] = [
     (8, include_bytes!(concat!(env!("KVPOOL_CUBINS"), "/probes.sm80.cubin"))),

@@ -130,8 +130,8 @@ pub const LIMITS_S: u64 = {
 };
 
 /// Opens a device to keep it started while the sections run: without a process that has it open, a
-/// driver that is not persistent starts the device again for each section, which takes seconds of its
-/// limit. `None` if only one process may use the device, which must be the section's.
+/// driver that is not persistent starts the device again for each section, which takes seconds of
+/// its limit. `None` if only one process may use the device, which must be the section's.
 ///
 /// # Errors
 /// If the device cannot be used.

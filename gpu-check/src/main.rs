@@ -21,8 +21,8 @@ const EXIT_ERROR: u8 = 2;
 
 /// Checks and measures kvpool on a GPU
 ///
-/// Each section runs in a process of its own, with a time limit. All take at most five minutes, unless
-/// the limits are changed.
+/// Each section runs in a process of its own, with a time limit. All take at most five minutes,
+/// unless the limits are changed.
 ///
 /// Exit code: 0 if every check passed, 1 if one did not, 2 if the device could not be used, 77 if
 /// there is no driver or no device.

@@ -1,11 +1,10 @@
 //! Theorems: a frame with references stays where it is, also if a lookup takes the first reference
-//! while the frame is being moved. A move takes no contents back. A key that was added to a cached frame is found until the frame
-//! is evicted or uncached, and never names other contents: not while its frame is evicted and used
-//! again, nor while an engine takes its keys away. No key outlives the cached frame.
-//! This holds also if an engine adds a key to a frame that another thread frees.
-//! A frame that is kept without a key is cached by its last release, and evicted after all reads of its
-//! contents.
-//! An evictable frame is in the order that is read once its release has ended.
+//! while the frame is being moved. A move takes no contents back. A key that was added to a cached
+//! frame is found until the frame is evicted or uncached, and never names other contents: not while
+//! its frame is evicted and used again, nor while an engine takes its keys away. No key outlives
+//! the cached frame. This holds also if an engine adds a key to a frame that another thread frees.
+//! A frame that is kept without a key is cached by its last release, and evicted after all reads of
+//! its contents. An evictable frame is in the order that is read once its release has ended.
 #![cfg(kvpool_loom)]
 
 use kvpool::prefix::HashKey;
@@ -217,8 +216,8 @@ fn a_list_of_keys_is_read_while_it_is_replaced() {
     });
 }
 
-/// A frame is kept without a key while another thread shares it, reads it and frees it: it is cached
-/// by the last of them, and its next contents are written after both.
+/// A frame is kept without a key while another thread shares it, reads it and frees it: it is
+/// cached by the last of them, and its next contents are written after both.
 #[test]
 fn kept_while_it_is_shared() {
     check("frame_pool::kept_while_it_is_shared", || {

@@ -422,8 +422,8 @@ fn a_pool_that_has_become_too_small_rejects() {
         if threads == 1 {
             assert!(ended == (20, 2, 2) && outcome.tally.preempted > 0, "{outcome:?}");
         } else {
-            // With two threads on a loaded machine, the third one may be admitted before the second, or
-            // the second come back before the pool has shrunk: then one of them ends.
+            // With two threads on a loaded machine, the third one may be admitted before the
+            // second, or the second come back before the pool has shrunk: then one of them ends.
             assert!([(20, 2, 2), (20, 3, 1)].contains(&ended), "{outcome:?}");
         }
     }

@@ -86,8 +86,8 @@ pub trait Admin: Send + Sync + 'static {
     /// Compacts the pool.
     ///
     /// # Errors
-    /// [`AdminError::Failed`], with the work done before the failure; [`AdminError::Unsupported`] for
-    /// a pool of frames, whose bytes its engine moves.
+    /// [`AdminError::Failed`], with the work done before the failure; [`AdminError::Unsupported`]
+    /// for a pool of frames, whose bytes its engine moves.
     fn defragment(&self) -> Answer<'_, DefragOutcome>;
 
     /// Changes the size of the pool.

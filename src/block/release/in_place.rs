@@ -101,7 +101,8 @@ impl Blocks {
     }
 
     /// Caches each frame, and drops one reference on it, in order: all or none, as
-    /// [`free_frames`](Self::free_frames). `lock` is held until then: only its holder caches blocks.
+    /// [`free_frames`](Self::free_frames). `lock` is held until then: only its holder caches
+    /// blocks.
     ///
     /// `note` prepares the row of a block that is cached and released in one step. `cache` caches
     /// any other: it has further references, is cached, or its generation wraps around.

@@ -281,7 +281,8 @@ impl Core {
         pass.settle(ids.len(), |_, _| ());
     }
 
-    /// Drops a [hit](super::super::WordCell::hit), before it is counted, whose block proved to have other contents.
+    /// Drops a [hit](super::super::WordCell::hit), before it is counted, whose block proved to have
+    /// other contents.
     #[cold]
     pub(crate) fn give_back_hit(&self, id: BlockId, was_evictable: bool) {
         let mut pass = Pass::new(self, Few::new());

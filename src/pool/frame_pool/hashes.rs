@@ -84,10 +84,11 @@ impl FramePool {
         })
     }
 
-    /// Drops one reference on each frame, and caches it, also without a key: for an engine that looks
-    /// up hashes itself. A frame with further references is cached now, and evictable after the last. The pool needs to know that the contents
-    /// are worth keeping, and not by which hash. [`share`](Self::share) gets a frame back, and
-    /// [`uncache`](Self::uncache) forgets its contents.
+    /// Drops one reference on each frame, and caches it, also without a key: for an engine that
+    /// looks up hashes itself. A frame with further references is cached now, and evictable after
+    /// the last. The pool needs to know that the contents are worth keeping, and not by which hash.
+    /// [`share`](Self::share) gets a frame back, and [`uncache`](Self::uncache) forgets its
+    /// contents.
     ///
     /// This counts as a key that no lookup has: a frame that has lost its other keys stays cached,
     /// [`uncache`](Self::uncache) counts it, and [`move_keys`](Self::move_keys) removes it.

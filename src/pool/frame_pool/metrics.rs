@@ -27,8 +27,9 @@ impl FramePool {
     }
 
     /// Returns the frames with references, as [leases](Owners::leases) by the sequence that their
-    /// requests named; blocks are named by the frames that they are in. None is reported as
-    /// pinned. [Unaccounted](Owners::unaccounted) references are named by ids of blocks. For diagnosis: visits the whole pool.
+    /// requests named; blocks are named by the frames that they are in. None is reported as pinned.
+    /// [Unaccounted](Owners::unaccounted) references are named by ids of blocks. For diagnosis:
+    /// visits the whole pool.
     pub fn owners(&self) -> Owners {
         let blocks = &self.0.blocks;
         let mut owners = Owners::of(blocks, Listed::default(), Accounts::default, Vec::new);

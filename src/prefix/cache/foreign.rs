@@ -8,8 +8,9 @@
 //! ```
 //!
 //! The lock of the [names](super::super::names) serializes these calls and
-//! [`keep_nameless`](PrefixCache::keep_nameless). Only they make a block cached, so one thread at a time writes a row, and never while its block is cached; hits rely on
-//! this. The row alone determines the era of a block, so a clear covers its further hashes too.
+//! [`keep_nameless`](PrefixCache::keep_nameless). Only they make a block cached, so one thread at a
+//! time writes a row, and never while its block is cached; hits rely on this. The row alone
+//! determines the era of a block, so a clear covers its further hashes too.
 //!
 //! The cache compares 192 bits that [`PrefixHasher::foreign`] derives from the engine's hash and
 //! group, by BLAKE3 with the cache's key. Different inputs agree in all with probability 2^-192
