@@ -58,6 +58,7 @@ class World:
         self.frames = kvpool.FramePool(20, frames_max=40)
         self.frames.allocate(3)
         self.objects = {
+            "Admin": kvpool.Admin.from_settings(self.frames, {"admin": "off"}).wait(),
             "Batch": self.batch,
             "BlockTable": self.table,
             "EvictionOrder": kvpool.EvictionOrder(8),
@@ -83,6 +84,10 @@ class World:
                 return 4
             case "EvictionOrder", "use", "keys":
                 return [(b"x", 0)]
+            case "Admin", _, "pool":
+                return self.frames
+            case "Admin", _, "settings":
+                return {"admin": "off"}
             case "Tier", "get", "buffers":
                 return [bytearray(64)]
         return {
