@@ -6,8 +6,8 @@
 //!         `kvpool_benches::step`
 //! close   sequences of 62, 600 and 6,000 blocks, full and computed
 //! open    a sequence, ten blocks, close: 64 of them in a step
-//! pair    one thread and two, each with work of its own: empty steps, the same sequences, and closing
-//!         sequences of 62 cached blocks
+//! pair    one thread and two, each with work of its own: empty steps, the same sequences, and
+//!         closing sequences of 62 cached blocks
 //! ```
 //!
 //! An argument selects one of them. Blocks have 16 tokens. Subjects take turns, round by round;

@@ -9,6 +9,7 @@
 #[allow(dead_code)]
 mod kv;
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 use kvpool::storage::{Dtype, KvLayout};
 use kvpool::{Pool, SequenceId};
 use kvpool_node::events::{KvEventError, KvEventPublisher, KvEventSettings};
+use serde::Deserialize;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -101,18 +103,16 @@ impl Router {
             settled(publisher).await;
             writeln!(self.to, "{}", publisher.counters().newest).unwrap();
             let answer = tokio::task::block_in_place(|| self.line());
-            let mut wanted: Vec<u64> = pool.cached_blocks().iter().map(|(_, hash)| hash.words()[0]).collect();
-            wanted.sort();
-            wanted.dedup();
-            let hashes: Vec<u64> =
-                answer["hashes"].as_array().unwrap().iter().map(|hash| hash.as_u64().unwrap()).collect();
+            let wanted: BTreeSet<u64> =
+                pool.cached_blocks().iter().map(|(_, hash)| hash.words()[0]).collect();
+            let hashes = BTreeSet::deserialize(&answer["hashes"]).unwrap();
             if hashes == wanted {
                 break answer;
             }
             // On a loaded machine, the publisher's listing of the pool may take longer than silence
             // is waited for. A set that is wrong stays wrong: nothing changes the pool any more.
-            let is_late = start.elapsed() < Duration::from_secs(20);
-            assert!(is_late, "{hashes:?}\n{wanted:?}\n{answer}\n{:?}", publisher.counters());
+            let may_still_agree = start.elapsed() < Duration::from_secs(20);
+            assert!(may_still_agree, "{hashes:?}\n{wanted:?}\n{answer}\n{:?}", publisher.counters());
         }
     }
 }

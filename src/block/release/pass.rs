@@ -101,9 +101,7 @@ impl<'a> Pass<'a> {
     #[inline]
     pub(super) fn keep_only(&mut self, atomic: &AtomicU64, id: BlockId, frame: FrameId) -> bool {
         let Some(word) = keep_only_in(atomic, frame) else { return false };
-        self.kept += 1;
-        self.counted -= 1;
-        self.evictable.push(Evictable { id, word });
+        self.became_evictable(id, word);
         true
     }
 
