@@ -1,7 +1,8 @@
 //! Prefix reuse by whole engines: kvpool compared with an exact LRU behind a mutex.
 //!
 //! ```text
-//! admit     prompts of 1,000 tokens: the admission, and the whole request; one thread and two
+//! admit     prompts of 1,000 tokens: the admission, and the whole request; one thread, two, and
+//!           more where there are cores
 //! look-up   a cached prompt of 8,000 tokens
 //! evict     a block, one by one and 64 at once, in pools of three sizes, cached for prompts of one
 //!           block and of 62; two threads against one
@@ -31,7 +32,7 @@ const ROUNDS: usize = 31;
 const TURNS: Turns<2> = Turns::new([Kvpool::NAME, Locked::NAME]);
 
 fn admit() {
-    for threads in [1, 2] {
+    for threads in threads::counts(16) {
         TURNS.head(&format!("admit 1000 tokens, {threads} threads"));
         for (name, prompts, is_full) in [
             ("cached", Prompts::Own, false),

@@ -6,7 +6,8 @@
 //!         `kvpool_benches::step`
 //! close   sequences of 62, 600 and 6,000 blocks, full and computed
 //! open    a sequence, ten blocks, close: 64 of them in a step
-//! pair    one thread and two, each with work of its own: empty steps, the same sequences, and
+//! scale   the same steps shared by one thread, two, and more where there are cores
+//! pair    one thread and several, each with work of its own: empty steps, the same sequences, and
 //!         closing sequences of 62 cached blocks
 //! ```
 //!
@@ -27,7 +28,7 @@ use kvpool_benches::report::mean;
 use kvpool_benches::reuse::{
     BLOCK_TOKENS, Engine, Full, Kvpool, KvpoolUncached, Locked, LockedList, Turns, Worker, verify,
 };
-use kvpool_benches::step::{BLOCKS, STEP_LINES, Threads};
+use kvpool_benches::step::{self, BLOCKS, STEP_LINES, Team, Threads};
 use kvpool_benches::threads;
 use kvpool_benches::undisturbed::{Calls, undisturbed};
 
@@ -49,6 +50,28 @@ fn step_of<A: Engine, B: Engine>(title: &str) {
 fn step() {
     step_of::<Kvpool, Locked>("step, prefix cache on, us");
     step_of::<KvpoolUncached, LockedList>("step, prefix cache off, us");
+}
+
+/// Compares steps of two engines by the number of threads that share them.
+fn scale_of<A: Engine, B: Engine>(title: &str) {
+    let turns = Turns::new([A::NAME, B::NAME]);
+    turns.head(title);
+    for count in threads::counts(step::CHANGES) {
+        let (ours, other) = (Team::<A>::new(count), Team::<B>::new(count));
+        thread::scope(|scope| {
+            let (ours, other) = (ours.start(scope), other.start(scope));
+            let line = format!("{count} threads: whole step, each its share");
+            let round = |[whole, ..]: step::Times| [whole];
+            turns.measure(ROUNDS, [&line], [&mut || round(ours.round()), &mut || round(other.round())]);
+            ours.end();
+            other.end();
+        });
+    }
+}
+
+fn scale() {
+    scale_of::<Kvpool, Locked>("step by threads, prefix cache on, us");
+    scale_of::<KvpoolUncached, LockedList>("step by threads, prefix cache off, us");
 }
 
 /// A pool in which sequences are opened and closed. With a cache it is full of evictable blocks.
@@ -143,10 +166,10 @@ fn closes<E: Engine>(worker: &mut E::Worker<'_>, prompt: &mut [u32], timed: &mut
     timed.run(|| requests.into_iter().for_each(|request| worker.end(request)));
 }
 
-/// Returns ns of one of the 64 on one thread and on each of two, and the throughput of two threads
-/// as a multiple of that of one.
-fn by_two<E: Engine>(engine: &E, work: Shared<E>) -> [f64; 3] {
-    let [one, two] = [1, 2].map(|count| {
+/// Returns ns of one of the 64 on one thread and on each of several, and the throughput of these as
+/// a multiple of that of one.
+fn side_by_side<E: Engine>(engine: &E, work: Shared<E>, threads: usize) -> [f64; 3] {
+    let [one, each] = [1, threads].map(|count| {
         loop {
             let all = Mutex::new(Vec::new());
             let prepare = |thread: usize| {
@@ -164,7 +187,7 @@ fn by_two<E: Engine>(engine: &E, work: Shared<E>) -> [f64; 3] {
             }
         }
     });
-    [one, two, 2.0 * one / two]
+    [one, each, threads as f64 * one / each]
 }
 
 fn pair_of<A: Engine, B: Engine>(title: &str) {
@@ -177,16 +200,25 @@ fn pair_of<A: Engine, B: Engine>(title: &str) {
         ("close 62 computed blocks", closes::<A>, closes::<B>),
     ];
     for (name, our, others) in parts {
-        let lines =
-            [&*format!("{name}, one thread"), "    each of two threads", "    times the throughput of one"];
-        turns.measure(ROUNDS, lines, [&mut || by_two(&ours, our), &mut || by_two(&other, others)]);
+        for threads in threads::counts(16).split_off(1) {
+            let lines = [
+                &*format!("{name}, one thread"),
+                &format!("    each of {threads} threads"),
+                "    times the throughput of one",
+            ];
+            turns.measure(
+                ROUNDS,
+                lines,
+                [&mut || side_by_side(&ours, our, threads), &mut || side_by_side(&other, others, threads)],
+            );
+        }
     }
     assert_eq!((ours.unowned(), other.unowned()), (BLOCKS, BLOCKS), "lost blocks");
 }
 
 fn pair() {
-    pair_of::<Kvpool, Locked>("one thread and two, prefix cache on, ns");
-    pair_of::<KvpoolUncached, LockedList>("one thread and two, prefix cache off, ns");
+    pair_of::<Kvpool, Locked>("one thread and several, prefix cache on, ns");
+    pair_of::<KvpoolUncached, LockedList>("one thread and several, prefix cache off, ns");
 }
 
 fn close_of<A: Engine, B: Engine>(title: &str) {
@@ -225,7 +257,8 @@ fn main() {
     println!("{}", threads::pinning());
     verify::<Kvpool>();
     verify::<Locked>();
-    let parts: [(&str, fn()); 4] = [("step", step), ("close", close), ("open", open), ("pair", pair)];
+    let parts: [(&str, fn()); 5] =
+        [("step", step), ("close", close), ("open", open), ("scale", scale), ("pair", pair)];
     let is_chosen = |name| std::env::args().any(|argument| argument == name);
     let any_is_chosen = parts.iter().any(|(name, _)| is_chosen(*name));
     for (name, part) in parts {

@@ -35,8 +35,8 @@ pub const BLOCKS: usize = 65_536;
 /// Running sequences of all threads.
 const SEQUENCES: usize = 256;
 
-/// Sequences of all threads that end in a step.
-const CHANGES: usize = 8;
+/// Sequences of all threads that end in a step. At most as many threads share one.
+pub const CHANGES: usize = 8;
 
 /// Tokens per prompt.
 const PROMPT: usize = 1_000;
@@ -71,7 +71,7 @@ const PARTS: usize = 7;
 const LAST: usize = STEP_LINES.len() - 1;
 
 /// Times of one step: the whole, then its parts in their order, in microseconds.
-type Times = [f64; PARTS];
+pub type Times = [f64; PARTS];
 
 /// Running sequences that were admitted together, each of as many tokens.
 struct Group<R> {
@@ -202,7 +202,7 @@ impl<W: Worker> Scheduler<W> {
 }
 
 /// The threads of an engine that run its steps together.
-struct Team<E> {
+pub struct Team<E> {
     engine: E,
     threads: usize,
     barrier: Barrier,
@@ -210,7 +210,8 @@ struct Team<E> {
 }
 
 impl<E: Engine> Team<E> {
-    fn new(threads: usize) -> Self {
+    /// Creates an engine for a number of threads that divides [`CHANGES`].
+    pub fn new(threads: usize) -> Self {
         let engine = Full::new(BLOCKS).engine;
         Self { engine, threads, barrier: Barrier::new(threads), owners: Owners::new(BLOCKS + 1) }
     }
@@ -232,7 +233,13 @@ impl<E: Engine> Team<E> {
         scheduler.end();
     }
 
-    fn start<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> Session<'scope, E> {
+    /// Starts the threads, pinned to one core each if the system allows it, and waits until the
+    /// engine is at steady state. The threads wait between rounds, and end with the result.
+    ///
+    /// # Panics
+    ///
+    /// If a block has two owners.
+    pub fn start<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> Session<'scope, E> {
         let (mut orders, mut results, mut threads) = (Vec::new(), Vec::new(), Vec::new());
         for thread in 0..self.threads {
             let (order, ordered) = channel();
@@ -248,7 +255,7 @@ impl<E: Engine> Team<E> {
 }
 
 /// Work loop of a team: runs its orders until their channel is closed.
-struct Session<'scope, E> {
+pub struct Session<'scope, E> {
     team: &'scope Team<E>,
     orders: Vec<Sender<()>>,
     results: Vec<Receiver<Calls<Times>>>,
@@ -261,7 +268,7 @@ impl<E: Engine> Session<'_, E> {
     }
 
     /// Runs a round in which some steps are undisturbed, and returns the means of these.
-    fn round(&self) -> Times {
+    pub fn round(&self) -> Times {
         loop {
             self.orders.iter().for_each(|order| order.send(()).expect("no bench thread panicked"));
             let steps = undisturbed(self.collect());
@@ -271,7 +278,12 @@ impl<E: Engine> Session<'_, E> {
         }
     }
 
-    fn end(self) {
+    /// Closes all sequences and ends the threads.
+    ///
+    /// # Panics
+    ///
+    /// If blocks are lost.
+    pub fn end(self) {
         drop(self.orders);
         // A thread is only joined when its thread-local caches are gone.
         self.threads.into_iter().for_each(|thread| thread.join().expect("no bench thread panicked"));

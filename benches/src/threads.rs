@@ -29,6 +29,13 @@ pub fn pin(thread: usize) -> io::Result<()> {
     quiet::pin_to(*cores.get(thread % cores.len().max(1)).ok_or(io::ErrorKind::NotFound)?)
 }
 
+/// Returns the numbers of threads to compare: the powers of two up to `max` for which each thread
+/// has a core, and two threads always.
+pub fn counts(max: usize) -> Vec<usize> {
+    let cores = CORES.as_ref().map_or(0, Vec::len).max(2);
+    (0..).map(|power| 1 << power).take_while(|&count| count <= cores.min(max)).collect()
+}
+
 /// Says in one line whether the threads of the benches are pinned, and how long a cache line takes
 /// from one to another. That time bounds what shared state costs. On a virtual machine it changes
 /// by several times with the place of the virtual cores: compare figures of two threads only at
