@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! watch(event, done) ──channel──> pending: [(event, done)]
-//!                                  │  on each message, and every 2 ms while any is pending:
+//!                                  │  on each message, and from time to time while any is pending:
 //!                                  ├─ complete        done(Ok)
 //!                                  ├─ not yet         stays
 //!                                  └─ query failed    the device is lost: done(Err) for all events
@@ -19,10 +19,12 @@
 //!                                              try again, for at most 5 s; then the device is lost
 //! ```
 //!
-//! A nudge is a host function behind the event. It is a hint: a nudge that comes late, or never
-//! because the context has failed, costs one tick. A stream executes its work in order, so that
-//! events of different streams must not share one stream of nudges: the nudge of a wave would wait
-//! for those of the batches before it.
+//! A nudge is a host function behind the event. It is a hint: it may come late, or never because the
+//! context has failed. The thread therefore also looks by itself, after half of the time for which
+//! the youngest event has been pending, at least [`LOOK_MIN`] and at most [`LOOK_MAX`]: a lost nudge
+//! makes a notification late by half at most. A stream executes its work in order, so that events of
+//! different streams must not share one stream of nudges: the nudge of a wave would wait for those of
+//! the batches before it. Streams may share a hardware queue, which has the same effect.
 //!
 //! | event on | nudge on |
 //! |---|---|
@@ -58,8 +60,11 @@ use super::error::CudaError;
 use super::event::Event;
 use super::stream::{Stream, StreamPriority, is_capturing, is_idle};
 
+/// Minimum time between two looks without a nudge.
+const LOOK_MIN: Duration = Duration::from_micros(50);
+
 /// Maximum delay of a notification whose nudge was lost.
-const TICK: Duration = Duration::from_millis(2);
+const LOOK_MAX: Duration = Duration::from_millis(2);
 
 /// Time for which the driver may refuse an event before the stream is asked instead.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -93,6 +98,7 @@ struct Mark {
     stream: Option<DeviceStream>,
     /// Time since which the driver has refused to record the event, other than for a capture.
     refused_since: Option<Instant>,
+    begun: Instant,
 }
 
 impl Watch {
@@ -112,17 +118,15 @@ impl Watch {
     /// complete, or can never be.
     pub(super) fn watch(&self, event: Arc<Event>, stream: DeviceStream, done: CopyDone) {
         let (place, done) = self.engines.counted(&stream, done);
-        // Before the event is given away. If this fails, the tick remains; if the context has
-        // failed, the thread will notice.
+        // Before the event is given away. If this fails, the thread looks by itself.
         let _ = self.nudge_behind(&event, self.nudges[place].raw());
-        let stream = Some(stream);
-        self.send(Message::Watch(Mark { event: Some(event), stream, refused_since: None }, done));
+        self.send(Message::Watch(Mark::new(Some(event), Some(stream)), done));
     }
 
     /// Does the same for an event on a stream of this backend. Without a
-    /// [nudge](Self::nudge_of_wave), up to a tick later.
+    /// [nudge](Self::nudge_of_wave), somewhat later.
     pub(super) fn watch_own(&self, event: Arc<Event>, done: CopyDone) {
-        self.send(Message::Watch(Mark { event: Some(event), stream: None, refused_since: None }, done));
+        self.send(Message::Watch(Mark::new(Some(event), None), done));
     }
 
     /// Does the same for a stream on which no event can be recorded now.
@@ -130,7 +134,7 @@ impl Watch {
     /// The stream is being captured, or the driver refuses.
     pub(super) fn watch_captured(&self, stream: DeviceStream, done: CopyDone) {
         let (_, done) = self.engines.counted(&stream, done);
-        self.send(Message::Watch(Mark { event: None, stream: Some(stream), refused_since: None }, done));
+        self.send(Message::Watch(Mark::new(None, Some(stream)), done));
     }
 
     /// Returns true if batches on engine streams have been finished by the host, and not by the
@@ -204,13 +208,14 @@ fn run(context: &Arc<Context>, receiver: &Receiver<Message>) {
         let message = if pending.is_empty() {
             receiver.recv().map_err(|_| RecvTimeoutError::Disconnected)
         } else {
-            receiver.recv_timeout(TICK)
+            let youngest = pending.iter().map(|(mark, _): &(Mark, CopyDone)| mark.begun.elapsed()).min();
+            receiver.recv_timeout(next_look(youngest.unwrap_or_default()))
         };
         match message {
             Ok(message) => take(message, &mut pending),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) if pending.is_empty() => return,
-            Err(RecvTimeoutError::Disconnected) => thread::sleep(TICK),
+            Err(RecvTimeoutError::Disconnected) => thread::sleep(LOOK_MAX),
         }
         // Handle a burst of messages in one sweep.
         while let Ok(message) = receiver.try_recv() {
@@ -218,6 +223,12 @@ fn run(context: &Arc<Context>, receiver: &Receiver<Message>) {
         }
         sweep(context, &mut pending);
     }
+}
+
+/// Returns the time until the pending events are looked at without a nudge, by the time for which the
+/// youngest has been pending.
+fn next_look(youngest: Duration) -> Duration {
+    (youngest / 2).clamp(LOOK_MIN, LOOK_MAX)
 }
 
 /// Calls user code. Neither a panic of it nor one of the payload's destructor goes any further.
@@ -258,6 +269,10 @@ fn sweep(context: &Arc<Context>, pending: &mut Vec<(Mark, CopyDone)>) {
 }
 
 impl Mark {
+    fn new(event: Option<Arc<Event>>, stream: Option<DeviceStream>) -> Self {
+        Self { event, stream, refused_since: None, begun: Instant::now() }
+    }
+
     fn is_reached(&mut self, context: &Arc<Context>) -> Result<bool, StorageError> {
         if self.event.is_none() {
             let Some(stream) = &self.stream else { return Ok(false) };
@@ -315,5 +330,17 @@ unsafe fn ask_stream(
             Err(context.lose_stuck(format!("the end of a stream's work cannot be detected: {error}").into()))
         }
         answer => Ok(answer.unwrap_or(false)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_nudge_makes_a_notification_late_by_half() {
+        let micros = Duration::from_micros;
+        let looks = [0, 100, 400, 3_000, 1_000_000].map(|youngest| next_look(micros(youngest)));
+        assert_eq!(looks, [50, 50, 200, 1_500, 2_000].map(micros));
     }
 }
