@@ -189,16 +189,18 @@ __device__ __forceinline__ void write_codes(u32 type, bool is_whole, u8* to, u32
     if (k < n) to[k] = u8((k < 4 ? codes.x : codes.y) >> 8 * (k % 4));
 }
 
-// Reads codes and returns their values: the inverse of `write_codes`.
-__device__ __forceinline__ void read_codes(u32 type, bool is_whole, const u8* from, u32 n, float scale, float* values) {
+// Loads the codes of 8 values: the inverse of `write_codes`, with `values_of`.
+__device__ __forceinline__ V8 load_codes(bool is_whole, const u8* from, u32 n) {
+  if (is_whole) return *reinterpret_cast<const V8*>(from);
   V8 codes{0, 0};
-  if (is_whole) {
-    codes = *reinterpret_cast<const V8*>(from);
-  } else {
 #pragma unroll
-    for (u32 k = 0; k < 8; k++)
-      if (k < n) (k < 4 ? codes.x : codes.y) |= u32(from[k]) << 8 * (k % 4);
-  }
+  for (u32 k = 0; k < 8; k++)
+    if (k < n) (k < 4 ? codes.x : codes.y) |= u32(from[k]) << 8 * (k % 4);
+  return codes;
+}
+
+// Returns the values of loaded codes.
+__device__ __forceinline__ void values_of(u32 type, V8 codes, float scale, float* values) {
   if (type == CODES_E4M3) {
     decode_eight<E4m3>(codes, values);
   } else if (type == CODES_E5M2) {

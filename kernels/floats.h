@@ -72,10 +72,10 @@ constexpr u32 STEP = 8;
 
 __device__ __forceinline__ u32 element_bytes(u32 type) { return type == ROWS_F32 ? 4 : 2; }
 
-// Reads a step of elements of `type`. With `is_whole`, all exist and start at a multiple of 16
-// bytes; otherwise `n` exist, at a multiple of their size, and the others count as zero.
-__device__ __forceinline__ void read_values(u32 type, bool is_whole, const u8* from, u32 n, float* values) {
-  u32 words[STEP];  // of two elements each, unless they are f32
+// Loads a step of elements of `type`: words of two elements each, or of one f32. With `is_whole`, all
+// exist and start at a multiple of 16 bytes; otherwise `n` exist, at a multiple of their size, and
+// the others count as zero.
+__device__ __forceinline__ void load_words(u32 type, bool is_whole, const u8* from, u32 n, u32* words) {
   if (is_whole) {
     const V16 low = load_once(reinterpret_cast<const V16*>(from));
     words[0] = low.x, words[1] = low.y, words[2] = low.z, words[3] = low.w;
@@ -94,6 +94,10 @@ __device__ __forceinline__ void read_values(u32 type, bool is_whole, const u8* f
       words[k / 2] = low | high << 16;
     }
   }
+}
+
+// Returns the values of a step of loaded elements.
+__device__ __forceinline__ void values_of(u32 type, const u32* words, float* values) {
 #pragma unroll
   for (u32 k = 0; k < STEP; k++) {
     const u32 half = k % 2 == 0 ? words[k / 2] & 0xFFFF : words[k / 2] >> 16;
@@ -101,7 +105,7 @@ __device__ __forceinline__ void read_values(u32 type, bool is_whole, const u8* f
   }
 }
 
-// Writes a step of elements: the inverse of `read_values`.
+// Writes a step of elements: the inverse of `load_words` and `values_of`.
 __device__ __forceinline__ void write_values(u32 type, bool is_whole, u8* to, u32 n, const float* values) {
   u32 words[STEP];
 #pragma unroll

@@ -1,8 +1,9 @@
 // Conversion of rows, head by head: assignment of threads to heads, and the work per head.
 //
 // One group of lanes converts one head of one token's K or V. A group is the smallest power-of-two
-// number of lanes of a warp that converts the head in one step of 8 elements per lane; a long head
-// takes the whole warp and several steps. Heads of 64, 128 and 256 take 8, 16 and 32 lanes.
+// number of lanes of a warp that converts the head in one round of HELD steps of 8 elements per lane,
+// whose loads are in flight together; a long head takes the whole warp and several rounds. Heads of
+// 64, 128 and 256 take 4, 8 and 16 lanes.
 //
 //   job = (token * halves + half) * heads + head        halves: 2, or 1 for a latent layout
 //
@@ -17,6 +18,12 @@
 #include "bytes.h"
 #include "codes.h"
 #include "floats.h"
+
+// Steps of a lane in flight.
+#ifndef KVP_HELD
+#define KVP_HELD 2
+#endif
+constexpr u32 HELD = KVP_HELD;
 
 // One head: its addresses outside and inside the pool, and its scale.
 struct Head {
@@ -35,7 +42,7 @@ struct Groups {
   __device__ __forceinline__ Groups(u32 steps) {
     u32 log = 0;
 #pragma unroll 1
-    while (log < 5 && (1u << log) < steps) log++;
+    while (log < 5 && (HELD << log) < steps) log++;
     lanes = 1u << log;
     lane = threadIdx.x & (lanes - 1);
     warp_job = (blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP) << (5 - log);
@@ -47,8 +54,8 @@ struct Groups {
 // Locates a job's head; returns `false` for padding.
 __device__ __forceinline__ bool locate(const QuantParams& p, u32 element, u32 job, Head& head) {
   const bool two = p.rows.v != nullptr;
-  const u32 index = job % p.heads;
   const u32 row = job / p.heads;
+  const u32 index = job - row * p.heads;
   const u32 token = two ? row >> 1 : row;
   const bool is_v = two && (row & 1);
   const i64 slot = p.rows.slots[token];
@@ -92,13 +99,18 @@ __device__ __forceinline__ void quantise(const QuantParams& p, u32 code, u32 row
   const u32 element = element_bytes(row), steps = steps_of(p), jobs = jobs_of(p);
   const bool is_whole = unit == 16;
   Groups group(steps);
+  const u32 round = HELD * group.lanes;
   for (; group.warp_job < jobs; group.warp_job += group.step, group.job += group.step) {
     Head head;
     const bool live = group.job < jobs && locate(p, element, group.job, head);
     const u32 end = live ? steps : 0;
-    float values[STEP];
-    auto read = [&](u32 i) {
-      read_values(row, is_whole, head.row + i * STEP * element, p.head_dim - i * STEP, values);
+    u32 words[HELD][STEP];
+    auto load = [&](u32 first) {
+#pragma unroll
+      for (u32 k = 0; k < HELD; k++) {
+        const u32 i = first + k * group.lanes;
+        if (i < end) load_words(row, is_whole, head.row + i * STEP * element, p.head_dim - i * STEP, words[k]);
+      }
     };
 
     float inverse = 1.0f;
@@ -106,9 +118,15 @@ __device__ __forceinline__ void quantise(const QuantParams& p, u32 code, u32 row
     if (finds_scale) {
       u32 largest = 0;
 #pragma unroll 1
-      for (u32 i = group.lane; i < end; i += group.lanes) {
-        read(i);
-        largest = largest_of(largest, values);
+      for (u32 first = group.lane; first < end; first += round) {
+        load(first);
+#pragma unroll
+        for (u32 k = 0; k < HELD; k++) {
+          if (first + k * group.lanes >= end) break;
+          float values[STEP];
+          values_of(row, words[k], values);
+          largest = largest_of(largest, values);
+        }
       }
 #pragma unroll 1
       for (u32 other = group.lanes / 2; other > 0; other /= 2) {
@@ -124,12 +142,19 @@ __device__ __forceinline__ void quantise(const QuantParams& p, u32 code, u32 row
       inverse = 1.0f / *head.scale_at;
     }
 
-    // The values of a head that takes one step are still there; those of a long head are read again.
-    const bool is_held = finds_scale && steps <= group.lanes;
+    // The values of a head that takes one round are still there; those of a long head are read again.
+    const bool is_held = finds_scale && steps <= round;
 #pragma unroll 1
-    for (u32 i = group.lane; i < end; i += group.lanes) {
-      if (!is_held) read(i);
-      write_codes(code, is_whole, head.codes + i * STEP, p.head_dim - i * STEP, values, inverse);
+    for (u32 first = group.lane; first < end; first += round) {
+      if (!is_held) load(first);
+#pragma unroll
+      for (u32 k = 0; k < HELD; k++) {
+        const u32 i = first + k * group.lanes;
+        if (i >= end) break;
+        float values[STEP];
+        values_of(row, words[k], values);
+        write_codes(code, is_whole, head.codes + i * STEP, p.head_dim - i * STEP, values, inverse);
+      }
     }
   }
 }
@@ -144,11 +169,21 @@ __device__ __forceinline__ void dequantise(const QuantParams& p, u32 code, u32 r
     if (!locate(p, element, group.job, head)) continue;
     const float scale = p.mode == SCALES_UNIT ? 1.0f : *head.scale_at;
 #pragma unroll 1
-    for (u32 i = group.lane; i < steps; i += group.lanes) {
-      const u32 n = p.head_dim - i * STEP;
-      float values[STEP];
-      read_codes(code, is_whole, head.codes + i * STEP, n, scale, values);
-      write_values(row, is_whole, head.row + i * STEP * element, n, values);
+    for (u32 first = group.lane; first < steps; first += HELD * group.lanes) {
+      V8 codes[HELD];
+#pragma unroll
+      for (u32 k = 0; k < HELD; k++) {
+        const u32 i = first + k * group.lanes;
+        if (i < steps) codes[k] = load_codes(is_whole, head.codes + i * STEP, p.head_dim - i * STEP);
+      }
+#pragma unroll
+      for (u32 k = 0; k < HELD; k++) {
+        const u32 i = first + k * group.lanes;
+        if (i >= steps) break;
+        float values[STEP];
+        values_of(code, codes[k], scale, values);
+        write_values(row, is_whole, head.row + i * STEP * element, p.head_dim - i * STEP, values);
+      }
     }
   }
 }
