@@ -10,6 +10,7 @@ use kvpool::storage::{
     Storage,
 };
 use kvpool::{AllocRequest, FrameId, Pool, Run, Sequence, SequenceId, StorageError};
+use kvpool_cuda::launch::HOST_CTAS;
 use kvpool_cuda::{CudaConfig, CudaStorage, Device};
 use kvpool_cuda_tests::mock::{Kind, Rules, Session, for_each_seed, session};
 
@@ -111,6 +112,44 @@ fn bytes_are_the_same_by_every_way() {
             }
         }
     });
+}
+
+/// Frames in short pieces: a kernel accesses the host's pages, or buffers if they cannot be locked.
+#[test]
+fn short_pieces_are_copied_by_a_kernel() {
+    let session = session();
+    let before = registered(&session);
+    let device = Device::open(0).expect("a device");
+    // The units of access are 16, 4 and 1 bytes.
+    let shapes = [(2, 64, Dtype::Bf16), (1, 3, Dtype::F32), (1, 5, Dtype::Int8)];
+    for_each_seed(&session, 6, |seed| {
+        session.rules(&Rules::of(seed));
+        let (heads, head_dim, dtype) = shapes[seed as usize % shapes.len()];
+        let layouts = [Arrangement::LayerFirst, Arrangement::BlockFirst].map(|arrangement| {
+            let builder = KvLayout::builder().layers(3).kv_heads(heads).head_dim(head_dim);
+            builder.block_tokens(3).dtype(dtype).arrangement(arrangement).build().expect("a layout")
+        });
+        for (here, there) in layouts.iter().flat_map(|here| layouts.iter().map(move |there| (here, there))) {
+            let storage = CudaStorage::new(&device, here.clone(), FRAMES, FRAMES).expect("frames");
+            let host = HostStorage::new(there.clone(), FRAMES, FRAMES).expect("frames");
+            session.seed(seed);
+            let (launched, fetched) =
+                (session.calls("cuLaunchKernel"), session.calls("cuMemcpyDtoHAsync_v2"));
+            receive(&host, &storage, &[run(0, 8)], &[run(0, 8)]).expect("frames");
+            let launches = session.launches();
+            assert_eq!(session.calls("cuLaunchKernel") - launched, 2, "{here}, {there}");
+            assert!(launches.iter().all(|launch| launch.0 == "kvp_pack"), "{launches:?}");
+            assert!(launches.iter().any(|launch| launch.1[0] <= HOST_CTAS), "{launches:?}");
+            assert_eq!(session.calls("cuMemcpyDtoHAsync_v2"), fetched, "no buffer");
+            assert_eq!(registered(&session) - before, 1);
+            there_and_back(&storage, &host, seed, &format!("{here}, {there}"));
+            let host = HostStorage::new(there.clone(), FRAMES, FRAMES).expect("frames");
+            session.fail_calls("cuMemHostRegister_v2", 801);
+            there_and_back(&storage, &host, seed, "refused");
+            session.forget_injected();
+        }
+    });
+    assert_eq!(registered(&session) - before, 0);
 }
 
 #[test]

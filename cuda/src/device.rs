@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cudarc::driver::DeviceRepr;
-use cudarc::driver::sys::{self, CUstream};
+use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUstream};
 
 use kvpool::DeviceId;
 use kvpool::StorageError;
@@ -37,6 +37,8 @@ pub(super) struct Opened {
     pub(super) staging: Arc<Staging>,
     pub(super) watch: Watch,
     pub(super) info: DeviceInfo,
+    /// Whether kernels may access locked pages of the host at the host's addresses.
+    pub(super) reaches_pages: bool,
 }
 
 impl Device {
@@ -55,7 +57,9 @@ impl Device {
         let staging = Staging::new(context.clone());
         staging.fill();
         let watch = Watch::start(context.clone())?;
-        Ok(Self(Arc::new(Opened { context, kernels, staging, watch, info })))
+        let at_their_addresses = Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
+        let reaches_pages = driver::attribute_or_zero(raw, at_their_addresses) != 0;
+        Ok(Self(Arc::new(Opened { context, kernels, staging, watch, info, reaches_pages })))
     }
 
     /// Returns the driver's description of the device.

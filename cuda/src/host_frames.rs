@@ -4,14 +4,15 @@
 //! |---|---|---|
 //! | locked | yes | copy engine: frames <-> frames |
 //! | locked | no | kernel: frames <-> scratch; copy engine: scratch <-> the host's frames |
-//! | not locked, or the copies would be short | | kernel: frames <-> scratch; copy engine: scratch <-> pinned buffer; host: pinned buffer <-> frames |
+//! | locked, and the copies would be short | | kernel: frames <-> scratch; kernel: scratch <-> the host's frames |
+//! | not locked, or the device cannot reach pages | | kernel: frames <-> scratch; copy engine: scratch <-> pinned buffer; host: pinned buffer <-> frames |
 //!
-//! Neighbouring frames are one copy per contiguous part of a frame. The last way has several lots in
-//! flight, so that the engines and the host work in parallel.
+//! Neighbouring frames are one copy per contiguous part of a frame. All but the first way have several
+//! lots in flight, so that kernels, engines and the host work in parallel.
 //!
 //! # Late copies
 //!
-//! A copy engine writes the host's frames when it gets to it, whatever the host believes meanwhile.
+//! The device writes the host's frames when it gets to it, whatever the host believes meanwhile.
 //! The invariant: **a direct copy returns when its commands are complete, or when the device runs
 //! nothing any more.** Until then the caller owns the frames (the frame rule), their pages are locked
 //! by the registration that the copy holds, and no wait ends earlier: a dropped future leaves the
@@ -29,20 +30,24 @@ use kvpool::{FrameId, Run};
 use super::command_scope::CommandScope;
 use super::host_pages::resident_bytes;
 use super::host_rows::{Pairs, Rows, between, count, fit};
+use super::memory::bytes_of;
 use super::packed::{DEPTH, LOT_BYTES, Lot, frames_of};
-use super::params::Way;
+use super::params::{PackParams, Way};
+use super::pieces::Pieces;
 use super::registered::Registered;
 use super::staging::BYTES_MAX;
 use super::storage::CudaStorage;
 
-/// Mean size of a copy below which the frames pass through a pinned buffer: the driver takes
-/// microseconds for each.
+/// Mean size of a copy below which a kernel accesses the host's frames instead of the copy engine:
+/// the driver takes microseconds for each.
 const COPY_BYTES_MIN: usize = 64 << 10;
 
 /// A direct copy.
 struct Direct<'a> {
     way: Way,
     host: Vec<Extent>,
+    /// For a kernel that accesses the host's frames.
+    pieces: Option<Pieces>,
     pairs: Pairs<'a>,
     /// Locks the host's pages.
     _registered: PageLock,
@@ -80,11 +85,13 @@ impl CudaStorage {
         let is_straight = fit(&own, &extents) && is_long(count(&pairs, own.len()));
         // The numbers of the packed frames ascend.
         let numbered: Vec<(u32, u32)> = (0..).zip(&pairs).map(|(at, &(_, host))| (at, host)).collect();
-        let is_near = fit(&extents, &extents);
-        let is_direct =
-            is_straight || (packed_bytes <= LOT_BYTES && is_near && is_long(count(&numbered, extents.len())));
+        let fits_lot = packed_bytes <= LOT_BYTES;
+        let is_near = fits_lot && fit(&extents, &extents) && is_long(count(&numbered, extents.len()));
+        let by_kernel = fits_lot && !is_straight && !is_near && self.inner.device.0.reaches_pages;
+        let pieces = by_kernel.then(|| Pieces::of(extents.iter().copied())).transpose()?;
+        let is_direct = is_straight || is_near || by_kernel;
         if let Some(registered) = is_direct.then(|| self.registered(host)).flatten() {
-            let direct = Direct { way, host: extents, pairs: &pairs, _registered: registered };
+            let direct = Direct { way, host: extents, pieces, pairs: &pairs, _registered: registered };
             // SAFETY: the caller's promise; the frames are checked.
             let copied =
                 unsafe { if is_straight { self.straight(&direct, &own) } else { self.packed(&direct) } };
@@ -197,8 +204,10 @@ impl CudaStorage {
             if direct.way == Way::Out {
                 inner.launch_lot(commands, Way::Out, frames, lot, packed)?;
             }
-            for rows in direct.rows(lot, packed, inner.layout.packed_bytes()) {
-                commands.copy_rows(direct.way, &rows)?;
+            match &direct.pieces {
+                Some(pieces) => direct.launch(commands, pieces, lot, packed)?,
+                None => (direct.rows(lot, packed, inner.layout.packed_bytes()).iter())
+                    .try_for_each(|rows| commands.copy_rows(direct.way, rows))?,
             }
             if direct.way == Way::In {
                 inner.launch_lot(commands, Way::In, frames, lot, packed)?;
@@ -234,6 +243,32 @@ impl CudaStorage {
 }
 
 impl Direct<'_> {
+    /// Enqueues the kernel that copies a lot between its packed form and the host's frames.
+    ///
+    /// # Safety
+    /// As for [`CudaStorage::enqueue`]; the lot has whole frames.
+    unsafe fn launch(
+        &self,
+        commands: &mut CommandScope<'_>,
+        pieces: &Pieces,
+        lot: &Lot,
+        packed: u64,
+    ) -> Result<(), StorageError> {
+        let frames: Vec<u32> = self.pairs[lot.frames.clone()].iter().map(|&(_, host)| host).collect();
+        let params = PackParams {
+            pieces: commands.upload(bytes_of(&pieces.list))?,
+            frames: commands.upload(bytes_of(&frames))?,
+            packed,
+            packed_stride: (lot.bytes / frames.len()) as u64,
+            n_pieces: pieces.list.len() as u32,
+            n_frames: frames.len() as u32,
+            unit: pieces.pack_unit,
+            way: self.way.reversed(),
+        };
+        // SAFETY: the caller's promise; the registration keeps the pages locked.
+        unsafe { commands.launch(self.way.work_on_pages(), &params) }
+    }
+
     /// Returns the copies of a lot's frames, whose packed form is at `packed`.
     fn rows(&self, lot: &Lot, packed: u64, packed_bytes: usize) -> Vec<Rows> {
         let mut at = packed;

@@ -18,6 +18,10 @@ use super::stream::StreamPriority;
 /// hundred are left to the model.
 pub const MOVING_CTAS: u32 = 32;
 
+/// Number of CTAs that copy between scratch memory and locked pages of the host: as many bytes in
+/// flight as the bus needs, and few places that a model's CTAs cannot have meanwhile.
+pub const HOST_CTAS: u32 = 16;
+
 /// A kernel; see [`params`](super::params) for its parameters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(missing_docs, reason = "the names say it")]
@@ -113,6 +117,10 @@ pub enum Work {
     Pack,
     /// Frames unpacked.
     Unpack,
+    /// Packed frames written to locked pages of the host.
+    ToPages,
+    /// Packed frames read from locked pages of the host.
+    FromPages,
     /// Rows stored or loaded unconverted; or on the engine's stream, as conversions.
     Rows,
     /// Rows stored as codes.
@@ -163,8 +171,8 @@ impl Work {
     /// Returns how its kernel is launched. `bulk`: whether the device has bulk copies and the
     /// pieces allow them.
     ///
-    /// Alone, copies occupy all multiprocessors, with about as many bytes in flight as the memory
-    /// needs: three rings of 64 KiB fit into a multiprocessor's shared memory. Beside batches, few
+    /// Alone, copies occupy all multiprocessors, each with one ring of 64 KiB: on an H200 two and
+    /// three rings copied no faster. Beside batches, few
     /// CTAs leave most multiprocessors to the model, and they use no shared memory: a ring does not
     /// fit beside a CTA of the model that holds most of it, so that the wave would wait for the
     /// whole step.
@@ -182,7 +190,7 @@ impl Work {
             Self::Copy | Self::Wave => {
                 let stream = if matches!(self, Self::Copy) { Service } else { Moving };
                 if bulk {
-                    let rule = of(Kernel::CopyBulk, 1, PerMultiprocessor(3), stream);
+                    let rule = of(Kernel::CopyBulk, 1, PerMultiprocessor(1), stream);
                     return Rule { threads: BULK_THREADS, shared_bytes: BULK_SHARED_BYTES, ..rule };
                 }
                 Rule { threads: 8 * COPY_TEAM, ..of(Kernel::Copy, 8, PerMultiprocessor(1), stream) }
@@ -193,6 +201,8 @@ impl Work {
             Self::Zero => of(Kernel::Zero, 1, WAITING, Wipes),
             Self::Pack => of(Kernel::Pack, 1, WAITING, Down),
             Self::Unpack => of(Kernel::Pack, 1, WAITING, Up),
+            Self::ToPages => of(Kernel::Pack, 1, Ctas(HOST_CTAS), Down),
+            Self::FromPages => of(Kernel::Pack, 1, Ctas(HOST_CTAS), Up),
             Self::Rows => of(Kernel::Rows, WARPS, WAITING, Service),
             Self::Quantise => of(Kernel::Quantise, WARPS, WAITING, Service),
             Self::Dequantise => of(Kernel::Dequantise, WARPS, WAITING, Service),
@@ -207,6 +217,19 @@ impl Way {
     #[must_use]
     pub const fn work(self) -> Work {
         if matches!(self, Self::Out) { Work::Pack } else { Work::Unpack }
+    }
+
+    /// Returns the work of packed frames that a kernel copies to locked pages of the host, or from
+    /// there.
+    #[must_use]
+    pub const fn work_on_pages(self) -> Work {
+        if matches!(self, Self::Out) { Work::ToPages } else { Work::FromPages }
+    }
+
+    /// Returns the other direction.
+    #[must_use]
+    pub const fn reversed(self) -> Self {
+        if matches!(self, Self::Out) { Self::In } else { Self::Out }
     }
 }
 
@@ -304,7 +327,7 @@ mod tests {
         assert_eq!((alone.kernel, alone.shared_bytes), (Kernel::CopyBulk, BULK_SHARED_BYTES));
         assert_eq!(
             alone.to_string(),
-            "kvp_copy_bulk, at most 3 CTAs a multiprocessor of 32 threads and 64 KiB of shared memory, \
+            "kvp_copy_bulk, at most 1 CTAs a multiprocessor of 32 threads and 64 KiB of shared memory, \
              stream Moving"
         );
     }

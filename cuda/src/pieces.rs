@@ -10,6 +10,7 @@
 //! never changes, because planes do not move.
 
 use kvpool::Invalid;
+use kvpool::storage::backend::Extent;
 use kvpool::storage::{KvLayout, Plane, PlaneKind, PlanePart};
 
 use super::params::{Lane, PIECE_BYTES_MAX, Piece, unit};
@@ -37,15 +38,27 @@ impl Pieces {
     /// # Errors
     /// A block that is too large: kernels use 32-bit offsets in a packed frame.
     pub(super) fn new(placed: &[Placed]) -> Result<Self, Invalid> {
+        let extent = |&Placed { base, plane }: &Placed| {
+            let Plane { frame_stride, tile_bytes, .. } = plane;
+            Extent { base, frame_stride, bytes: tile_bytes }
+        };
+        Self::of(placed.iter().map(extent))
+    }
+
+    /// Cuts extents, given in packed order.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub(super) fn of(extents: impl IntoIterator<Item = Extent>) -> Result<Self, Invalid> {
         let too_large = || Invalid::new("packed block", "4 GiB or more", "less");
         let (mut list, mut packed_at) = (Vec::new(), 0u32);
-        for Placed { base, plane } in placed {
+        for Extent { base, frame_stride, bytes: whole } in extents {
             let mut at = 0;
-            while at < plane.tile_bytes {
-                let bytes = (plane.tile_bytes - at).min(PIECE_BYTES_MAX as usize) as u32;
+            while at < whole {
+                let bytes = (whole - at).min(PIECE_BYTES_MAX as usize) as u32;
                 list.push(Piece {
                     base: base + at as u64,
-                    frame_stride: plane.frame_stride as u64,
+                    frame_stride: frame_stride as u64,
                     bytes,
                     packed_at,
                 });
