@@ -40,7 +40,7 @@ fn as_pools_launch(session: &Session, part: &Part) {
         let rule = work.rule(true);
         assert!(launches.iter().any(|launch| is(rule, launch)), "{}: no {rule}: {launches:?}", part.name);
     }
-    if part.works.is_empty() || ["shapes", "interference"].contains(&part.name) {
+    if part.works.is_empty() || ["shapes", "interference", "bandwidth", "host"].contains(&part.name) {
         return;
     }
     let beside = Work::WaveBeside { ctas: MOVING_CTAS };

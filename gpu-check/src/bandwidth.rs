@@ -7,7 +7,7 @@ use cudarc::driver::{CudaFunction, CudaStream, result};
 use half::bf16;
 use kvpool::storage::{Dtype, Elements, ElementsMut, HostStorage, KvLayout, Scales, Storage};
 use kvpool::{FrameId, Run};
-use kvpool_cuda::launch::{MOVING_CTAS, Params, Work};
+use kvpool_cuda::launch::{MOVING_CTAS, Most, Params, Rule, Work};
 use kvpool_cuda::params::{
     CopyParams, Lane, Move, PackParams, Piece, QuantParams, RowsParams, SCALES_PER_HEAD,
     SCALES_PER_TOKEN_HEAD, Way, ZeroParams, code_type, row_type,
@@ -33,6 +33,9 @@ const MOVES: [Work; 2] = [Work::Wave, Work::WaveBeside { ctas: MOVING_CTAS }];
 /// What this section launches.
 pub const WORKS: &[Work] =
     &[MOVES[0], MOVES[1], Work::Pack, Work::Unpack, Work::Zero, Work::Rows, Work::Quantise, Work::Dequantise];
+
+/// Numbers of CTAs of a multiprocessor that convert rows, to be compared.
+const CONVERTING_CTAS: [u32; 3] = [4, 6, 8];
 
 /// Number of frames, or tokens, of an operation whose bytes are verified.
 const SAMPLES: usize = 8;
@@ -400,18 +403,31 @@ impl Bench<'_> {
                     }
                     // With the pool's own kernel, or another one in the same shape.
                     let shape_of = work.rule(false).shape(params.jobs(), gpu.multiprocessors);
-                    let measure = |other: Option<CudaFunction>| {
-                        let time = gpu.time(stream, shape.times, || {
-                            // SAFETY: as above.
-                            unsafe {
-                                match &other {
-                                    Some(other) => launch(stream, other, shape_of.ctas, &params),
-                                    None => gpu.launch(stream, work, &params),
-                                }
-                            }
-                        })?;
+                    let time = |launch: &dyn Fn() -> Outcome<()>| {
+                        let time = gpu.time(stream, shape.times, launch)?;
                         Outcome::Ok(rate(3 * tokens * row_in as usize, time))
                     };
+                    let measure = |other: Option<CudaFunction>| {
+                        // SAFETY: as above.
+                        time(&|| unsafe {
+                            match &other {
+                                Some(other) => launch(stream, other, shape_of.ctas, &params),
+                                None => gpu.launch(stream, work, &params),
+                            }
+                        })
+                    };
+                    // By the number of CTAs of a multiprocessor.
+                    for ctas in CONVERTING_CTAS {
+                        let kernel = work.rule(false).kernel;
+                        let most = Most::PerMultiprocessor(ctas);
+                        let shape =
+                            Rule { most, ..work.rule(false) }.shape(params.jobs(), gpu.multiprocessors);
+                        // SAFETY: as above.
+                        let got = time(&|| unsafe { gpu.launch_as(stream, kernel, shape, &params) })?;
+                        let what =
+                            format!("{what}, bf16 as {code}, {scaled} scales, {ctas} CTAs a multiprocessor");
+                        section.ratio(what, got, "GB/s", got / self.linear, LINEAR);
+                    }
                     let what = format!("{what}, bf16 as {code}, {scaled} scales");
                     let fixed = match dtype {
                         Dtype::Int8 => Some(measure(Some(gpu.probe(&format!("kvp_probe_{verb}"))?))?),

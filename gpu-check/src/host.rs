@@ -6,16 +6,21 @@ use std::time::Instant;
 use cudarc::driver::{result, sys};
 use kvpool::storage::{Arrangement, Dtype, HostStorage, KvLayout, Storage};
 use kvpool::{FrameId, Run};
+use kvpool_cuda::launch::{HOST_CTAS, Kernel, Shape, Work};
+use kvpool_cuda::params::{PIECE_BYTES_MAX, PackParams, THREADS, Way};
 use kvpool_cuda::{CudaConfig, CudaStorage};
 
 use crate::Options;
-use crate::gpu::{self, Gpu, Outcome};
+use crate::gpu::{self, Gpu, Outcome, layer_first};
 use crate::report::Section;
 
 /// Baseline: one copy of all bytes between the device and pinned memory.
 const PINNED: &str = "one copy of pinned memory";
 /// Baseline: one copy of all bytes within the host.
 const MEMCPY: &str = "memcpy on one thread of the host";
+
+/// What this section launches, beside other shapes.
+pub const WORKS: &[Work] = &[Work::ToPages, Work::FromPages];
 
 /// Measures both directions.
 ///
@@ -62,6 +67,8 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     section.ratio("frames offloaded to a buffer", rate(bytes, took), "GB/s", down / took, PINNED);
     section.ratio("the same, relative to the host", rate(bytes, took), "GB/s", plain / took, MEMCPY);
     section.check("offloaded bytes come back unchanged", packed == written, format!("{frames} frames"));
+
+    by_kernel(gpu, options, section, (down, up, bytes))?;
 
     // A pool's frames: locked pages, in runs and scattered; and pinned buffers.
     let staging = CudaConfig::default().host_bytes_max(0);
@@ -145,6 +152,53 @@ fn pinned(gpu: &Gpu, bytes: usize, times: usize) -> Outcome<(f64, f64)> {
     })?;
     stream.synchronize()?;
     Ok((down / 1e3, up / 1e3))
+}
+
+/// Measures the kernel that copies packed frames to locked pages, and from there, by its number of
+/// CTAs: layer-first frames in reverse order.
+fn by_kernel(
+    gpu: &Gpu,
+    options: &Options,
+    section: &mut Section,
+    (down, up, bytes): (f64, f64, usize),
+) -> Outcome<()> {
+    let (planes, times) = (56, if options.quick { 2 } else { 5 });
+    let frames = bytes / (planes * PIECE_BYTES_MAX as usize);
+    let Some(frames) = (frames > 0).then_some(frames) else { return Ok(()) };
+    let moved = frames * planes * PIECE_BYTES_MAX as usize;
+    let (stream, _) = gpu.stream()?;
+    let packed = gpu.buffer(moved)?;
+    // SAFETY: filled before it is read.
+    let mut host =
+        unsafe { gpu.context.alloc_pinned_with_flags::<u8>(moved, sys::CU_MEMHOSTALLOC_PORTABLE)? };
+    host.as_mut_slice()?.fill(1);
+    let pieces = layer_first(host.as_slice()?.as_ptr() as u64, planes, frames, PIECE_BYTES_MAX);
+    let table = gpu.upload(&pieces)?;
+    let list = gpu.upload(&(0..frames as u32).rev().collect::<Vec<u32>>())?;
+    let params = |way| PackParams {
+        pieces: table.address(),
+        frames: list.address(),
+        packed: packed.address(),
+        packed_stride: (planes * PIECE_BYTES_MAX as usize) as u64,
+        n_pieces: pieces.len() as u32,
+        n_frames: frames as u32,
+        unit: 16,
+        way,
+    };
+    for ctas in [4, 8, HOST_CTAS, 32, 64, 132, 528] {
+        let shape = Shape { ctas, threads: THREADS, shared_bytes: 0 };
+        for (way, what, best) in [(Way::In, "to", down), (Way::Out, "from", up)] {
+            let took = gpu.time(&stream, times, || {
+                // SAFETY: all memory is kept until the stream has been waited for.
+                unsafe { gpu.launch_as(&stream, Kernel::Pack, shape, &params(way)) }
+            })?;
+            let took = took / 1e3 * bytes as f64 / moved as f64;
+            let what = format!("packed frames {what} locked pages by a kernel of {ctas} CTAs");
+            section.ratio(what, rate(bytes, took), "GB/s", best / took, PINNED);
+        }
+    }
+    stream.synchronize()?;
+    Ok(())
 }
 
 /// Returns a rate in GB/s.

@@ -107,7 +107,7 @@ pub const SECTIONS: [Part; 15] = [
     Part::new("bandwidth", 35, bandwidth::run).with(bandwidth::WORKS),
     Part::new("shapes", 15, shapes::run).with(shapes::WORKS),
     Part::new("compaction", 20, compaction::run),
-    Part::new("host", 20, host::run),
+    Part::new("host", 20, host::run).with(host::WORKS),
     Part::new("decode", 15, decode::run),
     Part::new("graph", 20, graph::run),
     Part::new("interference", 20, interference::run).with(interference::WORKS),
