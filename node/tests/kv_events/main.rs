@@ -5,14 +5,13 @@
 //! The router needs Python with `pyzmq` and `msgpack`: `KVPOOL_ZMQ_PYTHON` names the interpreter. Without
 //! them its tests print that they are skipped; with the variable, they fail.
 
-#[path = "../../tests/migration/kv.rs"]
+#[path = "../../../tests/migration/kv.rs"]
 #[allow(dead_code)]
 mod kv;
+mod router;
 
-use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Lines, Write};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -20,11 +19,12 @@ use std::time::{Duration, Instant};
 use kvpool::storage::{Dtype, KvLayout};
 use kvpool::{Pool, SequenceId};
 use kvpool_node::events::{KvEventError, KvEventPublisher, KvEventSettings};
-use serde::Deserialize;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
+
+use router::{Router, settled};
 
 const LOCAL: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 const TOPIC: &str = "kv";
@@ -59,82 +59,6 @@ fn traffic(pool: &Pool, rounds: u32, seed: u64) {
             });
         }
     });
-}
-
-/// A router in another process.
-struct Router {
-    child: Child,
-    to: ChildStdin,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl Router {
-    /// Starts a router; `None` if there is no Python for it.
-    fn start(events: SocketAddr, replay: SocketAddr) -> Option<Self> {
-        let named = std::env::var("KVPOOL_ZMQ_PYTHON").ok();
-        let python = named.clone().unwrap_or_else(|| "python3".into());
-        let has_it = Command::new(&python).args(["-c", "import zmq, msgpack"]).output();
-        if !has_it.as_ref().is_ok_and(|output| output.status.success()) {
-            assert!(named.is_none(), "{python}: {has_it:?}");
-            eprintln!("SKIPPED: there is no Python with pyzmq and msgpack ({python})");
-            return None;
-        }
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kv_events/subscriber.py");
-        let addresses = [events, replay].map(|address| format!("tcp://{address}"));
-        let mut command = Command::new(python);
-        command.arg(script).args(addresses).arg(TOPIC).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let to = child.stdin.take().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut router = Self { child, to, lines };
-        assert!(router.line()["ready"].is_u64());
-        Some(router)
-    }
-
-    fn line(&mut self) -> Value {
-        let line = self.lines.next().expect("the router goes on").unwrap();
-        serde_json::from_str(&line).unwrap()
-    }
-
-    /// Waits until the router's set is the pool's. Returns its counts.
-    async fn agrees(&mut self, pool: &Pool, publisher: &KvEventPublisher) -> Value {
-        let start = Instant::now();
-        loop {
-            settled(publisher).await;
-            writeln!(self.to, "{}", publisher.counters().newest).unwrap();
-            let answer = tokio::task::block_in_place(|| self.line());
-            let wanted: BTreeSet<u64> =
-                pool.cached_blocks().iter().map(|(_, hash)| hash.words()[0]).collect();
-            let hashes = BTreeSet::deserialize(&answer["hashes"]).unwrap();
-            if hashes == wanted {
-                break answer;
-            }
-            // On a loaded machine, the publisher's listing of the pool may take longer than silence
-            // is waited for. A set that is wrong stays wrong: nothing changes the pool any more.
-            let may_still_agree = start.elapsed() < Duration::from_secs(20);
-            assert!(may_still_agree, "{hashes:?}\n{wanted:?}\n{answer}\n{:?}", publisher.counters());
-        }
-    }
-}
-
-impl Drop for Router {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Waits until nothing is published any more.
-async fn settled(publisher: &KvEventPublisher) {
-    let mut before = publisher.counters();
-    let mut since = Instant::now();
-    while since.elapsed() < Duration::from_millis(300) {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        let now = publisher.counters();
-        if (now.batches, now.events, now.resyncs) != (before.batches, before.events, before.resyncs) {
-            (before, since) = (now, Instant::now());
-        }
-    }
 }
 
 /// A relay that refuses and cuts connections when told to.
