@@ -29,6 +29,9 @@ use router::{Router, settled};
 const LOCAL: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 const TOPIC: &str = "kv";
 
+/// The longest time of any step.
+const WAIT: Duration = Duration::from_secs(60);
+
 fn settings() -> KvEventSettings {
     let mut settings = KvEventSettings::new(LOCAL);
     settings.replay = Some(LOCAL);
@@ -115,7 +118,7 @@ async fn a_router_ends_with_the_cached_blocks_through_lost_connections() {
                 if count(&last, name) > before {
                     break;
                 }
-                assert!(start.elapsed() < Duration::from_secs(60), "no batch was {name}: {last}");
+                assert!(start.elapsed() < WAIT, "no batch was {name}: {last}");
             }
         }
     }
@@ -189,14 +192,21 @@ fn greeting(socket: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Returns whether the other side closes a connection on which these bytes are sent.
-async fn is_closed(address: SocketAddr, bytes: &[u8]) -> bool {
+/// Sends bytes on a connection; returns whether the other side closes it within some time.
+async fn ends_within(time: Duration, address: SocketAddr, bytes: &[u8]) -> bool {
     let mut stream = TcpStream::connect(address).await.unwrap();
     // It may be closed before all is sent.
     let _ = stream.write_all(bytes).await;
     let mut got = Vec::new();
-    let end = tokio::time::timeout(Duration::from_secs(2), stream.read_to_end(&mut got)).await;
-    end.is_ok()
+    tokio::time::timeout(time, stream.read_to_end(&mut got)).await.is_ok()
+}
+
+async fn is_closed(address: SocketAddr, bytes: &[u8]) -> bool {
+    ends_within(WAIT, address, bytes).await
+}
+
+async fn stays_open(address: SocketAddr, bytes: &[u8]) -> bool {
+    !ends_within(Duration::from_secs(2), address, bytes).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -204,7 +214,7 @@ async fn connections_that_send_garbage_are_closed() {
     let publisher = KvEventPublisher::start(pool(50, 64), settings()).await.unwrap();
     let (events, replay) = (publisher.address(), publisher.replay_address().unwrap());
     let sub = greeting(b"SUB");
-    assert!(!is_closed(events, &[&sub[..], b"\0\x01\x01"].concat()).await, "a subscription to all");
+    assert!(stays_open(events, &[&sub[..], b"\0\x01\x01"].concat()).await, "a subscription to all");
     assert!(is_closed(events, b"GET / HTTP/1.1\r\n\r\n").await);
     assert!(is_closed(events, &greeting(b"PUSH")).await);
     assert!(is_closed(replay, &sub).await);
@@ -258,7 +268,6 @@ async fn a_publisher_that_closes_sends_what_it_has() {
     for reads in [true, false] {
         let pool = large();
         let publisher = KvEventPublisher::start(pool.clone(), settings()).await.unwrap();
-        let counters = publisher.counters();
         let socket = TcpSocket::new_v4().unwrap();
         if !reads {
             socket.set_recv_buffer_size(4096).unwrap();
@@ -269,11 +278,13 @@ async fn a_publisher_that_closes_sends_what_it_has() {
         stream.write_all(&[&greeting(b"SUB")[..], b"\0\x01\x01"].concat()).await.unwrap();
         let mut theirs = vec![0; 64 + 2 + 25];
         stream.read_exact(&mut theirs).await.unwrap();
-        while publisher.counters().subscribers == 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+        // Until the subscription is known: a batch arrives.
+        let mut other = 10_000;
+        while tokio::time::timeout(Duration::from_millis(20), stream.peek(&mut [0])).await.is_err() {
+            fill(&pool, 1, other);
+            other += 1;
         }
-        // Until the subscription is known.
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        let newest = publisher.counters().newest;
         let last = async {
             let mut last = None;
             while let Some(number) = number(&mut stream).await {
@@ -290,8 +301,8 @@ async fn a_publisher_that_closes_sends_what_it_has() {
         if reads {
             let (last, is_closed) = tokio::join!(last, work);
             assert!(is_closed);
-            // The events of all blocks, in at least one batch behind the listing.
-            assert!(last.unwrap() > counters.newest, "{last:?} {counters:?}");
+            // The events of all blocks, in at least one batch behind those before.
+            assert!(last.unwrap() > newest, "{last:?} {newest}");
         } else {
             let begun = Instant::now();
             assert!(!work.await, "it was not sent everything");
@@ -365,8 +376,8 @@ async fn peers_that_never_read_give_their_places_up() {
         (publisher.address(), [&sub[..], b"\0\x01\x01"].concat()),
     ] {
         let began = Instant::now();
-        while is_closed(address, &bytes).await {
-            assert!(began.elapsed() < Duration::from_secs(20), "{:?}", publisher.counters());
+        while !stays_open(address, &bytes).await {
+            assert!(began.elapsed() < WAIT, "{:?}", publisher.counters());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -388,7 +399,7 @@ async fn peers_that_say_nothing_keep_no_subscriber_out() {
     }
     let subscription = [&greeting(b"SUB")[..], b"\0\x01\x01"].concat();
     let request = [&greeting(b"REQ")[..], b"\x01\0\0\x08\0\0\0\0\0\0\0\0"].concat();
-    assert!(!is_closed(events, &subscription).await && !is_closed(replay, &request).await);
+    assert!(stays_open(events, &subscription).await && stays_open(replay, &request).await);
     let is_open = |stream: &TcpStream| {
         let mut bytes = [0; 4096];
         loop {
@@ -406,12 +417,12 @@ async fn peers_that_say_nothing_keep_no_subscriber_out() {
         while subscribers.len() < 4 {
             subscribers.push(silent(events, b"SUB", b"\0\x01\x01").await);
         }
-        let is_full = is_closed(events, &subscription).await;
+        let is_full = !stays_open(events, &subscription).await;
         subscribers.retain(is_open);
         if is_full && subscribers.len() == 4 {
             break;
         }
-        assert!(began.elapsed() < Duration::from_secs(20), "four have places, and a fifth one has none");
+        assert!(began.elapsed() < WAIT, "four have places, and a fifth one has none");
     }
     assert!(is_closed(events, &subscription).await, "a sixth one");
     assert!(subscribers.iter().all(is_open), "a subscriber was cut");
@@ -472,7 +483,7 @@ async fn child() {
     });
     let begun = Instant::now();
     while publisher.counters().skipped_batches == 0 {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", publisher.counters());
+        assert!(begun.elapsed() < WAIT, "{:?}", publisher.counters());
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     reading.abort();
