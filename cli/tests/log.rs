@@ -74,7 +74,7 @@ fn a_repeated_reason_is_told_once_a_second() {
     for format in ["text", "json"] {
         let node = Node::start(&format!("serve --name n1 --size 1000 --log {format}"));
         let (start, mut connections) = (Instant::now(), 0);
-        while start.elapsed() < Duration::from_secs(3) {
+        while start.elapsed() < Duration::from_secs(3) || connections <= 20 {
             // No peer speaks like this.
             let mut stream = TcpStream::connect(&node.listen).unwrap();
             stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
@@ -85,7 +85,6 @@ fn a_repeated_reason_is_told_once_a_second() {
         let seconds = start.elapsed().as_secs() as usize + 1;
         let (_, errors) = node.end(Signal::TERM);
         let lines = errors.lines().filter(|line| line.contains("a connection was refused")).count();
-        assert!(connections > 20, "{connections}");
         assert!((1..=seconds + 1).contains(&lines), "{lines} lines in {seconds} s: {errors}");
     }
 }

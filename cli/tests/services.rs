@@ -7,6 +7,8 @@ use super::common::{self, servers};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -129,24 +131,14 @@ fn changes_that_need_a_restart_are_named() {
     let node =
         Node::start_with(program().args(["serve", "--config"]).arg(&file).args(token.split_whitespace()));
     fs::write(&file, format!("{}[peers]\nc = \"localhost:8\"\n", text.replace("\"m\"", "\"n\""))).unwrap();
-    node.signal(Signal::HUP);
-    thread::sleep(Duration::from_millis(300));
+    node.reload("reloaded; changes of peers: +c=localhost:8; changes that need a restart: tier\n");
     fs::write(&file, "tier = \"redis://127.0.0.1:1\"\n").unwrap();
-    node.signal(Signal::HUP);
-    thread::sleep(Duration::from_millis(300));
+    node.reload("tier needs tier_namespace as well");
     fs::write(&file, "").unwrap();
-    node.signal(Signal::HUP);
-    thread::sleep(Duration::from_millis(300));
+    node.reload("changes of peers: -c=localhost:8; changes that need a restart: tier, kv_events\n");
     let (code, errors) = node.end(Signal::TERM);
     assert_eq!(code, Some(0), "{errors}");
-    for part in [
-        "reloaded; changes of peers: +c=localhost:8; changes that need a restart: tier\n",
-        "not reloaded: ",
-        "tier needs tier_namespace as well",
-        "changes of peers: -c=localhost:8; changes that need a restart: tier, kv_events\n",
-    ] {
-        assert!(errors.contains(part), "no {part:?} in {errors}");
-    }
+    assert!(errors.contains("not reloaded: "), "{errors}");
 }
 
 #[cfg(feature = "redis")]
@@ -159,8 +151,9 @@ fn prefixes_of_one_node_are_hits_on_another() {
     let Some(mut redis) = Server::redis() else { return };
     redis.run();
     let folder = tempfile::tempdir().unwrap();
-    let (token, tier) =
-        (token(folder.path(), "one-token-of-the-tests"), format!("redis://127.0.0.1:{}", redis.port()));
+    let token = token(folder.path(), "one-token-of-the-tests");
+    // No call fails, and everything is stored at the end, however slow the machine is.
+    let tier = format!("redis://127.0.0.1:{} --tier-patience 30s --drain 60s", redis.port());
     let a = Member::start(&token, &format!("--name a {SMALL} {tier}"));
     wait_until("blocks are stored", || a.count("/tiers/redis/stored") > 1000);
     let b = Member::start(&token, &format!("--name b {SMALL} {tier} --tier-policy read-only"));
@@ -209,7 +202,8 @@ fn a_dead_tier_does_not_hold_up_the_end() {
     wait_until("requests are served", || a.count("/load/completed") > 5);
     let begun = Instant::now();
     let (code, errors) = a.node.end(Signal::TERM);
-    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}: {errors}", begun.elapsed());
+    // Less than the drain.
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}: {errors}", begun.elapsed());
     assert!(code == Some(0) && errors.contains("the tier was not given all cached blocks"), "{errors}");
 }
 
@@ -247,10 +241,9 @@ fn a_redis_that_refuses_dies_and_hangs() {
     redis.signal(Signal::CONT);
     stores("blocks are stored when it goes on");
     redis.signal(Signal::STOP);
-    // The end waits for it no longer than the drain, of which transfers have a part.
-    let begun = Instant::now();
+    // The end waits for it no longer than the drain, of which transfers have a part: it would not
+    // end otherwise.
     a.end();
-    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     redis.signal(Signal::CONT);
 }
 
@@ -326,6 +319,7 @@ fn a_tier_that_refuses_the_password_says_so() {
         &token(folder.path(), "one-token-of-the-tests"),
         &format!("--name n1 --load conversations {tier}"),
     );
+    let begun = Instant::now();
     wait_until("it fails often", || node.count("/tiers/redis/failed") > 500);
     wait_until("it says why", || node.extra("/tiers/redis/last_error").is_string());
     let last = node.extra("/tiers/redis/last_error");
@@ -342,7 +336,9 @@ fn a_tier_that_refuses_the_password_says_so() {
     wait_until("the traffic goes on", || node.count("/load/tokens_verified") > 0);
     let errors = node.end();
     let told: Vec<_> = errors.lines().filter(|line| line.contains("a service fails")).collect();
-    assert!((1..=5).contains(&told.len()), "{errors}");
+    // One in ten seconds at most.
+    let lines_max = 1 + begun.elapsed().as_secs() as usize / 10;
+    assert!((1..=lines_max).contains(&told.len()), "{errors}");
     assert!(told[0].contains("tiers") && told[0].contains(&last), "{last}: {errors}");
 }
 
@@ -385,11 +381,14 @@ fn subscribers_that_read_and_that_never_do() {
     let address = node.line("kv_events: ");
     node.line("kv_events_replay: ");
     let (mut reading, silent) = (Subscriber::connect(&address), Subscriber::connect(&address));
+    let reached = Arc::new(AtomicU64::new(0));
+    let reading_at = reached.clone();
     let received = thread::spawn(move || {
         let mut numbers = Vec::new();
         while let Some((topic, number)) = reading.next() {
             assert_eq!(topic, b"kv");
             numbers.push(number);
+            reading_at.store(number, Relaxed);
         }
         numbers
     });
@@ -400,16 +399,24 @@ fn subscribers_that_read_and_that_never_do() {
     assert_eq!(count("subscribers"), 2);
     assert!(node.text("stats").contains("kv_events: publisher"));
     assert_eq!(node.json("audit")["sound"], true);
+    // A subscriber that is far behind is cut off at the end, too.
     let newest = count("newest");
+    wait_until("the subscriber has kept up", || reached.load(Relaxed) >= newest);
     let begun = Instant::now();
     let (code, errors) = node.end(Signal::TERM);
     assert_eq!(code, Some(0), "{errors}");
-    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
-    assert!(errors.contains("a subscriber was not sent the last events"), "{errors}");
+    // Much less than the 60 s after which a silent one is cut off at other times.
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    // The silent one is cut off, and the node names the last batch. The traffic need not have
+    // filled another block after the statistics.
+    let told = errors.split_once("a subscriber was not sent the last events: it reads too slowly, newest: ");
+    let number = told.and_then(|(_, rest)| rest.split_whitespace().next()?.parse().ok());
+    let last = number.unwrap_or_else(|| panic!("the last batch is not named: {errors}"));
     drop(silent);
     let numbers = received.join().unwrap();
     assert!(numbers.windows(2).all(|pair| pair[0] + 1 == pair[1]), "no gap");
-    assert!(numbers.last() > Some(&newest), "the blocks of the last conversations have events");
+    assert!(last >= newest, "{last} {newest}");
+    assert_eq!(numbers.last(), Some(&last), "the last batch was sent");
 }
 
 #[cfg(feature = "etcd")]
@@ -474,10 +481,8 @@ mod directory {
         assert!(begun.elapsed() < Duration::from_secs(40));
         // Without the directory the node ends all the same.
         etcd.kill();
-        let begun = Instant::now();
         let (code, errors) = a.end(Signal::TERM);
         assert_eq!(code, Some(0), "{errors}");
-        assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use authority::Authority;
 use common::live::{Node, pipe, program, run, said, secret, wait_until};
+use common::openmetrics::{read, value};
 use rustix::process::Signal;
 
 fn address_of(url: &str) -> String {
@@ -25,12 +26,22 @@ fn is_ending(node: &Node) -> bool {
     asked.map_or(true, |answer| !answer.starts_with("HTTP/1.1 200"))
 }
 
+/// The first signal waits for a tier that accepts connections and says nothing.
+#[cfg(feature = "redis")]
 #[test]
 fn a_second_signal_ends_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = folder.path().join("key");
+    secret(&key, "the-hash-key-of-the-tests");
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let tier = format!(
+        "--tier redis://{} --tier-namespace m --tier-patience 60s --hash-key-file {}",
+        silent.local_addr().unwrap(),
+        key.display()
+    );
     for (second, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
-        // Each thread rests for so long behind a step before it sees the end, at different times.
-        let node = Node::start("serve --load conversations --load-rest 1s --load-threads 8");
-        wait_until("traffic runs", || node.counter("load", "tokens") > 0);
+        let node = Node::start(&format!("serve --load conversations --drain 60s {tier}"));
+        wait_until("blocks are cached", || node.counter("load", "completed") > 0);
         node.signal(Signal::TERM);
         // Two signals that wait to be delivered could be one.
         wait_until("the first signal is noticed", || is_ending(&node));
@@ -38,13 +49,13 @@ fn a_second_signal_ends_at_once() {
         let (got, errors) = node.end(second);
         assert_eq!(got, Some(code), "{errors}");
         assert!(errors.contains("ended at once by a second signal"), "{errors}");
-        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     }
 }
 
 #[test]
 fn silent_and_slow_callers_do_not_delay_the_end() {
-    let node = Node::start("serve --listen 127.0.0.1:0");
+    let node = Node::start("serve --listen 127.0.0.1:0 --drain 60s");
     let silent = TcpStream::connect(address_of(&node.url)).unwrap();
     let mut slow = TcpStream::connect(address_of(&node.url)).unwrap();
     slow.write_all(b"GET /stats HTTP/1.1\r\nHost: ").unwrap();
@@ -54,7 +65,7 @@ fn silent_and_slow_callers_do_not_delay_the_end() {
     let (code, errors) = node.end(Signal::TERM);
     assert_eq!(code, Some(0), "{errors}");
     assert!(errors.lines().all(|line| line.contains("any user of this host")), "{errors}");
-    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     drop((silent, slow, peer));
 }
 
@@ -66,9 +77,8 @@ fn a_request_under_way_is_answered_before_the_end() {
     let url = node.url.clone();
     let audit = thread::spawn(move || run(&format!("audit {url}")));
     wait_until("the audit has arrived", || {
-        let tokens = node.counter("load", "tokens");
-        thread::sleep(Duration::from_millis(30));
-        node.counter("load", "tokens") == tokens
+        let metrics = read(&node.http("GET /metrics", "", "").1).unwrap();
+        value(&metrics, "kvpool_audits_total", &[]) == 1.0
     });
     let (code, errors) = node.end(Signal::TERM);
     assert_eq!(code, Some(0), "{errors}");
@@ -90,7 +100,7 @@ fn an_end_during_transfers_to_a_peer_that_hangs_takes_no_longer_than_the_drain()
     thread::sleep(Duration::from_millis(300));
     let begun = Instant::now();
     let (code, errors) = a.end(Signal::TERM);
-    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     // A migration whose commit was sent has an unknown end, which the exit code tells.
     assert_eq!(code == Some(0), !errors.contains("what became of them is unknown"), "{code:?}: {errors}");
     b.signal(Signal::CONT);
@@ -109,14 +119,14 @@ fn an_end_while_peers_cannot_be_reached_is_prompt() {
     // A port that nothing listens on, and one that accepts and says nothing.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let node = Node::start(&format!(
-        "serve --name a --peers b=127.0.0.1:1,c={} --load conversations",
+        "serve --name a --peers b=127.0.0.1:1,c={} --load conversations --drain 60s",
         silent.local_addr().unwrap()
     ));
     wait_until("traffic runs", || node.counter("load", "completed") > 0);
     let begun = Instant::now();
     let (code, errors) = node.end(Signal::TERM);
     assert_eq!(code, Some(0), "{errors}");
-    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
 }
 
 const FIRST: &str = "the-first-token-of-the-tests";
@@ -160,11 +170,9 @@ fn a_reload_takes_over_certificates_and_token_for_new_links() {
 
     // Files that are refused change nothing.
     fs::write(at("b").join("node.pem"), "no certificate").unwrap();
-    b.signal(Signal::HUP);
-    thread::sleep(Duration::from_millis(500));
+    b.reload("not reloaded: ");
     fs::remove_file(at("b.token")).unwrap();
-    b.signal(Signal::HUP);
-    thread::sleep(Duration::from_millis(500));
+    b.reload("not reloaded: ");
     assert!(b.run(&format!("stats {of_new}")).status.success());
     for node in [a, c, d] {
         assert_eq!(node.end(Signal::TERM).0, Some(0));
@@ -241,22 +249,17 @@ fn settings_that_became_a_pipe_change_nothing_and_delay_no_end() {
     let node = Node::start_with(program().args(["serve", "--config"]).arg(&file));
     // What takes effect at the next start only is named.
     fs::write(&file, "size = 200\nlisten = \"off\"\n[peers]\nb = \"localhost:7\"\n").unwrap();
-    node.signal(Signal::HUP);
-    thread::sleep(Duration::from_millis(300));
+    node.reload("changes of peers: none; changes that need a restart: size, size_max");
     fs::remove_file(&file).unwrap();
     pipe(&file);
+    node.reload("it is a pipe or a device");
     for _ in 0..3 {
         node.signal(Signal::HUP);
-        thread::sleep(Duration::from_millis(100));
     }
     assert_eq!(node.json("stats")["extra"]["peers"].as_object().unwrap().len(), 1);
     let begun = Instant::now();
     let (code, errors) = node.end(Signal::TERM);
-    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     assert_eq!(code, Some(0), "{errors}");
-    assert!(
-        errors.contains("changes of peers: none; changes that need a restart: size, size_max"),
-        "{errors}"
-    );
-    assert!(errors.contains("not reloaded: ") && errors.contains("it is a pipe or a device"), "{errors}");
+    assert!(errors.contains("not reloaded: "), "{errors}");
 }

@@ -340,7 +340,7 @@ async fn a_sequence_that_moves_by_itself_outlives_the_node() {
                 tokio::time::sleep(Duration::from_millis(2)).await;
             }
         };
-        tokio::time::timeout(WAIT / 2, has_owner).await.expect("an owner");
+        tokio::time::timeout(WAIT, has_owner).await.expect("an owner");
     }
 }
 

@@ -5,9 +5,9 @@ use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::{Child, ChildStderr, ChildStdout, Command, Output, Stdio};
-use std::sync::Mutex;
-use std::thread;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{CWD, FileType, Mode};
@@ -41,7 +41,9 @@ pub fn said(output: &Output) -> String {
 /// A node on a free port.
 pub struct Node {
     child: Child,
-    stderr: Option<ChildStderr>,
+    /// What it has written to its standard error, and the thread that reads it.
+    errors: Arc<Mutex<String>>,
+    reading: Option<JoinHandle<()>>,
     lines: Mutex<Lines<BufReader<ChildStdout>>>,
     pub greeting: String,
     pub url: String,
@@ -57,18 +59,43 @@ impl Node {
     pub fn start_with(command: &mut Command) -> Self {
         let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        let stderr = child.stderr.take();
+        let errors = Arc::new(Mutex::new(String::new()));
+        let (mut stderr, read) = (BufReader::new(child.stderr.take().unwrap()), errors.clone());
+        let reading = thread::spawn(move || {
+            let mut line = String::new();
+            while stderr.read_line(&mut line).unwrap() > 0 {
+                read.lock().unwrap().push_str(&line);
+                line.clear();
+            }
+        });
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let greeting = lines.next().expect("the node starts").unwrap();
         let mut line = |name: &str| lines.next().unwrap().unwrap().strip_prefix(name).unwrap().to_owned();
         let (url, listen) = (line("admin: "), line("listen: "));
-        Self { child, stderr, lines: Mutex::new(lines), greeting, url, listen }
+        Self { child, errors, reading: Some(reading), lines: Mutex::new(lines), greeting, url, listen }
     }
 
     /// Reads the next line of the standard output, which begins with a name; returns the rest.
     pub fn line(&self, name: &str) -> String {
         let line = self.lines.lock().unwrap().next().unwrap().unwrap();
         line.strip_prefix(name).unwrap_or_else(|| panic!("{line}")).to_owned()
+    }
+
+    /// Returns what the node has written to its standard error.
+    pub fn errors(&self) -> String {
+        self.errors.lock().unwrap().clone()
+    }
+
+    /// Tells the node to read its settings again, and waits until it says something with this part
+    /// about it.
+    pub fn reload(&self, part: &str) {
+        let before = self.errors().len();
+        self.signal(Signal::HUP);
+        let mut told = String::new();
+        wait_until(&format!("the node says {part:?}"), || {
+            told = self.errors().split_off(before);
+            told.contains(part)
+        });
     }
 
     pub fn id(&self) -> u32 {
@@ -153,9 +180,8 @@ impl Node {
             assert!(start.elapsed() < PATIENCE, "it ends");
             thread::sleep(Duration::from_millis(5));
         };
-        let mut errors = String::new();
-        self.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
-        (status.code(), errors)
+        self.reading.take().unwrap().join().unwrap();
+        (status.code(), self.errors())
     }
 }
 

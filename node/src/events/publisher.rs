@@ -131,7 +131,8 @@ impl KvEventPublisher {
     }
 
     /// Publishes the pending events, and ends when all subscribers have been sent the newest batch.
-    /// Returns whether that happened by the deadline, at which the others are disconnected.
+    /// Returns whether that happened by the deadline, at which the others are disconnected; then a
+    /// warning names the number of the newest batch.
     pub async fn close(mut self, deadline: Instant) -> bool {
         let closed = async {
             let (done, is_done) = oneshot::channel();
@@ -144,7 +145,12 @@ impl KvEventPublisher {
                 let _ = listening.await;
             }
         };
-        tokio::time::timeout_at(deadline.into(), closed).await.is_ok()
+        let is_sent = tokio::time::timeout_at(deadline.into(), closed).await.is_ok();
+        if !is_sent {
+            let newest = self.counters().newest;
+            tracing::warn!(newest, "a subscriber was not sent the last events: it reads too slowly");
+        }
+        is_sent
     }
 
     /// Returns the address for subscribers, with the port that the system selected.

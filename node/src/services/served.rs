@@ -113,10 +113,8 @@ impl Served {
         }
         let now = Instant::now();
         let deadline = deadline.clamp(now + EVENTS_PATIENCE.0, now + EVENTS_PATIENCE.1);
-        if let Some(publisher) = publisher
-            && !publisher.close(deadline).await
-        {
-            tracing::warn!("a subscriber was not sent the last events: it reads too slowly");
+        if let Some(publisher) = publisher {
+            publisher.close(deadline).await;
         }
     }
 }

@@ -29,10 +29,7 @@ struct End {
 
 impl End {
     fn new(runtime: &Handle, identity: Identity, address: Address) -> Self {
-        let mut limits = limits();
-        limits.item = Duration::from_secs(10);
-        limits.silence = Duration::from_secs(10);
-        let endpoint = Arc::new(runtime.block_on(listen(identity, address, limits)));
+        let endpoint = Arc::new(runtime.block_on(listen(identity, address, limits())));
         let transport = {
             let _runtime = runtime.enter();
             Arc::new(TcpTransport::new(&endpoint))

@@ -26,18 +26,25 @@ async fn a_frame_is_not_received_twice_at_a_time() {
     let to = storage(&layout(), 8);
     let region = node.register(&to);
     let _granted = node.grant(1, region, &[run(0, 8)]).unwrap();
-    let (first, second) = (item(&*to, 1, 1, 2, 7), item(&*to, 2, 1, 3, 8));
-    data[0].write_all(&first[..100]).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    data[1].write_all(&second).await.unwrap();
-    let refused = Ack { item: 2, status: ItemStatus::Overlap };
-    assert_eq!(read_head(&mut data[1]).await, StreamHead::Ack(refused));
-    data[0].write_all(&first[100..]).await.unwrap();
     let written = |item| StreamHead::Ack(Ack { item, status: ItemStatus::Written });
+    let (first, second) = (item(&*to, 1, 1, 2, 7), |number| item(&*to, number, 1, 3, 8));
+    data[0].write_all(&first[..100]).await.unwrap();
+    // Until the node has read the head of the first one, others are written.
+    let mut number = 2;
+    loop {
+        data[1].write_all(&second(number)).await.unwrap();
+        let answer = read_head(&mut data[1]).await;
+        if answer == StreamHead::Ack(Ack { item: number, status: ItemStatus::Overlap }) {
+            break;
+        }
+        assert_eq!(answer, written(number));
+        number += 1;
+    }
+    data[0].write_all(&first[100..]).await.unwrap();
     assert_eq!(read_head(&mut data[0]).await, written(1));
     assert_eq!(bytes(&*to, 3), pattern(&*to, 7, 3));
-    data[1].write_all(&second).await.unwrap();
-    assert_eq!(read_head(&mut data[1]).await, written(2));
+    data[1].write_all(&second(number)).await.unwrap();
+    assert_eq!(read_head(&mut data[1]).await, written(number));
     assert_eq!(bytes(&*to, 3), pattern(&*to, 8, 3));
 }
 
@@ -73,7 +80,7 @@ async fn nonsense_on_a_data_stream_ends_the_link() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_promised_item_that_does_not_come_is_cut() {
-    let (node, mut data) = with_raw(limits(), 1).await;
+    let (node, mut data) = with_raw(hasty_items(), 1).await;
     let to = storage(&layout(), 8);
     let region = node.register(&to);
     let granted = node.grant(1, region, &[run(0, 8)]).unwrap();
@@ -94,7 +101,7 @@ async fn a_promised_item_that_does_not_come_is_cut() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_peer_that_reads_no_items_is_cut_and_a_transfer_can_be_given_up_before() {
-    let (node, _data) = with_raw(limits(), 1).await;
+    let (node, _data) = with_raw(hasty_items(), 1).await;
     let region = node.register(&large(8));
     let (first, first_held) = node.submit(1, region, &[run(0, 8)], &[run(0, 8)]).unwrap();
     let (second, second_held) = node.submit(1, region, &[run(0, 8)], &[run(0, 8)]).unwrap();
@@ -114,7 +121,7 @@ async fn a_peer_that_reads_no_items_is_cut_and_a_transfer_can_be_given_up_before
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_peer_that_acknowledges_nothing_is_cut() {
-    let (node, mut data) = with_raw(limits(), 1).await;
+    let (node, mut data) = with_raw(hasty_items(), 1).await;
     let region = node.register(&storage(&layout(), 8));
     let (transfer, held) = node.submit(1, region, &[run(0, 8)], &[run(0, 8)]).unwrap();
     let mut stream = data.pop().unwrap();

@@ -113,9 +113,7 @@ async fn both_directions_carry_many_transfers_at_once() {
     for path in [Path::Plain, Path::Unix, Path::Tls] {
         let layout =
             KvLayout::builder().layers(4).kv_heads(8).head_dim(128).block_tokens(16).build().unwrap();
-        let mut limits = limits();
-        limits.item = Duration::from_secs(20);
-        let pair = Pair::new(path, limits).await;
+        let pair = Pair::new(path, limits()).await;
         let storages = [storage(&layout, 64), storage(&layout, 64)];
         let nodes = [&pair.a, &pair.b];
         let regions = [0, 1].map(|at| nodes[at].register(&storages[at]));

@@ -367,7 +367,7 @@ async fn credentials_go_to_a_trusted_server_over_tls() {
     let (port, authority, questions) = encrypted();
     let address = format!("rediss://user-1:secret-1@localhost:{port}/2");
     let reason = async |authorities: Option<&[u8]>| {
-        let shared = tier(Redis::new(&address, authorities, LIMIT).unwrap(), hasty());
+        let shared = tier(Redis::new(&address, authorities, WAIT).unwrap(), TierSettings::default());
         let outcomes = get(&shared, &keys(0..1)).await;
         let Outcome::Failed(TierFailure::Store(StoreError::Unreachable { reason, .. })) = &outcomes[0] else {
             panic!("{outcomes:?}")

@@ -5,14 +5,13 @@
 //! The router needs Python with `pyzmq` and `msgpack`: `KVPOOL_ZMQ_PYTHON` names the interpreter. Without
 //! them its tests print that they are skipped; with the variable, they fail.
 
-#[path = "../../tests/migration/kv.rs"]
+#[path = "../../../tests/migration/kv.rs"]
 #[allow(dead_code)]
 mod kv;
+mod router;
 
-use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Lines, Write};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -20,14 +19,18 @@ use std::time::{Duration, Instant};
 use kvpool::storage::{Dtype, KvLayout};
 use kvpool::{Pool, SequenceId};
 use kvpool_node::events::{KvEventError, KvEventPublisher, KvEventSettings};
-use serde::Deserialize;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::watch;
 
+use router::{Router, settled};
+
 const LOCAL: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 const TOPIC: &str = "kv";
+
+/// The longest time of any step.
+const WAIT: Duration = Duration::from_secs(60);
 
 fn settings() -> KvEventSettings {
     let mut settings = KvEventSettings::new(LOCAL);
@@ -59,82 +62,6 @@ fn traffic(pool: &Pool, rounds: u32, seed: u64) {
             });
         }
     });
-}
-
-/// A router in another process.
-struct Router {
-    child: Child,
-    to: ChildStdin,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl Router {
-    /// Starts a router; `None` if there is no Python for it.
-    fn start(events: SocketAddr, replay: SocketAddr) -> Option<Self> {
-        let named = std::env::var("KVPOOL_ZMQ_PYTHON").ok();
-        let python = named.clone().unwrap_or_else(|| "python3".into());
-        let has_it = Command::new(&python).args(["-c", "import zmq, msgpack"]).output();
-        if !has_it.as_ref().is_ok_and(|output| output.status.success()) {
-            assert!(named.is_none(), "{python}: {has_it:?}");
-            eprintln!("SKIPPED: there is no Python with pyzmq and msgpack ({python})");
-            return None;
-        }
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kv_events/subscriber.py");
-        let addresses = [events, replay].map(|address| format!("tcp://{address}"));
-        let mut command = Command::new(python);
-        command.arg(script).args(addresses).arg(TOPIC).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().unwrap();
-        let to = child.stdin.take().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut router = Self { child, to, lines };
-        assert!(router.line()["ready"].is_u64());
-        Some(router)
-    }
-
-    fn line(&mut self) -> Value {
-        let line = self.lines.next().expect("the router goes on").unwrap();
-        serde_json::from_str(&line).unwrap()
-    }
-
-    /// Waits until the router's set is the pool's. Returns its counts.
-    async fn agrees(&mut self, pool: &Pool, publisher: &KvEventPublisher) -> Value {
-        let start = Instant::now();
-        loop {
-            settled(publisher).await;
-            writeln!(self.to, "{}", publisher.counters().newest).unwrap();
-            let answer = tokio::task::block_in_place(|| self.line());
-            let wanted: BTreeSet<u64> =
-                pool.cached_blocks().iter().map(|(_, hash)| hash.words()[0]).collect();
-            let hashes = BTreeSet::deserialize(&answer["hashes"]).unwrap();
-            if hashes == wanted {
-                break answer;
-            }
-            // On a loaded machine, the publisher's listing of the pool may take longer than silence
-            // is waited for. A set that is wrong stays wrong: nothing changes the pool any more.
-            let may_still_agree = start.elapsed() < Duration::from_secs(20);
-            assert!(may_still_agree, "{hashes:?}\n{wanted:?}\n{answer}\n{:?}", publisher.counters());
-        }
-    }
-}
-
-impl Drop for Router {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Waits until nothing is published any more.
-async fn settled(publisher: &KvEventPublisher) {
-    let mut before = publisher.counters();
-    let mut since = Instant::now();
-    while since.elapsed() < Duration::from_millis(300) {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-        let now = publisher.counters();
-        if (now.batches, now.events, now.resyncs) != (before.batches, before.events, before.resyncs) {
-            (before, since) = (now, Instant::now());
-        }
-    }
 }
 
 /// A relay that refuses and cuts connections when told to.
@@ -191,7 +118,7 @@ async fn a_router_ends_with_the_cached_blocks_through_lost_connections() {
                 if count(&last, name) > before {
                     break;
                 }
-                assert!(start.elapsed() < Duration::from_secs(60), "no batch was {name}: {last}");
+                assert!(start.elapsed() < WAIT, "no batch was {name}: {last}");
             }
         }
     }
@@ -265,14 +192,21 @@ fn greeting(socket: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Returns whether the other side closes a connection on which these bytes are sent.
-async fn is_closed(address: SocketAddr, bytes: &[u8]) -> bool {
+/// Sends bytes on a connection; returns whether the other side closes it within some time.
+async fn ends_within(time: Duration, address: SocketAddr, bytes: &[u8]) -> bool {
     let mut stream = TcpStream::connect(address).await.unwrap();
     // It may be closed before all is sent.
     let _ = stream.write_all(bytes).await;
     let mut got = Vec::new();
-    let end = tokio::time::timeout(Duration::from_secs(2), stream.read_to_end(&mut got)).await;
-    end.is_ok()
+    tokio::time::timeout(time, stream.read_to_end(&mut got)).await.is_ok()
+}
+
+async fn is_closed(address: SocketAddr, bytes: &[u8]) -> bool {
+    ends_within(WAIT, address, bytes).await
+}
+
+async fn stays_open(address: SocketAddr, bytes: &[u8]) -> bool {
+    !ends_within(Duration::from_secs(2), address, bytes).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -280,7 +214,7 @@ async fn connections_that_send_garbage_are_closed() {
     let publisher = KvEventPublisher::start(pool(50, 64), settings()).await.unwrap();
     let (events, replay) = (publisher.address(), publisher.replay_address().unwrap());
     let sub = greeting(b"SUB");
-    assert!(!is_closed(events, &[&sub[..], b"\0\x01\x01"].concat()).await, "a subscription to all");
+    assert!(stays_open(events, &[&sub[..], b"\0\x01\x01"].concat()).await, "a subscription to all");
     assert!(is_closed(events, b"GET / HTTP/1.1\r\n\r\n").await);
     assert!(is_closed(events, &greeting(b"PUSH")).await);
     assert!(is_closed(replay, &sub).await);
@@ -334,7 +268,6 @@ async fn a_publisher_that_closes_sends_what_it_has() {
     for reads in [true, false] {
         let pool = large();
         let publisher = KvEventPublisher::start(pool.clone(), settings()).await.unwrap();
-        let counters = publisher.counters();
         let socket = TcpSocket::new_v4().unwrap();
         if !reads {
             socket.set_recv_buffer_size(4096).unwrap();
@@ -345,11 +278,13 @@ async fn a_publisher_that_closes_sends_what_it_has() {
         stream.write_all(&[&greeting(b"SUB")[..], b"\0\x01\x01"].concat()).await.unwrap();
         let mut theirs = vec![0; 64 + 2 + 25];
         stream.read_exact(&mut theirs).await.unwrap();
-        while publisher.counters().subscribers == 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+        // Until the subscription is known: a batch arrives.
+        let mut other = 10_000;
+        while tokio::time::timeout(Duration::from_millis(20), stream.peek(&mut [0])).await.is_err() {
+            fill(&pool, 1, other);
+            other += 1;
         }
-        // Until the subscription is known.
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        let newest = publisher.counters().newest;
         let last = async {
             let mut last = None;
             while let Some(number) = number(&mut stream).await {
@@ -366,8 +301,8 @@ async fn a_publisher_that_closes_sends_what_it_has() {
         if reads {
             let (last, is_closed) = tokio::join!(last, work);
             assert!(is_closed);
-            // The events of all blocks, in at least one batch behind the listing.
-            assert!(last.unwrap() > counters.newest, "{last:?} {counters:?}");
+            // The events of all blocks, in at least one batch behind those before.
+            assert!(last.unwrap() > newest, "{last:?} {newest}");
         } else {
             let begun = Instant::now();
             assert!(!work.await, "it was not sent everything");
@@ -441,8 +376,8 @@ async fn peers_that_never_read_give_their_places_up() {
         (publisher.address(), [&sub[..], b"\0\x01\x01"].concat()),
     ] {
         let began = Instant::now();
-        while is_closed(address, &bytes).await {
-            assert!(began.elapsed() < Duration::from_secs(20), "{:?}", publisher.counters());
+        while !stays_open(address, &bytes).await {
+            assert!(began.elapsed() < WAIT, "{:?}", publisher.counters());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -464,7 +399,7 @@ async fn peers_that_say_nothing_keep_no_subscriber_out() {
     }
     let subscription = [&greeting(b"SUB")[..], b"\0\x01\x01"].concat();
     let request = [&greeting(b"REQ")[..], b"\x01\0\0\x08\0\0\0\0\0\0\0\0"].concat();
-    assert!(!is_closed(events, &subscription).await && !is_closed(replay, &request).await);
+    assert!(stays_open(events, &subscription).await && stays_open(replay, &request).await);
     let is_open = |stream: &TcpStream| {
         let mut bytes = [0; 4096];
         loop {
@@ -482,12 +417,12 @@ async fn peers_that_say_nothing_keep_no_subscriber_out() {
         while subscribers.len() < 4 {
             subscribers.push(silent(events, b"SUB", b"\0\x01\x01").await);
         }
-        let is_full = is_closed(events, &subscription).await;
+        let is_full = !stays_open(events, &subscription).await;
         subscribers.retain(is_open);
         if is_full && subscribers.len() == 4 {
             break;
         }
-        assert!(began.elapsed() < Duration::from_secs(20), "four have places, and a fifth one has none");
+        assert!(began.elapsed() < WAIT, "four have places, and a fifth one has none");
     }
     assert!(is_closed(events, &subscription).await, "a sixth one");
     assert!(subscribers.iter().all(is_open), "a subscriber was cut");
@@ -548,7 +483,7 @@ async fn child() {
     });
     let begun = Instant::now();
     while publisher.counters().skipped_batches == 0 {
-        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", publisher.counters());
+        assert!(begun.elapsed() < WAIT, "{:?}", publisher.counters());
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     reading.abort();
