@@ -196,6 +196,7 @@ closing_no_fence abandoned
 closing_end_no_fence abandoned
 closing_unchecked abandoned
 closing_not_moved abandoned
+slice_awaits_on reclaim
 written_early abandoned
 replaced_early abandoned
 tally_late tally
