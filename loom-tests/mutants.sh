@@ -194,6 +194,9 @@ abandoned_unseen_by_promise abandoned
 promise_beside_writers abandoned
 closing_no_fence abandoned
 closing_end_no_fence abandoned
+closing_unchecked abandoned
+closing_not_moved abandoned
+slice_awaits_on reclaim
 written_early abandoned
 replaced_early abandoned
 tally_late tally

@@ -1,8 +1,8 @@
 //! Theorem: blocks that are evicted ahead of need are lost to no other thread. A hit that meets
 //! such an eviction gets the block with its bytes intact or not at all; a batch never sees its
-//! frame overwritten; of two threads with the same work one does it; a request that finds nothing
-//! is refused only if what it needs is in the hands of the other thread at that moment; and
-//! afterwards every block can be allocated.
+//! frame overwritten; of two threads with the same work one does it; a slice that awaits a batch is
+//! not held back after its end; a request that finds nothing is refused only if what it needs is in
+//! the hands of the other thread at that moment; and afterwards every block can be allocated.
 //!
 //! At most 2 preemptions, 1 beside a batch. The watermark is given, as the pools are too small for
 //! one of their own.
@@ -64,6 +64,26 @@ fn beside_a_batch() {
         pool.read_frame(frame);
         pool.blocks.end_batch(batch);
         join_last(thread);
+        pool.finish();
+    });
+}
+
+/// A slice that finds a batch which may see all blocks awaits the end of that batch, and no other.
+#[test]
+fn beside_the_end_of_a_batch() {
+    check("reclaim::beside_the_end_of_a_batch", || {
+        let pool = CachedBlocks::new(1);
+        let block = pool.fill(1);
+        let batch = pool.blocks.clock().begin();
+        pool.leave(block);
+        let other = pool.clone();
+        let thread = thread::spawn(move || reclaim(&other.blocks, 1));
+        pool.blocks.end_batch(batch);
+        let later = pool.blocks.clock().begin();
+        let evicted = join_last(thread);
+        let evicted = evicted + reclaim(&pool.blocks, 1);
+        assert_eq!((evicted, pool.blocks.evictable()), (1, 0), "no batch sees the block");
+        pool.blocks.end_batch(later);
         pool.finish();
     });
 }

@@ -7,7 +7,9 @@ use crate::config::{FAN_LOG2, MAGAZINE_BLOCKS_MAX};
 use crate::error::OldestBatch;
 use crate::frame::{Census, Depot, FrameConfig, Frames, outside_of_runs};
 use crate::ids::{BlockHandle, BlockId, DeviceId, FrameId, Order, PoolTag, Run, Ticket};
-use crate::sync::{Arc, AtomicBool, AtomicUsize, CachePadded, Ordering::*, next_pool_tag, prefetch};
+use crate::sync::{
+    Arc, AtomicBool, AtomicU64, AtomicUsize, CachePadded, Ordering::*, next_pool_tag, prefetch,
+};
 
 use super::latency::Latencies;
 use super::space::{FreeSpace, Reserve, Scrub, SharedRetireList};
@@ -84,6 +86,8 @@ pub struct Core {
     pub(in crate::block) evictable: CachePadded<AtomicUsize>,
     /// Frames of whole units that lists took since the last [reclaim](super::allocate) slice.
     pub(in crate::block) reclaim_debt: CachePadded<AtomicUsize>,
+    /// Ticket of the batch whose end the slices await, if it is still the oldest.
+    pub(in crate::block) reclaim_awaits: CachePadded<AtomicU64>,
     /// Last sum of the frames in all thread caches, and for how many further calls it is used.
     pub(in crate::block) in_thread_caches: AtomicUsize,
     pub(in crate::block) sum_serves: AtomicUsize,
@@ -146,6 +150,7 @@ impl Blocks {
             evictor,
             evictable: CachePadded::new(AtomicUsize::new(0)),
             reclaim_debt: CachePadded::new(AtomicUsize::new(0)),
+            reclaim_awaits: CachePadded::new(AtomicU64::new(0)),
             in_thread_caches: AtomicUsize::new(0),
             sum_serves: AtomicUsize::new(0),
             windows: AtomicUsize::new(0),

@@ -48,8 +48,9 @@ impl BatchRef {
         Ticket(self.0 >> SLOT_BITS)
     }
 
+    /// Returns the number of the batch's slot, which later batches take.
     #[inline]
-    pub(super) fn slot(self) -> usize {
+    pub fn slot(self) -> usize {
         self.0 as usize & (Self::SLOTS_MAX - 1)
     }
 }
@@ -60,9 +61,20 @@ pub enum SetState {
     /// All its batches have ended, and their effects happen before the caller's next operations.
     Ended,
     /// The newest batch of the set that was found in flight.
-    InFlight(Ticket),
-    /// No batch was found in flight, but one that may belong to the set is beginning.
-    Beginning,
+    InFlight(BatchRef),
+    /// No batch was found in flight, but one in this slot is beginning. If it belongs to the set,
+    /// it has at most this ticket.
+    Beginning(BatchRef),
+}
+
+impl SetState {
+    /// Returns the batch that has not ended, or may be about to begin.
+    pub fn awaited(self) -> Option<BatchRef> {
+        match self {
+            Self::Ended => None,
+            Self::InFlight(batch) | Self::Beginning(batch) => Some(batch),
+        }
+    }
 }
 
 /// A set of batches of one clock, exact while at most `EXACT` of them are in flight. Beyond that,

@@ -186,8 +186,7 @@ impl Clock {
 
     /// Returns whether all batches of a set have ended. Their beginnings happen before the call.
     pub fn state(&self, batches: &BatchSet) -> SetState {
-        let each = batches.each().filter(|&batch| self.is_in_flight(batch)).map(BatchRef::ticket);
-        if let Some(newest) = each.max() {
+        if let Some(newest) = batches.each().filter(|&batch| self.is_in_flight(batch)).max() {
             return SetState::InFlight(newest);
         }
         if batches.up_to() == Ticket(0) { SetState::Ended } else { self.state_up_to(batches.up_to()) }
@@ -197,17 +196,17 @@ impl Clock {
     #[cold]
     fn state_up_to(&self, newest: Ticket) -> SetState {
         let mut state = SetState::Ended;
-        let mut found = Ticket(0);
-        self.slots.for_each(self.slots.mark(), |_, value| {
+        let mut found = BatchRef::default();
+        self.slots.for_each(self.slots.mark(), |at, value| {
             if value & !BEGINNING <= newest.0 {
                 if value & BEGINNING == 0 {
-                    found = found.max(Ticket(value));
+                    found = found.max(BatchRef::new(Ticket(value), at));
                 } else {
-                    state = SetState::Beginning;
+                    state = SetState::Beginning(BatchRef::new(newest, at));
                 }
             }
         });
-        if found == Ticket(0) { state } else { SetState::InFlight(found) }
+        if found == BatchRef::default() { state } else { SetState::InFlight(found) }
     }
 
     /// Returns the current word.

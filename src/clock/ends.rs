@@ -100,7 +100,7 @@ impl Ends {
         match state {
             SetState::Ended => Poll::Ready(()),
             SetState::InFlight(_) => Poll::Pending,
-            SetState::Beginning => {
+            SetState::Beginning(_) => {
                 context.waker().wake_by_ref();
                 Poll::Pending
             }
@@ -177,7 +177,6 @@ mod tests {
 
     use super::*;
     use crate::clock::{BatchRef, Clock};
-    use crate::ids::Ticket;
     use crate::sync::AtomicUsize;
 
     #[derive(Default)]
@@ -209,7 +208,7 @@ mod tests {
         let _ = clock.end(other);
         let _ = clock.end(b);
         assert_eq!(count.0.load(Relaxed), 0);
-        assert_eq!(clock.state(&set), SetState::InFlight(Ticket(1)));
+        assert_eq!(clock.state(&set), SetState::InFlight(a.batch()));
         let _ = clock.end(a);
         assert_eq!((count.0.load(Relaxed), clock.waiting_for_ends()), (1, 0));
         assert!(!clock.read().is_end_awaited());

@@ -325,11 +325,12 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         let pool = self.held.end.sequences.blocks();
         self.pinned.iter().for_each(|&handle| pool.unpin(handle));
-        if let Some(batch) = self.batch.take() {
-            pool.end_batch(batch);
+        if let Some(in_flight) = self.batch.take() {
+            let batch = in_flight.batch();
+            pool.end_batch(in_flight);
             // Frames left by moves, which this batch may have been the last to read.
             pool.reclaim_due_retired();
-            self.held.end.sequences.batch_ended();
+            self.held.end.sequences.batch_ended(batch);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Counts of lookups, hits, registrations and evictions.
 
-use crate::sync::{CachePadded, Ordering::*, StatisticU64};
+use crate::sync::{CachePadded, Ordering::*, StatisticU64, thread_number};
 
 use super::policy::QUEUES_MAX;
 
@@ -66,13 +66,16 @@ impl EvictionCounts {
     }
 }
 
+/// Threads that look prompts up rarely share a stripe.
+const STRIPES: usize = 16;
+
 const OUT_OF_ORDER: usize = QUEUES_MAX + 2;
 
 /// Relaxed counters: no other data depends on them. Those that one call changes share a cache line.
 #[derive(Default)]
 pub(super) struct Tallies {
-    /// Of new and of resumed requests.
-    lookups: CachePadded<[[StatisticU64; 3]; 2]>,
+    /// Of new and of resumed requests, in stripes by thread.
+    lookups: [CachePadded<[[StatisticU64; 3]; 2]>; STRIPES],
     registered: CachePadded<StatisticU64>,
     pub(super) uncached: StatisticU64,
     full: StatisticU64,
@@ -82,7 +85,8 @@ pub(super) struct Tallies {
 
 impl Tallies {
     pub(super) fn looked_up(&self, blocks: usize, hits: usize, comes_back: bool) {
-        let [lookups, lookup_blocks, hit_blocks] = &self.lookups[usize::from(comes_back)];
+        let stripe = &self.lookups[thread_number() % STRIPES];
+        let [lookups, lookup_blocks, hit_blocks] = &stripe[usize::from(comes_back)];
         lookups.fetch_add(1, Relaxed);
         lookup_blocks.fetch_add(blocks as u64, Relaxed);
         if hits > 0 {
@@ -121,14 +125,16 @@ impl Tallies {
 
     pub(super) fn read(&self, forgotten_blocks: u64) -> PrefixStats {
         let count = |counter: &StatisticU64| counter.load(Relaxed);
-        let [new, resumed] = &*self.lookups;
+        let looked_up = |resumed: usize, at: usize| -> u64 {
+            self.lookups.iter().map(|stripe| count(&stripe[resumed][at])).sum()
+        };
         PrefixStats {
-            lookups: count(&new[0]),
-            lookup_blocks: count(&new[1]),
-            hit_blocks: count(&new[2]),
-            resumed_lookups: count(&resumed[0]),
-            resumed_lookup_blocks: count(&resumed[1]),
-            resumed_hit_blocks: count(&resumed[2]),
+            lookups: looked_up(0, 0),
+            lookup_blocks: looked_up(0, 1),
+            hit_blocks: looked_up(0, 2),
+            resumed_lookups: looked_up(1, 0),
+            resumed_lookup_blocks: looked_up(1, 1),
+            resumed_hit_blocks: looked_up(1, 2),
             full_blocks: count(&self.full),
             registered_blocks: count(&self.registered),
             forgotten_blocks,

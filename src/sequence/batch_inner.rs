@@ -162,8 +162,9 @@ impl BatchInner {
             blocks.seal(promise.handle);
         }
         if let Some(lease) = self.lease.take() {
+            let batch = lease.batch();
             blocks.end_batch(lease);
-            self.sequences.batch_ended();
+            self.sequences.batch_ended(batch);
             // Frames left by moves, which this batch may have been the last to read. Announces,
             // also for frames that it held only briefly because they wait for another batch.
             blocks.reclaim_due_retired();

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::block::{Accounts, Blocks, Priority, Sampler};
+use crate::clock::BatchRef;
 use crate::error::{SequenceError, StorageError};
 use crate::ids::{BlockId, SequenceId, Ticket};
 use crate::prefix::PrefixCache;
@@ -183,11 +184,11 @@ impl Sequences {
         (self.0.abandoned.count(), self.0.closing.len())
     }
 
-    /// Closes the sequences that waited for batches, after one has ended.
-    pub(crate) fn batch_ended(&self) {
+    /// Closes the sequences that waited for a batch, after it has ended.
+    pub(crate) fn batch_ended(&self, batch: BatchRef) {
         // Pairs with the fence in `Closing::add`. The end changed the clock's word.
         fence_after_rmw();
-        self.0.closing.look();
+        self.0.closing.look(batch, self.0.blocks.clock());
     }
 
     /// Returns a block for each reference of closed sequences that wait for batches.

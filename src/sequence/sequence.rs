@@ -7,7 +7,7 @@ use std::time::Instant;
 use smallvec::{SmallVec, smallvec};
 
 use crate::block::{BlockWord, Blocks, ListEnd, Operation, Priority, unit_of};
-use crate::clock::{BatchSet, SetState};
+use crate::clock::{BatchRef, BatchSet};
 use crate::error::SequenceError;
 use crate::ids::{BlockHandle, BlockId, FrameId, PoolTag, SequenceId, Ticket};
 use crate::prefix::{BlockHash, ExtraKey, PolicyInfo, PrefixCache};
@@ -339,13 +339,8 @@ impl Sequence {
         known.looked
     }
 
-    pub(super) fn writing(&self) -> Option<Ticket> {
-        match self.pool_blocks().clock().state(&self.writers) {
-            SetState::Ended => None,
-            SetState::InFlight(batch) => Some(batch),
-            // One that is beginning may be as new as this.
-            SetState::Beginning => Some(self.writers.up_to()),
-        }
+    pub(super) fn writing(&self) -> Option<BatchRef> {
+        self.pool_blocks().clock().state(&self.writers).awaited()
     }
 
     /// Returns the batches that wrote to its blocks and may be in flight.
@@ -474,10 +469,9 @@ impl Drop for Sequence {
         self.make_findable();
         self.release_reservation();
         self.reserve_for_growth(None);
-        if self.registers_later() {
-            self.close_later();
-        } else {
-            self.cut(0);
+        match self.registers_after() {
+            Some(writer) => self.close_after(writer),
+            None => self.cut(0),
         }
         // A batch's end that closes the sequence evicts by itself, if its thread may.
         if !self.is_closed {

@@ -95,7 +95,7 @@ impl Sequence {
             return Err(TransferError::ForeignSequence { id: self.id(), pool: pool.tag() });
         }
         if let Some(batch) = self.writing() {
-            return Err(TransferError::BeingWritten { id: self.id(), batch });
+            return Err(TransferError::BeingWritten { id: self.id(), batch: batch.ticket() });
         }
         let mut held = BlockRefs::new(from);
         let blocks: Vec<BlockId> = self.blocks().collect();

@@ -12,8 +12,8 @@ use super::list::ListOwner;
 use super::sequence::Sequence;
 
 impl Closed for Sequence {
-    fn is_written(&self) -> bool {
-        self.writing().is_none()
+    fn writing(&self) -> Option<BatchRef> {
+        self.writing()
     }
 
     fn blocks(&self) -> Vec<BlockId> {
@@ -118,25 +118,25 @@ impl Sequence {
         self.writes.push(write);
     }
 
-    pub(super) fn registers_later(&self) -> bool {
-        let Some((known, cache)) = self.token_hashes() else { return false };
+    /// Returns a batch in flight whose end the registration of its last blocks has to await.
+    pub(super) fn registers_after(&self) -> Option<BatchRef> {
+        let (known, cache) = self.token_hashes()?;
         let full = (self.committed / self.sequences.0.block_tokens).min(known.hashes().len() as u32);
         let is_registered = |last: u32| self.pool_blocks().word(self.list.id(last as usize)).is_cached();
         let has_block = full.checked_sub(1).is_some_and(|last| !is_registered(last));
         let has_tail = self.reuses_tail && known.tail_hash(cache, self.len()).is_some();
-        (has_block || has_tail) && known.era() == cache.era() && self.writing().is_some()
+        if (has_block || has_tail) && known.era() == cache.era() { self.writing() } else { None }
     }
 
     #[cold]
-    pub(super) fn close_later(&mut self) {
-        let sequences = self.sequences.clone();
-        let list = std::mem::replace(&mut self.list, ListOwner::new(sequences.0.block_tokens));
-        let mut rest = Self::new(sequences.clone(), self.id(), self.priority(), list);
+    pub(super) fn close_after(&mut self, writer: BatchRef) {
+        let list = std::mem::replace(&mut self.list, ListOwner::new(self.sequences.0.block_tokens));
+        let mut rest = Self::new(self.sequences.clone(), self.id(), self.priority(), list);
         rest.frames = std::mem::take(&mut self.frames);
         (rest.committed, rest.seals, rest.writers) = (self.committed, self.seals, self.writers);
         (rest.writes, rest.seen) = (std::mem::take(&mut self.writes), std::mem::take(&mut self.seen));
         (rest.known, rest.reuses_tail) = (self.known.take(), self.reuses_tail);
         rest.is_closed = true;
-        sequences.0.closing.add(Box::new(rest));
+        self.sequences.0.closing.add(Box::new(rest), writer, self.pool_blocks().clock());
     }
 }

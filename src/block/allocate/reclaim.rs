@@ -4,12 +4,19 @@
 //!
 //! ```text
 //! list     took whole units:  reclaim_debt += their frames
-//! slice    reclaim_debt: swap 0, was above 0;  some block is evictable;  below the watermark
+//! slice    reclaim_awaits is not the oldest batch;
+//!          reclaim_debt: swap 0, was above 0;  some block is evictable;  below the watermark
 //!              =>  evict up to SLICE_MAX blocks;  announce;
-//!                  more are missing, and whole units were gained, or a batch saw all: reclaim_debt += rest
+//!                  more are missing, and whole units were gained: reclaim_debt += rest
+//!                  none was evicted, and a batch is in flight: reclaim_debt += rest;
+//!                      reclaim_awaits := the oldest batch
 //! ```
 //!
-//! `reclaim_debt` is a hint: without consumption since the last slice, a batch's end costs one
+//! `reclaim_awaits`, a ticket, is a hint: while the same batch is the oldest, it may also see all
+//! blocks that are released meanwhile. Without it, each of many threads would search the queues in
+//! vain at the end of every sequence, for as long as that batch is in flight.
+//!
+//! `reclaim_debt` is a hint, too: without consumption since the last slice, a batch's end costs one
 //! load. The swap gives the work to one thread; if lists take more units meanwhile, two slices may
 //! overlap. A batch that ends with a stream of a device runs its slice when finished, on the
 //! engine's thread. While no batch begins, [the background task](crate::compact) settles the debt:
@@ -50,6 +57,10 @@ impl Core {
 
     #[cold]
     pub(in crate::block) fn settle_reclaim_debt(&self, watermark: usize) -> usize {
+        let oldest = self.space.clock.oldest();
+        if self.reclaim_awaits.load(Relaxed) == oldest.0 {
+            return 0;
+        }
         // A prompt that fills the pool exactly stays cached. Reached by `prefix_edges`.
         if self.reclaim_debt.swap(0, Relaxed) == 0 || self.evictable() == 0 {
             return 0;
@@ -67,7 +78,11 @@ impl Core {
         let gained = frames.free_units().saturating_sub(units) << FAN_LOG2;
         let goes_on = if evicted == 0 {
             // Reached by `reclaim_task`: batches may see all evictable blocks, until they end.
-            self.space.clock.in_flight() > 0
+            let is_awaited = self.space.clock.in_flight() > 0;
+            if is_awaited {
+                self.reclaim_awaits.store(oldest.0, Relaxed);
+            }
+            is_awaited
         } else {
             gained >= evicted.div_ceil(2)
         };

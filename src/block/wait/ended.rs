@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use crate::block::core::Blocks;
-use crate::clock::{BatchSet, EndPlace, SetState};
+use crate::clock::{BatchRef, BatchSet, EndPlace};
 use crate::ids::Ticket;
 
 #[must_use = "futures do nothing unless they are polled"]
@@ -23,12 +23,7 @@ impl Blocks {
 impl BatchesEnd {
     /// Returns a batch of the set that has not ended, the newest one found.
     pub(crate) fn in_flight(&self) -> Option<Ticket> {
-        match self.blocks.clock().state(&self.batches) {
-            SetState::InFlight(batch) => Some(batch),
-            // The beginning batch may be as new as this.
-            SetState::Beginning => Some(self.batches.up_to()),
-            SetState::Ended => None,
-        }
+        self.blocks.clock().state(&self.batches).awaited().map(BatchRef::ticket)
     }
 }
 

@@ -103,7 +103,7 @@ fn the_batch_added_last_may_be_the_only_one_in_flight() {
     let _ = clock.end(b);
     clock.note(&mut set, c.batch(), &mut gone);
     assert_eq!(gone, b_was);
-    assert_eq!(clock.state(&set), SetState::InFlight(c.ticket()));
+    assert_eq!(clock.state(&set), SetState::InFlight(c.batch()));
     let _ = clock.end(c);
 }
 
@@ -134,8 +134,9 @@ fn a_batch_that_begins_is_neither_in_flight_nor_ended() {
     all.add_up_to(Ticket(1));
     let slot = clock.slots.take(0, clock.read());
     assert_eq!(clock.oldest(), Ticket(1));
-    assert!(!clock.is_in_flight(BatchRef::new(Ticket(1), slot)));
-    assert_eq!(clock.state(&all), SetState::Beginning);
+    let beginning = BatchRef::new(Ticket(1), slot);
+    assert!(!clock.is_in_flight(beginning));
+    assert_eq!(clock.state(&all), SetState::Beginning(beginning));
     clock.slots.leave(slot);
     assert_eq!(clock.state(&all), SetState::Ended);
 }

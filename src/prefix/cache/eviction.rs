@@ -6,16 +6,18 @@
 //! frames, after which the rows may belong to the blocks' next contents.
 //!
 //! A block that a batch in flight may see keeps its place, as does the rest of its entry, released
-//! with it. A moving block is enqueued again alone. An eviction stops after too many skips.
+//! with it. If it is the first of its entry, the others are not read: with several threads, most of
+//! the queue may be such entries. A moving block is enqueued again alone. An eviction stops after
+//! too many skips.
 
 use smallvec::SmallVec;
 
-use crate::block::{Core, NotEvicted};
+use crate::block::{BlockWord, Core, NotEvicted};
 use crate::ids::{BlockId, FrameId, Ticket};
 use crate::sync::Ordering::Relaxed;
 
 use super::super::policy::QUEUES_MAX;
-use super::super::queues::{ENTRY_MAX, Entry};
+use super::super::queues::{ENTRY_MAX, Enqueued, Entry};
 use super::{PrefixCache, key_of};
 
 /// Skipped entries that a batch may see, and moving blocks, after which an eviction gives up.
@@ -105,6 +107,13 @@ impl<'a> Eviction<'a> {
 
     fn evict_entry(&mut self, entry: Entry, wanted: usize) -> usize {
         let cache = self.cache;
+        let enqueued = cache.queues.enqueued(&cache.rows, entry.queue, entry.first);
+        let has_more = cache.queues.below(&cache.rows, entry.queue, entry.first).is_some();
+        // Before the others are read: their lines are mostly in the cache of another core.
+        if has_more && self.is_seen(&enqueued, entry.first) {
+            self.set_aside(entry);
+            return 0;
+        }
         let (mut blocks, mut next) = (SmallVec::<[BlockId; ENTRY_MAX]>::new(), Some(entry.first));
         while let Some(id) = next.filter(|_| blocks.len() < wanted) {
             cache.row(id).prefetch();
@@ -114,9 +123,8 @@ impl<'a> Eviction<'a> {
         }
         if cache.tolerance > 0.0 && entry.queue < cache.queues.useless() {
             // The rank in the queue: the row's is newer if the block has been hit since.
-            let rank = cache.queues.enqueued(&cache.rows, entry.queue, entry.first).rank();
             // Relaxed: as in `evicts_early`.
-            cache.reached.store(rank, Relaxed);
+            cache.reached.store(enqueued.rank(), Relaxed);
         }
         let mut got = 0;
         let mut steps = blocks.chunks(STEP).peekable();
@@ -151,16 +159,9 @@ impl<'a> Eviction<'a> {
         let mut is_seen = false;
         for &id in step {
             let enqueued = cache.queues.enqueued(&cache.rows, queue, id);
-            let is_unseen = |word| match enqueued.row.tag(word) {
-                Some(tag) => tag < self.oldest,
-                None => core.is_unseen(id, word, self.oldest),
-            };
-            let word = core.word(id);
-            is_seen = word.is_evictable() && !is_unseen(word) && !enqueued.is_outdated();
+            is_seen = self.is_seen(&enqueued, id);
             if is_seen {
-                self.skip(queue);
-                self.skipped_queues |= u32::from(queue >= cache.queues.useless()) << queue;
-                self.seen.push(Entry { queue, first: id });
+                self.set_aside(Entry { queue, first: id });
                 break;
             }
             if !enqueued.dequeue() {
@@ -169,7 +170,7 @@ impl<'a> Eviction<'a> {
                 }
                 continue;
             }
-            match core.evict_unforgotten(id, is_unseen) {
+            match core.evict_unforgotten(id, |word| self.is_unseen(&enqueued, id, word)) {
                 Ok(frame) => {
                     evicted.push(id);
                     frames.push(frame);
@@ -191,6 +192,29 @@ impl<'a> Eviction<'a> {
             cache.queues.enqueue(&cache.rows, outdated);
         }
         (evicted.len, is_seen)
+    }
+
+    #[inline]
+    fn is_unseen(&self, enqueued: &Enqueued<'_>, id: BlockId, word: BlockWord) -> bool {
+        match enqueued.row.tag(word) {
+            Some(tag) => tag < self.oldest,
+            None => self.core.is_unseen(id, word, self.oldest),
+        }
+    }
+
+    /// Returns whether a batch may see this block of an entry, which then keeps its place.
+    #[inline]
+    fn is_seen(&self, enqueued: &Enqueued<'_>, id: BlockId) -> bool {
+        let word = self.core.word(id);
+        word.is_evictable() && !self.is_unseen(enqueued, id, word) && !enqueued.is_outdated()
+    }
+
+    /// Skips an entry whose first block a batch may see.
+    fn set_aside(&mut self, entry: Entry) {
+        self.skip(entry.queue);
+        let is_of_policy = entry.queue < self.cache.queues.useless();
+        self.skipped_queues |= u32::from(!is_of_policy) << entry.queue;
+        self.seen.push(entry);
     }
 
     fn skip(&mut self, queue: usize) {
