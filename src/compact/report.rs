@@ -191,6 +191,7 @@ pub struct MoveCounts {
     /// Blocks that were moved to another frame.
     pub moved_blocks: u64,
     /// Bytes of the moved blocks.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub moved_bytes: u64,
     /// Evictable blocks dropped from the frames to which blocks moved.
     #[cfg_attr(feature = "serde", serde(default))]

@@ -28,8 +28,10 @@ pub struct Metrics {
     pub prefix: PrefixStats,
     /// Tokens in the full blocks of all prompts that were looked up, without partly filled last
     /// blocks.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub query_tokens: u64,
     /// Tokens in the full blocks that were hit.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub hit_tokens: u64,
     /// Evicted blocks, by the policy's reason.
     pub evictions: EvictionCounts,
@@ -50,7 +52,7 @@ pub struct Metrics {
 /// Histograms of operation latencies. All but waits and resizes are sampled: one in
 /// [`sampled_every`](Self::sampled_every) per thread and kind.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct Latencies {
     /// Number of operations per [timed](super::PoolBuilder::latency_sample) one; 0 if none is

@@ -70,6 +70,7 @@ pub struct Stats {
     /// Pressure at this [`utilization`](Self::utilization).
     pub pressure: Pressure,
     /// Sampled latencies of allocations.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub latency: Latency,
     /// Batches in flight.
     pub batches_in_flight: u64,
@@ -92,10 +93,13 @@ pub struct Stats {
     /// A copy of moving blocks past its deadline; its blocks are among [`held`](Self::held).
     pub overdue_copy: Option<OverdueCopy>,
     /// Owned blocks whose bytes are being transferred to or from another pool or node.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub in_transfer: usize,
     /// Owned blocks of cancelled transfers, whose bytes a transport may still read or write.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub quarantined: usize,
     /// Blocks held because [wiping](crate::pool::PoolBuilder::zero_on_free) them failed.
+    #[cfg_attr(feature = "serde", serde(default))]
     pub unwiped: usize,
 }
 

@@ -59,6 +59,15 @@ def test_vllms_cpu_kernel_rotates_heads_by_their_own_position_if_it_is_mended(py
     assert ran.returncode == 0, ran.stdout[-4000:] + ran.stderr[-6000:]
 
 
+@pytest.mark.parametrize("fault", ["unwritten", "zeroed"])
+def test_wrong_states_show_in_the_tokens(python: Path, tmp_path: Path, fault: str) -> None:
+    """Otherwise equal tokens would not show that states survive eviction ahead of need."""
+    script = HERE / "vllm_cpu_without_states.py"
+    ran = run(python, tmp_path, script, fault, "--models", "convolution", "--modes", "uncached", "--requests", "32")
+    assert ran.returncode == 1, ran.stdout[-4000:] + ran.stderr[-6000:]
+    assert "convolution, uncached: the tokens of requests [" in ran.stderr
+
+
 def test_copies_that_are_not_made_show_in_the_tokens(python: Path, tmp_path: Path) -> None:
     script = HERE / "vllm_cpu_without_copies.py"
     ran = run(python, tmp_path, script, "--models", "full", "--modes", "compaction")

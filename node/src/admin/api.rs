@@ -1,6 +1,7 @@
 use kvpool::{AuditReport, CompactionState, DefragReport, Fragmentation, Metrics, Pool, SequenceRuns};
 use serde::de::Error as _;
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::ser::Error as _;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::served_pool::ServedPool;
 
@@ -55,11 +56,36 @@ pub struct StatsReport {
     pub fragmentation: Fragmentation,
     /// Fragmentation rate if all evictable blocks were evicted, 0 to 1.
     pub available_fragmentation: f64,
-    /// All counters, gauges and histograms of the pool.
+    /// All counters, gauges and histograms of the pool. Those that a pool of frames lacks are absent
+    /// in its JSON, and zero when read.
+    #[serde(serialize_with = "metrics")]
     pub metrics: Metrics,
     /// Further counters of the node by name, such as those of synthetic traffic.
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
     pub extra: serde_json::Map<String, serde_json::Value>,
+}
+
+/// Groups in [`Metrics`], and their fields that a pool of frames lacks: figures about tokens, bytes,
+/// transfers and the batches of sequences, and times other than waits.
+const NOT_OF_FRAMES: [(&str, &[&str]); 4] = [
+    ("", &["query_tokens", "hit_tokens"]),
+    ("/stats", &["latency", "batches_abandoned", "closing", "in_transfer", "quarantined", "unwiped"]),
+    ("/moves", &["moved_bytes"]),
+    ("/latencies", &["sampled_every", "allocate", "append", "admit", "free", "resize"]),
+];
+
+fn metrics<S: Serializer>(metrics: &Metrics, serializer: S) -> Result<S::Ok, S::Error> {
+    // Only a pool of frames has no transfers.
+    if metrics.migrations.is_some() {
+        return metrics.serialize(serializer);
+    }
+    let mut found = serde_json::to_value(metrics).map_err(S::Error::custom)?;
+    for (group, fields) in NOT_OF_FRAMES {
+        let group = found.pointer_mut(group).and_then(|group| group.as_object_mut());
+        let Some(group) = group else { continue };
+        fields.iter().for_each(|field| drop(group.remove(*field)));
+    }
+    found.serialize(serializer)
 }
 
 /// Reads what only a pool with sequences has, from the object that it is a part of: `None` without

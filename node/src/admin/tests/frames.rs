@@ -85,7 +85,25 @@ async fn figures_are_those_of_the_frames_and_others_are_absent() {
     for absent in ["block_bytes", "block_tokens", "layout", "sequences", "sequence_runs", "allocation"] {
         assert!(answer.get(absent).is_none(), "{absent}: {answer}");
     }
-    assert!(answer["metrics"].get("migrations").is_none());
+    let metrics = &answer["metrics"];
+    for absent in [
+        "/migrations",
+        "/query_tokens",
+        "/hit_tokens",
+        "/moves/moved_bytes",
+        "/stats/latency",
+        "/stats/batches_abandoned",
+        "/stats/closing",
+        "/stats/in_transfer",
+        "/stats/quarantined",
+        "/stats/unwiped",
+    ] {
+        let (group, field) = absent.rsplit_once('/').unwrap();
+        let group = metrics.pointer(group).unwrap().as_object().unwrap();
+        assert!(!group.contains_key(field), "{absent}: {metrics}");
+    }
+    let timed: Vec<_> = metrics["latencies"].as_object().unwrap().keys().collect();
+    assert_eq!(timed, ["wait"]);
     let stats: StatsReport = serde_json::from_value(answer).unwrap();
     assert_eq!((stats.total, stats.used, stats.free, stats.evictable), (100, 10, 87, 3));
     assert_eq!((stats.of_sequences, stats.fragmentation), (None, pool.fragmentation()));

@@ -15,8 +15,9 @@ __all__ = ["PROVEN", "unproven"]
 
 PROVEN = {"SHORT_CONV"}
 """Kinds of states, by vLLM's name of their backend, whose tokens were equal to stock with eviction ahead
-(``examples/vllm_cpu.py``). Their blocks are not moved: where states and keys share memory, vLLM copies
-one of the views at an address, which may be the states alone."""
+(``examples/vllm_cpu.py``), and differ if states are wrong (``tests/test_vllm_cpu.py``). Their blocks are
+not moved: where states and keys share memory, vLLM copies one of the views at an address, which may be
+the states alone."""
 
 
 def _specs(spec: Any) -> Iterator[Any]:
