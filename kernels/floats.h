@@ -72,9 +72,9 @@ constexpr u32 STEP = 8;
 
 __device__ __forceinline__ u32 element_bytes(u32 type) { return type == ROWS_F32 ? 4 : 2; }
 
-// Loads a step of elements of `type`: words of two elements each, or of one f32. With `is_whole`, all
-// exist and start at a multiple of 16 bytes; otherwise `n` exist, at a multiple of their size, and
-// the others count as zero.
+// Loads a step of elements of `type`: words of two elements each, or of one f32. With `is_whole`,
+// all exist and start at a multiple of 16 bytes; otherwise `n` exist, at a multiple of their size,
+// and the others count as zero.
 __device__ __forceinline__ void load_words(u32 type, bool is_whole, const u8* from, u32 n, u32* words) {
   if (is_whole) {
     const V16 low = load_once(reinterpret_cast<const V16*>(from));

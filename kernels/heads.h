@@ -1,18 +1,18 @@
 // Conversion of rows, head by head: assignment of threads to heads, and the work per head.
 //
 // One group of lanes converts one head of one token's K or V. A group is the smallest power-of-two
-// number of lanes of a warp that converts the head in one round of HELD steps of 8 elements per lane,
-// whose loads are in flight together; a long head takes the whole warp and several rounds. Heads of
-// 64, 128 and 256 take 4, 8 and 16 lanes.
+// number of lanes of a warp that converts the head in one round of HELD steps of 8 elements per
+// lane, whose loads are in flight together; a long head takes the whole warp and several rounds.
+// Heads of 64, 128 and 256 take 4, 8 and 16 lanes.
 //
 //   job = (token * halves + half) * heads + head        halves: 2, or 1 for a latent layout
 //
 // All groups of a warp run the same number of rounds. Groups without work (padding, or past the
 // last job) stay for the shuffles, which name the whole warp.
 //
-// The types and the unit are arguments, the same for all threads: kernels pass their parameters, and
-// an instance for one pair of types passes constants. Units below 16 are rare: their elements are
-// accessed one by one.
+// The types and the unit are arguments, the same for all threads: kernels pass their parameters,
+// and an instance for one pair of types passes constants. Units below 16 are rare: their elements
+// are accessed one by one.
 #pragma once
 
 #include "bytes.h"
@@ -20,10 +20,7 @@
 #include "floats.h"
 
 // Steps of a lane in flight.
-#ifndef KVP_HELD
-#define KVP_HELD 2
-#endif
-constexpr u32 HELD = KVP_HELD;
+constexpr u32 HELD = 2;
 
 // One head: its addresses outside and inside the pool, and its scale.
 struct Head {
@@ -142,7 +139,8 @@ __device__ __forceinline__ void quantise(const QuantParams& p, u32 code, u32 row
       inverse = 1.0f / *head.scale_at;
     }
 
-    // The values of a head that takes one round are still there; those of a long head are read again.
+    // The values of a head that takes one round are still there; those of a long head are read
+    // again.
     const bool is_held = finds_scale && steps <= round;
 #pragma unroll 1
     for (u32 first = group.lane; first < end; first += round) {

@@ -409,7 +409,7 @@ fn subscribers_that_read_and_that_never_do() {
     assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
     // The silent one is cut off, and the node names the last batch. The traffic need not have
     // filled another block after the statistics.
-    let told = errors.split_once("a subscriber was not sent the last events: it reads too slowly, newest: ");
+    let told = errors.split_once("the last events were not sent to every subscriber in time, newest: ");
     let number = told.and_then(|(_, rest)| rest.split_whitespace().next()?.parse().ok());
     let last = number.unwrap_or_else(|| panic!("the last batch is not named: {errors}"));
     drop(silent);

@@ -140,6 +140,7 @@ CONTROL(void) kvp_mock_set_capability(int ordinal, int major, int minor) { LOCKE
 CONTROL(void) kvp_mock_set_capacity(int ordinal, size_t bytes) { LOCKED; device(ordinal).capacity = bytes; }
 CONTROL(void) kvp_mock_set_virtual_memory(int ordinal, int supported) { LOCKED; device(ordinal).virtual_memory = supported != 0; }
 CONTROL(void) kvp_mock_set_compute_mode(int ordinal, int mode) { LOCKED; device(ordinal).compute_mode = mode; }
+CONTROL(void) kvp_mock_set_reaches_pages(int ordinal, int supported) { LOCKED; device(ordinal).reaches_pages = supported != 0; }
 CONTROL(void) kvp_mock_set_pools(int ordinal, int supported) { LOCKED; device(ordinal).pools = supported != 0; }
 CONTROL(size_t) kvp_mock_used(int ordinal) { LOCKED; return device(ordinal).used; }
 CONTROL(long) kvp_mock_live(int kind) { LOCKED; return kind >= 0 && kind < KINDS ? machine().live[kind] : -1; }

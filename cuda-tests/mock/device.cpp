@@ -89,7 +89,8 @@ API cuDeviceGetAttribute(int* value, int attribute, int ordinal) {
     case 39: *value = 2048; return OK;
     case 40: *value = 3; return OK;                             // copy engines
     case 20: *value = device.compute_mode; return OK;           // 0 default, 2 prohibited, 3 exclusive to a process
-    case 19: case 31: case 41: case 78: case 90: case 91: case 99: *value = 1; return OK;
+    case 19: case 31: case 41: case 78: case 90: case 99: *value = 1; return OK;
+    case 91: *value = device.reaches_pages; return OK;
     case 75: *value = device.major; return OK;
     case 76: *value = device.minor; return OK;
     case 102: case 103: case 110: *value = device.virtual_memory; return OK;

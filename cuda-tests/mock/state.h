@@ -90,7 +90,7 @@ struct Device {
   size_t capacity = size_t(4) << 30, used = 0;
   size_t small = 0;  // bytes of small allocations, in slabs (memory.cpp)
   int major = 9, minor = 0, processors = 4, compute_mode = 0;
-  bool virtual_memory = true, pools = true;
+  bool virtual_memory = true, pools = true, reaches_pages = true;
   bool stopped = false;  // makes no progress, except on streams that are `alone`
   unsigned retained = 0;
   std::set<int> peers;  // ordinals of devices whose memory this device's context may access

@@ -248,6 +248,8 @@ impl Session {
         /// Sets whether the device has memory pools, and with them stream-ordered allocation: 0 or
         /// 1.
         set_pools = "kvp_mock_set_pools" (device: c_int, supported: c_int);
+        /// Sets whether kernels of the device may use the host's addresses of locked pages: 0 or 1.
+        set_reaches_pages = "kvp_mock_set_reaches_pages" (device: c_int, supported: c_int);
         /// Returns the number of driver calls that this thread has made.
         calls_here = "kvp_mock_calls_here" () -> u64;
         /// Returns the used memory of the device in bytes.
@@ -376,6 +378,7 @@ impl Session {
             self.set_capacity(device, CAPACITY);
             self.set_virtual_memory(device, 1);
             self.set_pools(device, 1);
+            self.set_reaches_pages(device, 1);
             self.set_compute_mode(device, 0);
         }
         self.forget_injected();

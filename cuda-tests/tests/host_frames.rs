@@ -114,41 +114,54 @@ fn bytes_are_the_same_by_every_way() {
     });
 }
 
-/// Frames in short pieces: a kernel accesses the host's pages, or buffers if they cannot be locked.
+/// Frames in pieces of some KiB: a kernel accesses the host's pages. Shorter ones, those with other
+/// units, and those of pages that cannot be locked or reached, pass through buffers.
 #[test]
 fn short_pieces_are_copied_by_a_kernel() {
     let session = session();
     let before = registered(&session);
-    let device = Device::open(0).expect("a device");
-    // The units of access are 16, 4 and 1 bytes.
-    let shapes = [(2, 64, Dtype::Bf16), (1, 3, Dtype::F32), (1, 5, Dtype::Int8)];
-    for_each_seed(&session, 6, |seed| {
-        session.rules(&Rules::of(seed));
-        let (heads, head_dim, dtype) = shapes[seed as usize % shapes.len()];
-        let layouts = [Arrangement::LayerFirst, Arrangement::BlockFirst].map(|arrangement| {
-            let builder = KvLayout::builder().layers(3).kv_heads(heads).head_dim(head_dim);
-            builder.block_tokens(3).dtype(dtype).arrangement(arrangement).build().expect("a layout")
+    let layout = |heads, head_dim, tokens, dtype, arrangement| {
+        let builder = KvLayout::builder().layers(3).kv_heads(heads).head_dim(head_dim).dtype(dtype);
+        builder.block_tokens(tokens).arrangement(arrangement).build().expect("a layout")
+    };
+    let shapes =
+        [(2, 64, 16, Dtype::Bf16, true), (2, 64, 2, Dtype::Bf16, false), (1, 133, 33, Dtype::Int8, false)];
+    for reaches in [true, false] {
+        session.set_reaches_pages(0, reaches.into());
+        let device = Device::open(0).expect("a device");
+        for_each_seed(&session, 6, |seed| {
+            session.rules(&Rules::of(seed));
+            let (heads, head_dim, tokens, dtype, is_long) = shapes[seed as usize % shapes.len()];
+            let layouts = [Arrangement::LayerFirst, Arrangement::BlockFirst]
+                .map(|arrangement| layout(heads, head_dim, tokens, dtype, arrangement));
+            // Scattered, so that every copy of the driver would be short.
+            let apart = [run(6, 1), run(3, 1), run(0, 1)];
+            for (here, there) in
+                layouts.iter().flat_map(|here| layouts.iter().map(move |there| (here, there)))
+            {
+                let storage = CudaStorage::new(&device, here.clone(), FRAMES, FRAMES).expect("frames");
+                let host = HostStorage::new(there.clone(), FRAMES, FRAMES).expect("frames");
+                session.seed(seed);
+                let calls = ["cuLaunchKernel", "cuMemcpyDtoHAsync_v2"];
+                let called = calls.map(|call| session.calls(call));
+                receive(&host, &storage, &apart, &apart).expect("frames");
+                let launches = session.launches();
+                let [launched, fetched] = [0, 1].map(|at| session.calls(calls[at]) - called[at]);
+                let by_kernel = is_long && reaches;
+                let expected = if by_kernel { (2, 0, 1) } else { (1, 1, 0) };
+                let locked = registered(&session) - before;
+                assert_eq!((launched, fetched, locked), expected, "{here}, {there}");
+                assert!(launches.iter().all(|launch| launch.0 == "kvp_pack"), "{launches:?}");
+                assert!(launches.iter().any(|launch| launch.1[0] <= HOST_CTAS), "{launches:?}");
+                there_and_back(&storage, &host, seed, &format!("{here}, {there}"));
+                let host = HostStorage::new(there.clone(), FRAMES, FRAMES).expect("frames");
+                session.fail_calls("cuMemHostRegister_v2", 801);
+                there_and_back(&storage, &host, seed, "refused");
+                session.forget_injected();
+            }
         });
-        for (here, there) in layouts.iter().flat_map(|here| layouts.iter().map(move |there| (here, there))) {
-            let storage = CudaStorage::new(&device, here.clone(), FRAMES, FRAMES).expect("frames");
-            let host = HostStorage::new(there.clone(), FRAMES, FRAMES).expect("frames");
-            session.seed(seed);
-            let (launched, fetched) =
-                (session.calls("cuLaunchKernel"), session.calls("cuMemcpyDtoHAsync_v2"));
-            receive(&host, &storage, &[run(0, 8)], &[run(0, 8)]).expect("frames");
-            let launches = session.launches();
-            assert_eq!(session.calls("cuLaunchKernel") - launched, 2, "{here}, {there}");
-            assert!(launches.iter().all(|launch| launch.0 == "kvp_pack"), "{launches:?}");
-            assert!(launches.iter().any(|launch| launch.1[0] <= HOST_CTAS), "{launches:?}");
-            assert_eq!(session.calls("cuMemcpyDtoHAsync_v2"), fetched, "no buffer");
-            assert_eq!(registered(&session) - before, 1);
-            there_and_back(&storage, &host, seed, &format!("{here}, {there}"));
-            let host = HostStorage::new(there.clone(), FRAMES, FRAMES).expect("frames");
-            session.fail_calls("cuMemHostRegister_v2", 801);
-            there_and_back(&storage, &host, seed, "refused");
-            session.forget_injected();
-        }
-    });
+    }
+    session.set_reaches_pages(0, 1);
     assert_eq!(registered(&session) - before, 0);
 }
 

@@ -7,18 +7,18 @@
 //! | locked, and the copies would be short | | kernel: frames <-> scratch; kernel: scratch <-> the host's frames |
 //! | not locked, or the device cannot reach pages | | kernel: frames <-> scratch; copy engine: scratch <-> pinned buffer; host: pinned buffer <-> frames |
 //!
-//! Neighbouring frames are one copy per contiguous part of a frame. All but the first way have several
-//! lots in flight, so that kernels, engines and the host work in parallel.
+//! Neighbouring frames are one copy per contiguous part of a frame. All but the first way have
+//! several lots enqueued: the device does not wait for the host between two.
 //!
 //! # Late copies
 //!
 //! The device writes the host's frames when it gets to it, whatever the host believes meanwhile.
 //! The invariant: **a direct copy returns when its commands are complete, or when the device runs
-//! nothing any more.** Until then the caller owns the frames (the frame rule), their pages are locked
-//! by the registration that the copy holds, and no wait ends earlier: a dropped future leaves the
-//! frames with the thread that copies. If the context is stuck, the end is never known. The copy then
-//! returns [`StorageError::LostWhileCopying`], after which its caller keeps the frames for good, and
-//! so does the registration their addresses.
+//! nothing any more.** Until then the caller owns the frames (the frame rule), their pages are
+//! locked by the registration that the copy holds, and no wait ends earlier: a dropped future
+//! leaves the frames with the thread that copies. If the context is stuck, the end is never known.
+//! The copy then returns [`StorageError::LostWhileCopying`], after which its caller keeps the
+//! frames for good, and so does the registration their addresses.
 
 use std::collections::VecDeque;
 
@@ -37,6 +37,10 @@ use super::pieces::Pieces;
 use super::registered::Registered;
 use super::staging::BYTES_MAX;
 use super::storage::CudaStorage;
+
+/// Mean size of a piece below which frames pass through a pinned buffer instead of a kernel's
+/// accesses to the host: each CTA has one piece in flight.
+const PIECE_BYTES_MIN: usize = 4 << 10;
 
 /// Mean size of a copy below which a kernel accesses the host's frames instead of the copy engine:
 /// the driver takes microseconds for each.
@@ -88,8 +92,11 @@ impl CudaStorage {
         let fits_lot = packed_bytes <= LOT_BYTES;
         let is_near = fits_lot && fit(&extents, &extents) && is_long(count(&numbered, extents.len()));
         let by_kernel = fits_lot && !is_straight && !is_near && self.inner.device.0.reaches_pages;
-        let pieces = by_kernel.then(|| Pieces::of(extents.iter().copied())).transpose()?;
-        let is_direct = is_straight || is_near || by_kernel;
+        let pieces = by_kernel
+            .then(|| Pieces::of(extents.iter().copied()))
+            .transpose()?
+            .filter(|pieces| pieces.pack_unit == 16 && packed_bytes >= pieces.list.len() * PIECE_BYTES_MIN);
+        let is_direct = is_straight || is_near || pieces.is_some();
         if let Some(registered) = is_direct.then(|| self.registered(host)).flatten() {
             let direct = Direct { way, host: extents, pieces, pairs: &pairs, _registered: registered };
             // SAFETY: the caller's promise; the frames are checked.
@@ -121,8 +128,8 @@ impl CudaStorage {
         }
     }
 
-    /// Returns the registration of the host's pages; makes it if necessary. `None` if there is none,
-    /// or a device that is lost has made it.
+    /// Returns the registration of the host's pages; makes it if necessary. `None` if there is
+    /// none, or a device that is lost has made it.
     fn registered(&self, host: &HostStorage) -> Option<PageLock> {
         let lock = host.page_lock(|pages| {
             let bytes: usize = pages.ranges.iter().map(|range| range.len()).sum();
@@ -198,8 +205,8 @@ impl CudaStorage {
     ) -> Result<(), StorageError> {
         let inner = &*self.inner;
         let packed = commands.scratch(lot.bytes)?;
-        // SAFETY: the caller's promise, for frames that exist. The registration and the scratch memory
-        // outlive the scope.
+        // SAFETY: the caller's promise, for frames that exist. The registration and the scratch
+        // memory outlive the scope.
         unsafe {
             if direct.way == Way::Out {
                 inner.launch_lot(commands, Way::Out, frames, lot, packed)?;
@@ -216,8 +223,8 @@ impl CudaStorage {
         commands.mark().map(drop)
     }
 
-    /// Waits for the commands under way. After an error, and if their end is not known, the error is
-    /// [`StorageError::LostWhileCopying`].
+    /// Waits for the commands under way. After an error, and if their end is not known, the error
+    /// is [`StorageError::LostWhileCopying`].
     fn ended(
         &self,
         under_way: VecDeque<CommandScope<'_>>,

@@ -18,8 +18,9 @@ use super::stream::StreamPriority;
 /// hundred are left to the model.
 pub const MOVING_CTAS: u32 = 32;
 
-/// Number of CTAs that copy between scratch memory and locked pages of the host: as many bytes in
-/// flight as the bus needs, and few places that a model's CTAs cannot have meanwhile.
+/// Number of CTAs that copy between scratch memory and locked pages of the host: with pieces of 16
+/// KiB as many bytes in flight as the bus needs, and few places that a model's CTAs cannot have
+/// meanwhile.
 pub const HOST_CTAS: u32 = 16;
 
 /// A kernel; see [`params`](super::params) for its parameters.
@@ -172,10 +173,9 @@ impl Work {
     /// pieces allow them.
     ///
     /// Alone, copies occupy all multiprocessors, each with one ring of 64 KiB: on an H200 two and
-    /// three rings copied no faster. Beside batches, few
-    /// CTAs leave most multiprocessors to the model, and they use no shared memory: a ring does not
-    /// fit beside a CTA of the model that holds most of it, so that the wave would wait for the
-    /// whole step.
+    /// three rings copied no faster. Beside batches, few CTAs leave most multiprocessors to the
+    /// model, and they use no shared memory: a ring does not fit beside a CTA of the model that
+    /// holds most of it, so that the wave would wait for the whole step.
     #[must_use]
     pub const fn rule(self, bulk: bool) -> Rule {
         use Most::{Ctas, PerMultiprocessor};
@@ -251,6 +251,7 @@ impl fmt::Display for Rule {
         let Self { kernel, threads, shared_bytes, most, stream, .. } = self;
         write!(f, "{kernel}, ")?;
         match most {
+            Most::PerMultiprocessor(1) => write!(f, "at most 1 CTA a multiprocessor")?,
             Most::PerMultiprocessor(ctas) => write!(f, "at most {ctas} CTAs a multiprocessor")?,
             Most::Ctas(ctas) => write!(f, "at most {ctas} CTAs")?,
         }
@@ -327,7 +328,7 @@ mod tests {
         assert_eq!((alone.kernel, alone.shared_bytes), (Kernel::CopyBulk, BULK_SHARED_BYTES));
         assert_eq!(
             alone.to_string(),
-            "kvp_copy_bulk, at most 1 CTAs a multiprocessor of 32 threads and 64 KiB of shared memory, \
+            "kvp_copy_bulk, at most 1 CTA a multiprocessor of 32 threads and 64 KiB of shared memory, \
              stream Moving"
         );
     }

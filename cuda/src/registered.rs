@@ -55,10 +55,11 @@ impl Registered {
             }
             all.hidden.push(range.clone());
             let at = ptr::with_exposed_provenance_mut(range.start);
+            // Kernels access them, too.
+            let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
             // SAFETY: mapped memory, which stays mapped while it is registered. The context is
             // current.
-            let made =
-                unsafe { sys::cuMemHostRegister_v2(at, range.len(), sys::CU_MEMHOSTREGISTER_PORTABLE) };
+            let made = unsafe { sys::cuMemHostRegister_v2(at, range.len(), flags) };
             match made {
                 CUresult::CUDA_SUCCESS => all.ranges.push(range),
                 CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(Refusal::ForNow),

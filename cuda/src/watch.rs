@@ -9,8 +9,9 @@
 //! ```
 //!
 //! On some streams no event can be recorded for now: the stream is being captured, or the driver
-//! refuses. The recording is tried again with every sweep. A capture may take any time. Refusals may
-//! be permanent (the stream was destroyed), so that after [`PATIENCE`] the stream itself is asked:
+//! refuses. The recording is tried again with every sweep. A capture may take any time. Refusals
+//! may be permanent (the stream was destroyed), so that after [`PATIENCE`] the stream itself is
+//! asked:
 //!
 //! ```text
 //! refused < 200 ms ──> try again
@@ -19,12 +20,13 @@
 //!                                              try again, for at most 5 s; then the device is lost
 //! ```
 //!
-//! A nudge is a host function behind the event. It is a hint: it may come late, or never because the
-//! context has failed. The thread therefore also looks by itself, after half of the time for which
-//! the youngest event has been pending, at least [`LOOK_MIN`] and at most [`LOOK_MAX`]: a lost nudge
-//! makes a notification late by half at most. A stream executes its work in order, so that events of
-//! different streams must not share one stream of nudges: the nudge of a wave would wait for those of
-//! the batches before it. Streams may share a hardware queue, which has the same effect.
+//! A nudge is a host function behind the event. It is a hint: it may come late, or never because
+//! the context has failed. The thread therefore also looks by itself, after half of the time for
+//! which the youngest event has been pending, at least [`LOOK_MIN`] and at most [`LOOK_MAX`]: a
+//! lost nudge makes a notification late by half at most. A stream executes its work in order, so
+//! that events of different streams must not share one stream of nudges: the nudge of a wave would
+//! wait for those of the batches before it. Streams may share a hardware queue, which has the same
+//! effect.
 //!
 //! | event on | nudge on |
 //! |---|---|
@@ -32,14 +34,15 @@
 //! | the stream of moves | one stream for all storages of the device |
 //! | others | none: only buffers wait for these events |
 //!
-//! A host function on the stream of moves itself would save a call per wave (seven instead of eight).
-//! But the next wave then begins after that function has returned, and CUDA may run the host functions
-//! of all streams on one thread: one of the engine that takes long would hold up compaction.
+//! A host function on the stream of moves itself would save a call per wave (seven instead of
+//! eight). But the next wave then begins after that function has returned, and CUDA may run the
+//! host functions of all streams on one thread: one of the engine that takes long would hold up
+//! compaction.
 //!
-//! Callbacks run on this thread, and delay each other: a pool that wipes freed frames only begins the
-//! wipes here. A callback may drop the last reference to a storage, which waits for the device, or to
-//! the device. No thread therefore joins this one: it ends by itself once no sender is left and no
-//! event is pending.
+//! Callbacks run on this thread, and delay each other: a pool that wipes freed frames only begins
+//! the wipes here. A callback may drop the last reference to a storage, which waits for the device,
+//! or to the device. No thread therefore joins this one: it ends by itself once no sender is left
+//! and no event is pending.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -145,8 +148,8 @@ impl Watch {
 
     fn send(&self, message: Message) {
         // The thread runs while there is a sender. If it has ended, completion cannot be detected
-        // any more: the device is then marked as stuck, and its memory is neither used nor given back
-        // any more, so that work in progress does no harm.
+        // any more: the device is then marked as stuck, and its memory is neither used nor given
+        // back any more, so that work in progress does no harm.
         if let Err(SendError(Message::Watch(mark, done))) = self.sender.send(message) {
             let lost = self.context.lose_stuck("the thread that watches it has ended".into());
             drop(mark);
@@ -225,8 +228,8 @@ fn run(context: &Arc<Context>, receiver: &Receiver<Message>) {
     }
 }
 
-/// Returns the time until the pending events are looked at without a nudge, by the time for which the
-/// youngest has been pending.
+/// Returns the time until the pending events are looked at without a nudge, by the time for which
+/// the youngest has been pending.
 fn next_look(youngest: Duration) -> Duration {
     (youngest / 2).clamp(LOOK_MIN, LOOK_MAX)
 }

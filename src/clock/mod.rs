@@ -25,5 +25,6 @@ pub use batch_set::{BatchRef, BatchSet, SetState};
 pub use clock::{Clock, InFlight};
 pub use ends::EndPlace;
 pub use retire_list::RetireList;
+pub(crate) use slots::SLOTS;
 pub use watch::Watch;
 pub use word::ClockWord;

@@ -45,7 +45,7 @@ pub(super) const BEGINNING: u64 = 1 << 63;
 
 const CLOSED: u64 = 1 << 62;
 
-pub(super) const SLOTS: usize = if cfg!(kvpool_loom) { 2 } else { 64 };
+pub(crate) const SLOTS: usize = if cfg!(kvpool_loom) { 2 } else { 64 };
 
 const CHUNKS: usize = if cfg!(kvpool_loom) { 3 } else { 13 };
 const SLOTS_MAX: usize = (SLOTS << (CHUNKS + 1)) - SLOTS;

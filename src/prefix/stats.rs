@@ -67,7 +67,7 @@ impl EvictionCounts {
 }
 
 /// Threads that look prompts up rarely share a stripe.
-const STRIPES: usize = 16;
+const STRIPES: usize = if cfg!(kvpool_loom) { 1 } else { 16 };
 
 const OUT_OF_ORDER: usize = QUEUES_MAX + 2;
 

@@ -15,20 +15,26 @@
 //!               else drop it: register, release
 //! ```
 //!
-//! No sequence stays in a list once its writers have ended. The thread of the later of two fences,
+//! No sequence stays in a list once its writers have ended: the thread of the later of two fences,
 //! that of a push for `w` and that of the end of `w`, looks, and sees each end whose fence came
 //! before. If it leaves the sequence there because of another writer, the fence of that one's end
 //! comes after that of the push, and so its thread looks, too. The thread that takes a sequence
 //! out, under the lock, drops it or pushes it to another list. Model:
 //! `loom-tests/tests/abandoned.rs`.
+//!
+//! Of more writers than a [set](BatchSet) names, only the newest ticket is known. Then a batch that
+//! is beginning may be one of them, and the sequence waits for it; if it is newer, the sequence
+//! stays until that batch ends.
 
 use std::sync::PoisonError;
 
-use crate::clock::{BatchRef, Clock};
+#[cfg(doc)]
+use crate::clock::BatchSet;
+use crate::clock::{BatchRef, Clock, SLOTS};
 use crate::ids::BlockId;
 use crate::sync::{AtomicUsize, CachePadded, Mutex, MutexGuard, Ordering::*, fence};
 
-const LISTS: usize = if cfg!(kvpool_loom) { 2 } else { 64 };
+const LISTS: usize = SLOTS;
 
 /// A closed sequence. Dropping it registers and releases its blocks.
 pub(super) trait Closed: Send + Sync {
@@ -105,12 +111,14 @@ impl Closing {
             self.0[at].count.store(sequences.len(), Relaxed);
             taken
         };
-        // Outside the lock: the cache's policy is user code.
+        let mut ended = Vec::with_capacity(taken.len());
         for sequence in taken {
             match sequence.writing() {
                 Some(writer) => self.add(sequence, writer, clock),
-                None => drop(sequence),
+                None => ended.push(sequence),
             }
         }
+        // Outside the lock: the cache's policy is user code.
+        drop(ended);
     }
 }

@@ -35,10 +35,16 @@ class Engine:
         self.planes = [torch.from_dlpack(self.pool.plane(layer, part)) for layer, part in PARTS]
         self.streams = [torch.cuda.Stream(self.device) for _ in range(2)] if device != "host" else [None]
         self.wrong = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.synchronize()
         self.running: list[tuple[kvpool.Sequence, list[int]]] = []
         self.swapped: list[tuple[kvpool.Sequence, list[int]]] = []
         self.next_id = 1
         self.done = dict.fromkeys(("steps", "tokens read", "cached tokens", "forks", "swaps"), 0)
+
+    def synchronize(self) -> None:
+        """Waits for all streams: those of the batches do not wait for the default stream, nor it for them."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def begin(self) -> tuple[kvpool.Batch, torch.cuda.Stream | None]:
         """Begins a batch on one of the streams, by turns."""
@@ -132,6 +138,7 @@ async def main(device: str, steps: int) -> None:
                 await engine.exchange()
             engine.close_some()
         moved = (await defragmenter.stop()).as_dict()
+    engine.synchronize()
     wrong = int(engine.wrong)
     for sequence, _ in [*engine.running, *engine.swapped]:
         await engine.pool.settled(engine.pool.stats().oldest_batch or 0, timeout=10)

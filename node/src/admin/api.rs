@@ -56,8 +56,8 @@ pub struct StatsReport {
     pub fragmentation: Fragmentation,
     /// Fragmentation rate if all evictable blocks were evicted, 0 to 1.
     pub available_fragmentation: f64,
-    /// All counters, gauges and histograms of the pool. Those that a pool of frames lacks are absent
-    /// in its JSON, and zero when read.
+    /// All counters, gauges and histograms of the pool. Those that a pool of frames lacks are
+    /// absent in its JSON, and zero when read.
     #[serde(serialize_with = "metrics")]
     pub metrics: Metrics,
     /// Further counters of the node by name, such as those of synthetic traffic.
@@ -65,8 +65,8 @@ pub struct StatsReport {
     pub extra: serde_json::Map<String, serde_json::Value>,
 }
 
-/// Groups in [`Metrics`], and their fields that a pool of frames lacks: figures about tokens, bytes,
-/// transfers and the batches of sequences, and times other than waits.
+/// Groups in [`Metrics`], and their fields that a pool of frames lacks: figures about tokens,
+/// bytes, transfers and the batches of sequences, and times other than waits.
 const NOT_OF_FRAMES: [(&str, &[&str]); 4] = [
     ("", &["query_tokens", "hit_tokens"]),
     ("/stats", &["latency", "batches_abandoned", "closing", "in_transfer", "quarantined", "unwiped"]),

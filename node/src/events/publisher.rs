@@ -148,7 +148,7 @@ impl KvEventPublisher {
         let is_sent = tokio::time::timeout_at(deadline.into(), closed).await.is_ok();
         if !is_sent {
             let newest = self.counters().newest;
-            tracing::warn!(newest, "a subscriber was not sent the last events: it reads too slowly");
+            tracing::warn!(newest, "the last events were not sent to every subscriber in time");
         }
         is_sent
     }

@@ -57,8 +57,8 @@ impl Core {
 
     #[cold]
     pub(in crate::block) fn settle_reclaim_debt(&self, watermark: usize) -> usize {
-        let oldest = self.space.clock.oldest();
-        if self.reclaim_awaits.load(Relaxed) == oldest.0 {
+        let oldest = self.space.clock.oldest_in_flight();
+        if oldest.is_some_and(|oldest| self.reclaim_awaits.load(Relaxed) == oldest.0) {
             return 0;
         }
         // A prompt that fills the pool exactly stays cached. Reached by `prefix_edges`.
@@ -78,11 +78,10 @@ impl Core {
         let gained = frames.free_units().saturating_sub(units) << FAN_LOG2;
         let goes_on = if evicted == 0 {
             // Reached by `reclaim_task`: batches may see all evictable blocks, until they end.
-            let is_awaited = self.space.clock.in_flight() > 0;
-            if is_awaited {
+            if let Some(oldest) = oldest {
                 self.reclaim_awaits.store(oldest.0, Relaxed);
             }
-            is_awaited
+            self.space.clock.in_flight() > 0
         } else {
             gained >= evicted.div_ceil(2)
         };

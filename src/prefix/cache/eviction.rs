@@ -110,7 +110,13 @@ impl<'a> Eviction<'a> {
         let enqueued = cache.queues.enqueued(&cache.rows, entry.queue, entry.first);
         let has_more = cache.queues.below(&cache.rows, entry.queue, entry.first).is_some();
         // Before the others are read: their lines are mostly in the cache of another core.
-        if has_more && self.is_seen(&enqueued, entry.first) {
+        let is_seen = has_more && self.is_seen(&enqueued, entry.first);
+        if cache.tolerance > 0.0 && entry.queue < cache.queues.useless() {
+            // The rank in the queue: the row's is newer if the block has been hit since.
+            // Relaxed: as in `evicts_early`.
+            cache.reached.store(enqueued.rank(), Relaxed);
+        }
+        if is_seen {
             self.set_aside(entry);
             return 0;
         }
@@ -120,11 +126,6 @@ impl<'a> Eviction<'a> {
             self.core.prefetch_word(id);
             blocks.push(id);
             next = cache.queues.below(&cache.rows, entry.queue, id);
-        }
-        if cache.tolerance > 0.0 && entry.queue < cache.queues.useless() {
-            // The rank in the queue: the row's is newer if the block has been hit since.
-            // Relaxed: as in `evicts_early`.
-            cache.reached.store(enqueued.rank(), Relaxed);
         }
         let mut got = 0;
         let mut steps = blocks.chunks(STEP).peekable();
