@@ -5,8 +5,8 @@
 //! Theorem: what was appended under batches that finish is found, whenever its sequence closes; and
 //! a closed sequence keeps no block once its batches have ended.
 //!
-//! Not covered: more abandoned batches than the log keeps; more writers than a set of batches names; devices, whose batches end in callbacks
-//! (the same steps, on another thread).
+//! Not covered: more abandoned batches than the log keeps; more writers than a set of batches
+//! names; devices, whose batches end in callbacks (the same steps, on another thread).
 #![cfg(kvpool_loom)]
 
 use kvpool::prefix::{HashKey, PrefixConfig};
