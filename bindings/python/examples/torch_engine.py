@@ -14,14 +14,16 @@ import asyncio
 import random
 import sys
 import time
+from typing import Any, Literal
 
 import kvpool
-import torch
+import torch  # type: ignore[import-not-found,unused-ignore]
 
 TOKENS = 16
 LAYOUT = kvpool.Layout(layers=2, kv_heads=4, head_dim=64, block_tokens=TOKENS, dtype="f32")
 FRAMES, RUNNING = 600, 16
-PARTS = [(layer, part) for layer in range(2) for part in ("k", "v")]
+SIDES: tuple[Literal["k"], Literal["v"]] = ("k", "v")
+PARTS = [(layer, part) for layer in range(2) for part in SIDES]
 
 
 class Engine:
@@ -33,7 +35,7 @@ class Engine:
         self.pool = kvpool.Pool(LAYOUT, FRAMES, prefix_cache=True, device=device)
         self.swap = kvpool.Pool(LAYOUT, FRAMES)
         self.planes = [torch.from_dlpack(self.pool.plane(layer, part)) for layer, part in PARTS]
-        self.streams = [torch.cuda.Stream(self.device) for _ in range(2)] if device != "host" else [None]
+        self.streams: list[Any] = [torch.cuda.Stream(self.device) for _ in range(2)] if device != "host" else [None]
         self.wrong = torch.zeros((), dtype=torch.int64, device=self.device)
         self.synchronize()
         self.running: list[tuple[kvpool.Sequence, list[int]]] = []
@@ -46,7 +48,7 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def begin(self) -> tuple[kvpool.Batch, torch.cuda.Stream | None]:
+    def begin(self) -> tuple[kvpool.Batch, Any]:
         """Begins a batch on one of the streams, by turns."""
         stream = self.streams[self.done["steps"] % len(self.streams)]
         # Tokens of the step before are read in this one, on the other stream.
