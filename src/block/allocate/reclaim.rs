@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! list     took whole units:  reclaim_debt += their frames
-//! slice    reclaim_awaits is not the oldest batch;
+//! slice    reclaim_awaits is not the oldest batch in flight;
 //!          reclaim_debt: swap 0, was above 0;  some block is evictable;  below the watermark
 //!              =>  evict up to SLICE_MAX blocks;  announce;
 //!                  more are missing, and whole units were gained: reclaim_debt += rest
