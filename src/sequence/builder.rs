@@ -15,7 +15,7 @@ use super::TOKENS_MAX;
 use super::plan::{too_long, zero_tokens};
 use super::registry::Sequences;
 use super::sequence::Sequence;
-use super::token_hashes::TokenHashes;
+use super::token_hashes::{TokenHashes, with_answer};
 
 #[derive(Clone, Debug)]
 pub(super) struct Options<'a> {
@@ -205,7 +205,7 @@ pub(super) struct Prefix {
 impl Sequence {
     fn adopt_prefix(&mut self, prompt: &[u32]) {
         // The whole prompt, so that the list grows only once.
-        self.list.reserve(prompt.len().div_ceil(self.sequences.block_tokens()));
+        self.list.reserve(with_answer(prompt.len()).div_ceil(self.sequences.block_tokens()));
         if let Some(prefix) = self.find_prefix(prompt, self.reuses_tail) {
             self.adopt(prefix);
         }

@@ -52,6 +52,7 @@ use crate::ids::{BlockId, FrameId};
 use crate::sync::{AtomicU32, Ordering::*};
 
 use super::list::ListOwner;
+use super::token_hashes::with_answer;
 
 const INLINE: usize = 12;
 
@@ -94,6 +95,9 @@ impl Frames {
             self.seen = blocks.moves_logged();
         }
         let old = self.frames.len().min(ids.len());
+        if old == 0 {
+            self.frames.reserve(with_answer(ids.len()));
+        }
         // Resized first, because extending checks the capacity for each entry.
         self.frames.resize(ids.len(), 0);
         for (entry, id) in self.frames[old..].iter_mut().zip(&ids[old..]) {

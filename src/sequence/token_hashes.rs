@@ -25,6 +25,12 @@ use crate::prefix::{
 
 use super::TOKENS_MAX;
 
+/// Returns the room for a prompt and some of its answer, so that decoded tokens seldom move it.
+#[inline]
+pub(super) fn with_answer(prompt: usize) -> usize {
+    prompt + prompt / 4
+}
+
 /// Era of a sequence whose blocks are not found: from before a clear, or uncached.
 const NO_ERA: u64 = u64::MAX;
 
@@ -243,8 +249,9 @@ impl TokenHashes {
             return Err(SequenceError::TokensUnknown { id, known: self.announced() });
         }
         let block_tokens = cache.hasher().block_tokens();
-        self.hashes.reserve(tokens.len() / block_tokens + 1);
-        self.tokens.reserve(tokens.len() + block_tokens);
+        let room = with_answer(tokens.len() + block_tokens);
+        self.hashes.reserve(room / block_tokens);
+        self.tokens.reserve(room);
         self.announce_checked(cache, tokens);
         Ok(())
     }
