@@ -51,3 +51,4 @@ mod tiles;
 mod transfer;
 mod uncaching;
 mod waiting;
+mod windows;

@@ -6,7 +6,8 @@
 use kvpool::block::{AllocRequest, Blocks, BlocksConfig};
 use kvpool::sequence::Sequences;
 use kvpool::sequence::list::ListOwner;
-use kvpool::{Batch, BlockId, DeviceId, Sequence, SequenceId, Tokens};
+use kvpool::storage::KvLayout;
+use kvpool::{Batch, BlockId, DeviceId, Pool, Sequence, SequenceId, Tokens, Window};
 use kvpool_loom_tests::{check, check_to, conclude, join_last};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -181,6 +182,51 @@ fn a_block_read_through_a_view_outlives_the_batch() {
         join_last(reader);
         drop(sequence);
         finish(&blocks);
+    });
+}
+
+/// The same with a block that leaves the window: the owner appends a token behind it, and takes the
+/// block as soon as it is free. The reader finds the block or the null block in its place.
+#[test]
+fn a_block_that_leaves_the_window_outlives_the_batch() {
+    check_to(2, "sequences::a_block_that_leaves_the_window_outlives_the_batch", || {
+        let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(1);
+        let pool = Pool::builder(layout.build().unwrap())
+            .blocks(3)
+            .segment_blocks(64)
+            .without_storage()
+            .magazine_blocks(0)
+            .threads(1)
+            .window(Window::new(1).unwrap())
+            .build()
+            .unwrap();
+        let bytes = Arc::new(Bytes::new(4));
+        let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
+        for _ in 0..2 {
+            let mut step = pool.begin_batch();
+            step.append(&mut sequence, 1).unwrap();
+            step.finish();
+        }
+        let view = pool.view(SequenceId(1)).unwrap();
+        let (other, seen) = (pool.clone(), bytes.clone());
+        let reader = thread::spawn(move || {
+            let batch = other.begin_batch();
+            let listed = view.blocks();
+            assert!((1..=3).contains(&listed.len()) && !listed.contains(&BlockId(0)), "{listed:?}");
+            listed.into_iter().for_each(|id| seen.read(id));
+            batch.finish();
+        });
+        let mut step = pool.begin_batch();
+        step.append(&mut sequence, 1).unwrap();
+        assert_eq!(sequence.blocks_given_up(), 1);
+        step.finish();
+        // The third block is the last one but for the one given up.
+        if let Ok(lease) = pool.allocate(AllocRequest::new(1)) {
+            bytes.write(lease.blocks()[0]);
+        }
+        join_last(reader);
+        drop(sequence);
+        assert_eq!(pool.audit().unwrap().owned, 0, "leaked");
     });
 }
 

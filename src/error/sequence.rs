@@ -101,6 +101,16 @@ pub enum SequenceError {
         /// The block.
         block: BlockId,
     },
+    /// The token has left the sequence's [window](crate::Window): its block was given up.
+    #[error("token {position} of sequence {id} has left the window; tokens from {kept_from} on are kept")]
+    BehindWindow {
+        /// Id of the sequence.
+        id: SequenceId,
+        /// Position of the token.
+        position: usize,
+        /// First position behind the blocks that were given up.
+        kept_from: usize,
+    },
     /// The batch and the sequence belong to different pools.
     #[error("sequence {id} and the batch belong to different pools")]
     ForeignSequence {

@@ -7,7 +7,7 @@ use crate::error::Invalid;
 use crate::ids::{DeviceId, Order};
 use crate::migrate::Transfers;
 use crate::prefix::{PrefixCache, PrefixConfig};
-use crate::sequence::{Sequences, TOKENS_MAX};
+use crate::sequence::{Sequences, TOKENS_MAX, Window};
 use crate::storage::{HostStorage, KvLayout, Sizing, Storage};
 use crate::sync::Arc as SharedArc;
 
@@ -42,6 +42,7 @@ pub struct PoolBuilder {
     turn_patience: Option<Duration>,
     latency_sample: u32,
     prefix: Option<PrefixConfig>,
+    window: Option<Window>,
 }
 
 impl Pool {
@@ -62,6 +63,7 @@ impl PoolBuilder {
             turn_patience: None,
             latency_sample: if cfg!(kvpool_loom) { 0 } else { LATENCY_SAMPLE },
             prefix: None,
+            window: None,
         }
     }
 
@@ -181,6 +183,29 @@ impl PoolBuilder {
         self
     }
 
+    /// Sets the attention window of all layers: sequences give up the blocks behind it, and a hit
+    /// needs only the blocks of the window before its boundary. Requires the null block, which stands
+    /// in their place in tables.
+    ///
+    /// ```
+    /// use kvpool::{KvLayout, Pool, SequenceId, Window};
+    ///
+    /// let layout = KvLayout::named("tiny")?; // blocks of 4 tokens
+    /// let pool = Pool::builder(layout).blocks(100).window(Window::new(8)?).build()?;
+    /// let mut sequence = pool.sequence(SequenceId(7)).open()?;
+    /// for _ in 0..1_000 {
+    ///     let mut batch = pool.begin_batch();
+    ///     batch.append(&mut sequence, 1)?;
+    ///     batch.finish();
+    /// }
+    /// assert_eq!((sequence.block_count(), sequence.blocks_given_up()), (250, 247));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn window(mut self, window: Window) -> Self {
+        self.window = Some(window);
+        self
+    }
+
     /// Builds the pool.
     pub fn build(self) -> Result<Pool, BuildError> {
         let config = self.check()?;
@@ -237,7 +262,14 @@ impl PoolBuilder {
         let sampler = Sampler::new(self.latency_sample, blocks.latencies().clone());
         // SAFETY: the storage was created here, or had no other reference; it serves one pool.
         let sequences = unsafe {
-            Sequences::sampled(blocks.clone(), storage.clone(), block_tokens, cache, sampler.clone())
+            Sequences::sampled(
+                blocks.clone(),
+                storage.clone(),
+                block_tokens,
+                self.window,
+                cache,
+                sampler.clone(),
+            )
         };
         // SAFETY: as above; or the engine promises to copy the frames' bytes.
         let pool =
@@ -257,6 +289,9 @@ impl PoolBuilder {
             }
         };
         at_most("block_tokens", self.layout.block_tokens(), TOKENS_MAX)?;
+        if self.window.is_some() && !self.shape.has_null_block {
+            return Err(Invalid::new("window", "a pool without a null block", "a pool with one"));
+        }
         if self.zero_on_free && matches!(self.backing, Backing::None | Backing::Engine(_)) {
             return Err(Invalid::new("zero_on_free", "a pool without storage", "a pool with storage"));
         }

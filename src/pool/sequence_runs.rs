@@ -33,15 +33,15 @@ impl Pool {
 
     /// Returns the numbers of blocks and runs of a sequence.
     fn runs_of(&self, view: &SequenceView) -> (usize, usize) {
-        let (mut blocks, mut runs, mut next) = (0, 0, None);
+        let (mut blocks, mut runs, mut next, mut last) = (0, 0, None, None);
         view.for_each_block(|place, block| {
-            if place == 0 {
-                // The walk restarted from the first block.
-                (runs, next) = (0, None);
+            if last.is_none_or(|last| place <= last) {
+                // The walk began, or began again.
+                (blocks, runs, next) = (0, 0, None);
             }
             let frame = self.0.blocks.frame(block);
             runs += usize::from(next != Some(frame));
-            (blocks, next) = (place as usize + 1, Some(FrameId(frame.0 + 1)));
+            (blocks, next, last) = (blocks + 1, Some(FrameId(frame.0 + 1)), Some(place));
         });
         (blocks, runs)
     }

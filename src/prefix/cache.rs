@@ -37,6 +37,7 @@
 //! - `by_hash` uncaches blocks with wrong contents, which their owners keep. A sequence that holds
 //!   one continues in no era: no block that it registers is found.
 //! - `cold_blocks` references evictable blocks in eviction order, to copy them to another pool.
+//! - `window`: hits that need only the last blocks before a boundary.
 //! - `foreign`: the engine of a frame pool computes the hashes, possibly several per block
 //!   (`names`). Its blocks are evicted in the order of its frees, after evict-first ones
 //!   (`evict_first`); duplicates are not evicted early. Hits pin their blocks.
@@ -68,12 +69,14 @@ mod eviction;
 mod foreign;
 mod origins;
 mod registration;
+mod window;
 
 pub use by_hash::UncachedBlocks;
 use by_hash::UncachedHashes;
 pub(crate) use cold_blocks::ColdBlock;
 use eviction::Eviction;
 use foreign::NAMELESS;
+pub(crate) use window::WindowBlocks;
 
 /// Distance, in blocks, at which a release prefetches rows.
 const KEPT_AHEAD: usize = 16;

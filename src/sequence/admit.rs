@@ -18,14 +18,16 @@ use std::fmt;
 use crate::block::{AllocRequest, Blocks, Priority, Waiting};
 use crate::error::{AllocError, SequenceError};
 use crate::ids::SequenceId;
-use crate::prefix::PrefixKeys;
 use crate::prefix::policy::{CachePriority, Millis};
+use crate::prefix::{PrefixCache, PrefixKeys};
 use crate::sync::call;
 
 use super::builder::{Options, option_setters};
 use super::registry::Sequences;
 use super::reserve::Allocate;
 use super::sequence::Sequence;
+use super::token_hashes::TokenHashes;
+use super::window::Window;
 
 /// A request to open a sequence with blocks for its prompt and for further tokens.
 ///
@@ -49,6 +51,7 @@ pub struct AdmitRequest<'a> {
     options: Options<'a>,
     headroom: usize,
     leave: usize,
+    chunk: Option<usize>,
     is_contiguous: bool,
 }
 
@@ -57,7 +60,7 @@ impl<'a> AdmitRequest<'a> {
 
     /// Creates a request for a prompt, at normal priority and without headroom.
     pub fn new(id: SequenceId, prompt: &'a [u32]) -> Self {
-        Self { prompt, options: Options::new(id), headroom: 0, leave: 0, is_contiguous: false }
+        Self { prompt, options: Options::new(id), headroom: 0, leave: 0, chunk: None, is_contiguous: false }
     }
 
     /// Sets the number of tokens after the prompt for which blocks are reserved too.
@@ -82,6 +85,17 @@ impl<'a> AdmitRequest<'a> {
         self
     }
 
+    /// Sets the maximum number of tokens that an append adds, in a pool with a
+    /// [window](crate::Window): at most the blocks of the window and of one chunk are reserved.
+    ///
+    /// By default the whole prompt may be appended at once, and all of its blocks are reserved. With
+    /// chunks, appends take the reserved blocks first; later ones allocate, while the blocks that
+    /// leave the window become available, and may be refused. No effect in a pool without a window.
+    pub fn chunk(mut self, tokens: usize) -> Self {
+        self.chunk = Some(tokens);
+        self
+    }
+
     /// Requires consecutive frames for the reserved blocks, instead of a few runs.
     pub fn contiguous(mut self) -> Self {
         self.is_contiguous = true;
@@ -93,9 +107,12 @@ impl<'a> AdmitRequest<'a> {
         self.options.id
     }
 
-    fn blocks(&self, sequences: &Sequences) -> Result<usize, SequenceError> {
+    fn needs(&self, sequences: &Sequences) -> Result<Needs, SequenceError> {
         let blocks = self.options.check_prompt(sequences, self.prompt, self.headroom)?;
-        Ok(blocks.saturating_add(self.leave))
+        let block_tokens = sequences.block_tokens();
+        let at_once = |(window, chunk): (Window, usize)| window.blocks_for(chunk.max(1), block_tokens);
+        let most = sequences.window().zip(self.chunk).map_or(usize::MAX, at_once);
+        Ok(Needs { blocks, most, leave: self.leave })
     }
 }
 
@@ -106,8 +123,26 @@ impl fmt::Debug for AdmitRequest<'_> {
             .field("prompt", &self.prompt.len())
             .field("headroom", &self.headroom)
             .field("leave", &self.leave)
+            .field("chunk", &self.chunk)
             .field("is_contiguous", &self.is_contiguous)
             .finish()
+    }
+}
+
+/// Numbers of blocks that an admission takes.
+#[derive(Clone, Copy)]
+struct Needs {
+    /// For the prompt and headroom.
+    blocks: usize,
+    /// At most this many of them at once.
+    most: usize,
+    leave: usize,
+}
+
+impl Needs {
+    /// Returns the number of blocks to allocate behind this many cached ones.
+    fn behind(self, hits: usize) -> usize {
+        (self.blocks - hits).min(self.most).saturating_add(self.leave)
     }
 }
 
@@ -115,8 +150,7 @@ impl fmt::Debug for AdmitRequest<'_> {
 pub(crate) struct Admission<'a> {
     request: &'a AdmitRequest<'a>,
     sequence: Sequence,
-    /// For the prompt and headroom, and to leave.
-    blocks: usize,
+    needs: Needs,
 }
 
 impl Sequences {
@@ -127,24 +161,34 @@ impl Sequences {
     ) -> Result<Admission<'a>, SequenceError> {
         let _call = call();
         let AdmitRequest { prompt, options, .. } = request;
-        let blocks = request.blocks(self)?;
+        let needs = request.needs(self)?;
         let mut sequence = options.open(self)?;
         sequence.announce(prompt)?;
-        Ok(Admission { request, sequence, blocks })
+        Ok(Admission { request, sequence, needs })
     }
 
     /// Returns the number of blocks that an admission would allocate now, and that of the evictable
     /// blocks of its prefix. Takes nothing, and changes no recency. The id may be open.
     pub(crate) fn blocks_needed(&self, request: &AdmitRequest<'_>) -> Result<(usize, usize), SequenceError> {
         let AdmitRequest { prompt, options, .. } = request;
-        let blocks = request.blocks(self)?;
+        let needs = request.needs(self)?;
         let (Some(mut known), Some(cache)) = (options.hashes(self)?, self.cache()) else {
-            return Ok((blocks, 0));
+            return Ok((needs.behind(0), 0));
         };
         known.announce(cache, options.id, prompt)?;
-        let hashes = known.usable_hashes(prompt.len(), self.block_tokens());
-        let (hits, evictable) = cache.count_prefix(&self.0.blocks, hashes, known.era());
-        Ok((blocks - hits, evictable))
+        let (hits, evictable) = self.count_hits(cache, &known, prompt.len());
+        Ok((needs.behind(hits), evictable))
+    }
+
+    /// Returns the numbers of blocks before the boundary of a hit, and of its evictable blocks.
+    fn count_hits(&self, cache: &PrefixCache, known: &TokenHashes, prompt: usize) -> (usize, usize) {
+        let (hashes, era) = (known.usable_hashes(prompt, self.block_tokens()), known.era());
+        match self.0.window {
+            None => cache.count_prefix(&self.0.blocks, hashes, era),
+            Some(window) => {
+                cache.find_boundary(&self.0.blocks, hashes, era, window.blocks(self.block_tokens()))
+            }
+        }
     }
 }
 
@@ -157,16 +201,11 @@ impl Admission<'_> {
     fn count(&self) -> (AllocRequest, usize) {
         let (hits, evictable) = match self.sequence.token_hashes() {
             Some((known, cache)) => {
-                let hashes = known.usable_hashes(self.request.prompt.len(), self.block_tokens());
-                cache.count_prefix(self.blocks_of_pool(), hashes, known.era())
+                self.sequence.sequences.count_hits(cache, known, self.request.prompt.len())
             }
             None => (0, 0),
         };
-        (self.allocation(self.blocks - hits), evictable)
-    }
-
-    fn block_tokens(&self) -> usize {
-        self.sequence.sequences.block_tokens()
+        (self.allocation(self.needs.behind(hits)), evictable)
     }
 
     fn blocks_of_pool(&self) -> &Blocks {
@@ -183,7 +222,7 @@ impl Admission<'_> {
     pub(crate) fn try_now(&mut self) -> Result<(), AllocError> {
         let _call = call();
         self.check_fits()?;
-        self.blocks_of_pool().check_is_first(&self.allocation(self.blocks))?;
+        self.blocks_of_pool().check_is_first(&self.allocation(self.needs.behind(0)))?;
         let blocks = self.blocks_of_pool().clone();
         self.attempt(false, &mut |request, end, take| blocks.allocate_listed(request, Some(end), take))
     }
@@ -206,7 +245,7 @@ impl Admission<'_> {
     /// Returns an error if the whole pool has too few blocks for the sequence.
     fn check_fits(&self) -> Result<(), AllocError> {
         let (blocks, Options { id, priority, .. }) = (self.blocks_of_pool(), &self.request.options);
-        let whole = AllocRequest::new(self.blocks).sequence(*id).priority(*priority);
+        let whole = AllocRequest::new(self.needs.behind(0)).sequence(*id).priority(*priority);
         blocks.check_request(&whole).inspect_err(|error| blocks.count_refusal(error))
     }
 
@@ -243,18 +282,25 @@ impl Admission<'_> {
         takes_tail: bool,
         allocate: Allocate<'_>,
     ) -> (Result<(), AllocError>, bool) {
-        self.sequence.list.reserve(self.blocks);
-        let prefix = self.sequence.find_prefix(self.request.prompt, takes_tail);
+        self.sequence.list.reserve(self.needs.blocks);
+        let prefix = self.sequence.find_prefix(self.request.prompt, takes_tail, is_in_line);
         let taken = prefix.as_ref().map_or(0, |prefix| prefix.blocks);
         let whole = prefix.as_ref().map_or(0, |prefix| prefix.whole);
         let took_tail = taken > whole;
         // A block that is cached in part is copied at the first append.
-        let request = self.allocation(self.blocks - whole);
+        let request = self.allocation(self.needs.behind(whole));
         let last = taken.checked_sub(1).map(|last| self.sequence.list.staged_at(last));
-        let shared = || self.sequence.list.staged(0..taken);
+        let shared = || {
+            let mut shared = self.sequence.list.staged(0..taken);
+            shared.retain(|&id| !self.sequence.is_null(id));
+            shared
+        };
         let reserved = match self.sequence.allocate_behind(last, shared, &request, is_in_line, allocate) {
             Ok(reserved) => reserved,
-            Err(error) => return (Err(error), took_tail),
+            Err(error) => {
+                self.sequence.front = 0;
+                return (Err(error), took_tail);
+            }
         };
         if let Some(prefix) = prefix {
             self.sequence.adopt(prefix);

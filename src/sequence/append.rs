@@ -89,6 +89,9 @@ impl Batch {
         let Some(plan) = self.plan(sequence, tokens)? else { return Ok(Room::NoTokens) };
         sequence.settle();
         sequence.frames.catch_up(&sequence.list, &self.step.sequences.0.blocks);
+        if plan.fresh > 0 {
+            sequence.slide();
+        }
         let Some(id) = sequence.list.last().filter(|_| plan.tail) else {
             return Ok(Room::InList(plan, None));
         };

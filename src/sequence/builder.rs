@@ -16,6 +16,7 @@ use super::plan::{too_long, zero_tokens};
 use super::registry::Sequences;
 use super::sequence::Sequence;
 use super::token_hashes::{TokenHashes, with_answer};
+use super::window::NULL;
 
 #[derive(Clone, Debug)]
 pub(super) struct Options<'a> {
@@ -124,7 +125,9 @@ impl<'a> Options<'a> {
             return Err(too_long(id, asked, 0));
         }
         let (asked, total) = (asked.div_ceil(sequences.block_tokens()), sequences.blocks().total());
-        if asked > total { Err(AllocError::TooLarge { asked, total }.into()) } else { Ok(asked) }
+        // With a window, a prompt larger than the pool can be appended in chunks.
+        let is_too_large = asked > total && sequences.window().is_none();
+        if is_too_large { Err(AllocError::TooLarge { asked, total }.into()) } else { Ok(asked) }
     }
 }
 
@@ -206,23 +209,46 @@ impl Sequence {
     fn adopt_prefix(&mut self, prompt: &[u32]) {
         // The whole prompt, so that the list grows only once.
         self.list.reserve(with_answer(prompt.len()).div_ceil(self.sequences.block_tokens()));
-        if let Some(prefix) = self.find_prefix(prompt, self.reuses_tail) {
+        if let Some(prefix) = self.find_prefix(prompt, self.reuses_tail, false) {
             self.adopt(prefix);
         }
     }
 
     /// Takes references on the cached blocks of the announced `prompt`; with `takes_tail` also on a
     /// partial one. The sequence is empty, and its list has room.
-    pub(super) fn find_prefix(&mut self, prompt: &[u32], takes_tail: bool) -> Option<Prefix> {
+    pub(super) fn find_prefix(
+        &mut self,
+        prompt: &[u32],
+        takes_tail: bool,
+        is_in_line: bool,
+    ) -> Option<Prefix> {
         self.look_for_uncached(0);
         let (known, cache) = (self.known.as_deref()?, self.sequences.cache()?);
         let block_tokens = self.sequences.block_tokens();
         let (whole, list) = (known.usable_hashes(prompt.len(), block_tokens), &mut self.list);
-        let mut place = 0;
-        cache.take_prefix(&self.sequences.0.blocks, whole, known.era(), &mut |id| {
-            list.stage(place, id);
-            place += 1;
-        });
+        let (blocks, era) = (&self.sequences.0.blocks, known.era());
+        let place = match self.sequences.0.window {
+            None => {
+                let mut place = 0;
+                cache.take_prefix(blocks, whole, era, &mut |id| {
+                    list.stage(place, id);
+                    place += 1;
+                });
+                place
+            }
+            Some(window) => {
+                let needs = window.blocks(block_tokens);
+                let mut taken = SmallVec::<[(usize, BlockId); 32]>::new();
+                let boundary = cache.take_window(blocks, whole, era, needs, is_in_line, &mut |place, id| {
+                    taken.push((place, id))
+                });
+                let gap = needs.gap(boundary);
+                self.front = if gap.is_empty() { 0 } else { gap.end as u32 };
+                gap.for_each(|place| list.stage(place, NULL));
+                taken.into_iter().for_each(|(place, id)| list.stage(place, id));
+                boundary
+            }
+        };
         let mut prefix = Prefix { whole: place, blocks: place, tokens: place * block_tokens };
         if takes_tail && let Some((id, more)) = cached_tail(cache, &self.sequences, known, prompt, place) {
             self.list.stage(place, id);
@@ -238,7 +264,9 @@ impl Sequence {
             known.policy_info.context = cache.looked_up(known.hashes(), prefix.whole, last);
             self.lookup = Some((known.hashes().len(), prefix.whole));
             if cache.has_origins() {
-                known.join_origins(cache, &cache.joined_origins(&self.list.staged(0..prefix.blocks)));
+                let mut blocks = self.list.staged(0..prefix.blocks);
+                blocks.retain(|&id| !self.sequences.is_null(id));
+                known.join_origins(cache, &cache.joined_origins(&blocks));
             }
         }
         self.publish(prefix.tokens as u32);

@@ -251,6 +251,8 @@ impl Batch {
             let limit = format_args!("less than {blocks}");
             return Err(SequenceError::invalid(id, "index of the block", index, limit));
         }
+        let begin = index * self.step.sequences.0.block_tokens as usize;
+        sequence.check_kept(begin..begin + 1)?;
         let block = sequence.list.id(index);
         Ok((block, self.step.sequences.0.blocks.word(block)))
     }

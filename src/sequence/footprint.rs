@@ -23,7 +23,7 @@ pub(crate) struct Footprint {
 impl Footprint {
     fn of(sequences: &Sequences, blocks: impl IntoIterator<Item = BlockId>, reserved: usize) -> Self {
         let (pool, mut footprint) = (sequences.blocks(), Self::default());
-        for block in blocks {
+        for block in blocks.into_iter().filter(|&block| !sequences.is_null(block)) {
             let word = pool.word(block);
             // A block cached before a clear is not found.
             let is_found = sequences.cache().is_some_and(|cache| cache.is_found(pool, block));

@@ -22,7 +22,7 @@
 //! # Theorem
 //!
 //! An accepted read returns the list as it was at some moment during the call, except that single
-//! ids may have been replaced meanwhile (by copies of the same tokens):
+//! ids may have been replaced meanwhile (by copies of the same tokens, or by the null block):
 //! - `n` was stored with a Release after its ids were written, and the chunk that holds them was
 //!   published before: the chunk loaded later has all `n`.
 //! - The id of a reused place was stored after the fence that follows the increment of `rewrites`.
@@ -221,7 +221,7 @@ impl ListOwner {
         self.room()[places].iter().map(|id| BlockId(id.load(Relaxed))).collect()
     }
 
-    /// Replaces the block at a place by another with the same tokens.
+    /// Replaces the block at a place by another with the same tokens, or by the null block.
     pub fn replace(&mut self, place: usize, id: BlockId) {
         // Release: the block is ours and filled; pairs with the Acquires of ids in `read`.
         self.ids()[place].store(id.0, Release);

@@ -17,7 +17,8 @@
 //!   sequences closed during a batch.
 //! - Data: `outputs` (block tables, slots, lengths), `moved` (outdated entries of persistent
 //!   tables), `bytes` (store and load without `unsafe`).
-//! - `pinned`, prefixes kept from eviction; `transfer`, to another pool.
+//! - `pinned`, prefixes kept from eviction; `transfer`, to another pool; `window`, sequences that give
+//!   up their first blocks.
 //!
 //! # Invariants
 //!
@@ -69,6 +70,7 @@ mod step;
 mod token_hashes;
 mod tokens;
 mod transfer;
+mod window;
 mod withdraw;
 
 pub use crate::block::{Moved, Since};
@@ -88,6 +90,7 @@ pub use step::{Append, Stepped};
 pub use tokens::Tokens;
 pub use transfer::ResumeOptions;
 pub(crate) use transfer::{Arrival, BlockRefs, Outline};
+pub use window::Window;
 
 #[cfg(all(test, not(kvpool_loom)))]
 mod tests;

@@ -106,6 +106,8 @@ mod sealed {
         fn frames(&self, _logged: MoveCount) -> Option<(&[i32], u32)> {
             None
         }
+        /// Returns an error if one of these tokens was given up behind the window.
+        fn check_kept(&self, tokens: &Range<usize>) -> Result<(), SequenceError>;
     }
 }
 
@@ -139,6 +141,11 @@ impl sealed::List for Sequence {
         let (tokens, blocks) = self.extent();
         Some((&frames[..blocks], tokens))
     }
+
+    #[inline]
+    fn check_kept(&self, tokens: &Range<usize>) -> Result<(), SequenceError> {
+        if self.front == 0 { Ok(()) } else { self.check_kept(tokens.clone()) }
+    }
 }
 
 impl sealed::List for SequenceView {
@@ -156,6 +163,10 @@ impl sealed::List for SequenceView {
 
     fn read(&self, f: impl FnMut(&[AtomicU32], u32)) {
         self.list.read(f);
+    }
+
+    fn check_kept(&self, tokens: &Range<usize>) -> Result<(), SequenceError> {
+        self.check_kept(tokens)
     }
 }
 
@@ -181,6 +192,11 @@ impl<T: sealed::List> sealed::List for &T {
     #[inline]
     fn frames(&self, logged: MoveCount) -> Option<(&[i32], u32)> {
         T::frames(self, logged)
+    }
+
+    #[inline]
+    fn check_kept(&self, tokens: &Range<usize>) -> Result<(), SequenceError> {
+        T::check_kept(self, tokens)
     }
 }
 
@@ -303,13 +319,14 @@ impl Batch {
         let begin = out.len();
         if let Some((frames, length)) = sequence.frames(blocks.moves_logged()) {
             check_range(id, &tokens, length as usize)?;
+            sequence.check_kept(&tokens)?;
             fill_slots(tokens, block_tokens, |place| frames[place], out);
             return Ok(());
         }
         let mut outcome = Ok(());
         sequence.read(|ids, length| {
             out.truncate(begin);
-            outcome = check_range(id, &tokens, length as usize);
+            outcome = check_range(id, &tokens, length as usize).and_then(|()| sequence.check_kept(&tokens));
             if outcome.is_ok() {
                 fill_slots(tokens.clone(), block_tokens, |place| frame(blocks, &ids[place]), out);
             }

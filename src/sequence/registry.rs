@@ -14,6 +14,7 @@ use crate::sync::{Arc, AtomicU64, Map, Ordering::*, StatisticU64, call, fence_af
 use super::abandoned::Abandoned;
 use super::closing::Closing;
 use super::list::{BlockList, ListOwner};
+use super::window::{NULL, Window};
 
 /// Number of preempted sequences that are remembered: most come back soon, or never.
 const PREEMPTED_MAX: usize = 1 << 16;
@@ -26,6 +27,8 @@ pub(super) struct Shared {
     pub(super) blocks: Blocks,
     pub(super) storage: Option<std::sync::Arc<dyn Storage>>,
     pub(super) block_tokens: u32,
+    /// Requires a null block.
+    pub(super) window: Option<Window>,
     pub(super) cache: Option<Arc<PrefixCache>>,
     pub(super) sampler: Sampler,
     pub(super) abandoned: Abandoned,
@@ -106,10 +109,11 @@ impl Sequences {
     ) -> Self {
         let sampler = Sampler::new(0, blocks.latencies().clone());
         // SAFETY: guaranteed by the caller.
-        unsafe { Self::sampled(blocks, storage, block_tokens, cache, sampler) }
+        unsafe { Self::sampled(blocks, storage, block_tokens, None, cache, sampler) }
     }
 
-    /// As [`with_cache`](Self::with_cache), with a sampler of allocation times.
+    /// As [`with_cache`](Self::with_cache), with the window of the layers, for which the pool has a
+    /// null block, and a sampler of allocation times.
     ///
     /// # Safety
     /// As [`new`](Self::new).
@@ -117,9 +121,11 @@ impl Sequences {
         blocks: Blocks,
         storage: Option<std::sync::Arc<dyn Storage>>,
         block_tokens: usize,
+        window: Option<Window>,
         cache: Option<Arc<PrefixCache>>,
         sampler: Sampler,
     ) -> Self {
+        assert!(window.is_none() || blocks.null_block() == Some(NULL), "a window needs a null block");
         assert!(
             block_tokens > 0 && block_tokens <= super::TOKENS_MAX,
             "invalid block size: {block_tokens} tokens"
@@ -129,6 +135,7 @@ impl Sequences {
             blocks,
             storage,
             block_tokens,
+            window,
             cache,
             sampler,
             abandoned: Abandoned::default(),
@@ -223,6 +230,17 @@ impl Sequences {
     /// Returns the number of tokens per block.
     pub fn block_tokens(&self) -> usize {
         self.0.block_tokens as usize
+    }
+
+    /// Returns the attention window of the layers, if they have one.
+    pub fn window(&self) -> Option<Window> {
+        self.0.window
+    }
+
+    /// Returns whether a listed block is the null block, in place of one that was given up.
+    #[inline]
+    pub(super) fn is_null(&self, id: BlockId) -> bool {
+        id == NULL && self.0.window.is_some()
     }
 
     /// Returns the storage, if the pool keeps bytes.
@@ -349,16 +367,26 @@ impl SequenceView {
         self.list.reserved()
     }
 
-    /// Returns its blocks, in order. They may have been released by the time this returns.
+    /// Returns its blocks, in order, without those given up behind the [window](Window). They may
+    /// have been released by the time this returns.
     pub fn blocks(&self) -> Vec<BlockId> {
         let _call = call();
         // Acquire: see `BlockList::read`.
-        self.list.read(|ids, _| ids.iter().map(|id| BlockId(id.load(Acquire))).collect())
+        self.list.read(|ids, _| {
+            ids.iter().map(|id| BlockId(id.load(Acquire))).filter(|&id| !self.sequences.is_null(id)).collect()
+        })
     }
 
-    /// Calls `f` with the place and id of each block; again from the first if they change.
+    /// Calls `f` with the place and id of each block, without those given up; again from the first
+    /// if they change.
     pub fn for_each_block(&self, mut f: impl FnMut(u32, BlockId)) {
-        self.list.read(|ids, _| (0..).zip(ids).for_each(|(place, id)| f(place, BlockId(id.load(Acquire)))));
+        self.list.read(|ids, _| {
+            (0..)
+                .zip(ids)
+                .map(|(place, id)| (place, BlockId(id.load(Acquire))))
+                .filter(|&(_, id)| !self.sequences.is_null(id))
+                .for_each(|(place, id)| f(place, id));
+        });
     }
 }
 

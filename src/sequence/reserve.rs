@@ -151,7 +151,8 @@ impl Sequence {
 
     /// Returns an error if the whole pool has too few blocks for the sequence and `more` blocks.
     fn check_fits(&self, more: usize) -> Result<(), AllocError> {
-        let whole = AllocRequest::new(self.list.len() + self.reserved.len() + more);
+        let held = self.list.len() - self.gap().len();
+        let whole = AllocRequest::new(held + self.reserved.len() + more);
         self.pool_blocks().check_request(&whole.sequence(self.id()).priority(self.priority()))
     }
 

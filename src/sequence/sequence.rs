@@ -33,6 +33,8 @@ pub struct Sequence {
     /// Blocks for the next tokens, the last one first.
     pub(super) reserved: Vec<BlockId>,
     pub(super) committed: u32,
+    /// Places below it, except those of sinks, hold the null block: see [`window`](super::window).
+    pub(super) front: u32,
     pub(super) seals: Seals,
     /// Whether batches in flight may have seen reserved blocks in the list.
     pub(super) was_listed: bool,
@@ -75,6 +77,7 @@ impl Sequence {
             reserved_for_growth: None,
             reserved: Vec::new(),
             committed: 0,
+            front: 0,
             seals: Seals::default(),
             was_listed: false,
             writers: BatchSet::default(),
@@ -130,13 +133,14 @@ impl Sequence {
         self.committed.min(self.extent().0) as usize
     }
 
-    /// Returns the number of blocks that hold its tokens.
+    /// Returns the number of blocks of its tokens, including those [given up](Self::blocks_given_up).
     #[inline]
     pub fn block_count(&self) -> usize {
         self.extent().1
     }
 
-    /// Returns its blocks, in order.
+    /// Returns its blocks, in order. The null block stands for each that was
+    /// [given up](Self::blocks_given_up).
     pub fn blocks(&self) -> impl ExactSizeIterator<Item = BlockId> + DoubleEndedIterator {
         self.list.ids()[..self.block_count()].iter().map(|id| BlockId(id.load(Relaxed)))
     }
@@ -210,24 +214,30 @@ impl Sequence {
     pub fn fork(&self, id: SequenceId) -> Result<Self, SequenceError> {
         let _call = call();
         let mut list = self.sequences.register(id, self.priority)?;
-        let ids: SmallVec<[BlockId; 64]> = self.listed().collect();
+        let ids: SmallVec<[BlockId; 64]> = self.held().collect();
         if let Err(error) = self.pool_blocks().share_listed(&ids) {
             self.sequences.unregister(id);
             return Err(error.into());
         }
-        list.reserve(ids.len());
-        ids.iter().enumerate().for_each(|(place, &id)| list.stage(place, id));
+        list.reserve(self.list.len());
+        self.listed().enumerate().for_each(|(place, id)| list.stage(place, id));
         list.publish(self.list.tokens());
         let mut fork = Self::new(self.sequences.clone(), id, self.priority, list);
         fork.frames = self.frames.clone();
         (fork.committed, fork.seals, fork.writers) = (self.committed, self.seals.forked(), self.writers);
+        fork.front = self.front;
         (fork.writes, fork.seen) = (self.writes.clone(), AtomicU64::new(self.seen.load(Relaxed)));
         (fork.known, fork.reuses_tail) = (self.known.clone(), self.reuses_tail);
         fork.catch_up();
         Ok(fork)
     }
 
-    /// Returns the blocks of its list, including those that may be withdrawn.
+    /// Returns the blocks of its list that hold a reference, including those that may be withdrawn.
+    pub(super) fn held(&self) -> impl Iterator<Item = BlockId> {
+        self.listed().filter(|&id| !self.is_null(id))
+    }
+
+    /// Returns the blocks of its list, including null blocks and those that may be withdrawn.
     pub(super) fn listed(&self) -> impl ExactSizeIterator<Item = BlockId> {
         self.list.ids().iter().map(|id| BlockId(id.load(Relaxed)))
     }
@@ -291,13 +301,15 @@ impl Sequence {
     /// append in stream order.
     ///
     /// # Errors
-    /// [`SequenceError::Invalid`] if the sequence has fewer tokens.
+    /// [`SequenceError::Invalid`] if the sequence has fewer tokens; [`SequenceError::BehindWindow`]
+    /// if the next token would see tokens that were given up. The sequence is unchanged.
     pub fn truncate(&mut self, length: usize) -> Result<(), SequenceError> {
         let _call = call();
         self.catch_up();
         if length > self.len() {
             return Err(self.beyond("tokens to keep", length));
         }
+        self.check_continues(length)?;
         self.take_back(length, length);
         Ok(())
     }
@@ -412,6 +424,10 @@ impl Sequence {
         let mut gone: SmallVec<[BlockId; 64]> = smallvec![BlockId(0); ids.len()];
         for (gone, id) in gone.iter_mut().zip(ids.iter().rev()) {
             *gone = BlockId(id.load(Relaxed));
+        }
+        if self.front as usize > keep {
+            gone.retain(|id| !self.sequences.is_null(*id));
+            self.front = keep as u32;
         }
         let partial = (!length.is_multiple_of(block_tokens)).then_some(length / block_tokens);
         self.publish(length);

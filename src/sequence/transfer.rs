@@ -97,6 +97,7 @@ impl Sequence {
         if let Some(batch) = self.writing() {
             return Err(TransferError::BeingWritten { id: self.id(), batch: batch.ticket() });
         }
+        self.check_kept(0..self.len())?;
         let mut held = BlockRefs::new(from);
         let blocks: Vec<BlockId> = self.blocks().collect();
         pool.share_listed(&blocks)?;

@@ -17,7 +17,7 @@ impl Closed for Sequence {
     }
 
     fn blocks(&self) -> Vec<BlockId> {
-        self.listed().collect()
+        self.held().collect()
     }
 }
 
@@ -134,6 +134,7 @@ impl Sequence {
         let mut rest = Self::new(self.sequences.clone(), self.id(), self.priority(), list);
         rest.frames = std::mem::take(&mut self.frames);
         (rest.committed, rest.seals, rest.writers) = (self.committed, self.seals, self.writers);
+        rest.front = self.front;
         (rest.writes, rest.seen) = (std::mem::take(&mut self.writes), std::mem::take(&mut self.seen));
         (rest.known, rest.reuses_tail) = (self.known.take(), self.reuses_tail);
         rest.is_closed = true;
