@@ -17,8 +17,8 @@
 //!   sequences closed during a batch.
 //! - Data: `outputs` (block tables, slots, lengths), `moved` (outdated entries of persistent
 //!   tables), `bytes` (store and load without `unsafe`).
-//! - `pinned`, prefixes kept from eviction; `transfer`, to another pool; `window`, sequences that give
-//!   up their first blocks.
+//! - `pinned`, prefixes kept from eviction; `transfer`, to another pool; `window` and `slide`, blocks
+//!   given up behind an attention window.
 //!
 //! # Invariants
 //!
@@ -66,6 +66,7 @@ mod sealing;
 mod seals;
 #[expect(clippy::module_inception, reason = "the floor is named after its main type")]
 mod sequence;
+mod slide;
 mod step;
 mod token_hashes;
 mod tokens;

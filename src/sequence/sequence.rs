@@ -33,7 +33,7 @@ pub struct Sequence {
     /// Blocks for the next tokens, the last one first.
     pub(super) reserved: Vec<BlockId>,
     pub(super) committed: u32,
-    /// Places below it, except those of sinks, hold the null block: see [`window`](super::window).
+    /// Places below it, except those of sinks, hold the null block: see [`slide`](super::slide).
     pub(super) front: u32,
     pub(super) seals: Seals,
     /// Whether batches in flight may have seen reserved blocks in the list.
