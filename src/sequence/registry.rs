@@ -320,7 +320,9 @@ impl fmt::Debug for Sequences {
 }
 
 /// A view of a sequence, for threads other than its owner's. Each read is of some moment during the
-/// call; the sequence is empty once it is closed and its writers' batches have ended.
+/// call; the sequence is empty once it is closed and its writers' batches have ended. With a
+/// [window](Window), a table may show the null block for tokens that left it during the read, also
+/// if they are in the window of the length that was read.
 #[derive(Clone)]
 pub struct SequenceView {
     pub(super) sequences: Sequences,

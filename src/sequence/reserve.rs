@@ -129,10 +129,13 @@ impl Sequence {
     /// Returns the request for the blocks that a reservation for `tokens` more tokens lacks.
     pub(crate) fn reservation(&mut self, tokens: usize) -> Result<Option<AllocRequest>, SequenceError> {
         self.catch_up();
-        let (id, length, blocks) = (self.id(), self.list.tokens(), self.list.len() as u32);
         if tokens == 0 {
             return Ok(None);
         }
+        // As before an append: otherwise it would need more blocks than the append.
+        self.settle();
+        self.slide();
+        let (id, length, blocks) = (self.id(), self.list.tokens(), self.list.len() as u32);
         let plan = Growth::plan(length, blocks, tokens, self.sequences.0.block_tokens)
             .ok_or_else(|| too_long(id, tokens, length as usize))?;
         let needed = plan.fresh as usize + usize::from(plan.tail && self.copies_tail(plan.first));

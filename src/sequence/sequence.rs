@@ -152,7 +152,8 @@ impl Sequence {
         (self.seals.settled() as usize).min(self.block_count())
     }
 
-    /// Returns a handle for each block, valid while the block is in the sequence.
+    /// Returns a handle for each block, valid while the block is in the sequence. Those of blocks that
+    /// were [given up](Self::blocks_given_up) name the null block.
     pub fn handles(&self) -> impl ExactSizeIterator<Item = BlockHandle> + DoubleEndedIterator {
         self.blocks().map(|id| self.pool_blocks().handle(id))
     }
@@ -302,7 +303,8 @@ impl Sequence {
     ///
     /// # Errors
     /// [`SequenceError::Invalid`] if the sequence has fewer tokens; [`SequenceError::BehindWindow`]
-    /// if the next token would see tokens that were given up. The sequence is unchanged.
+    /// if a token that is appended next to the last block would see tokens that were given up. The
+    /// sequence is unchanged.
     pub fn truncate(&mut self, length: usize) -> Result<(), SequenceError> {
         let _call = call();
         self.catch_up();
@@ -458,14 +460,18 @@ impl Sequence {
     }
 
     pub(super) fn release_unlinked(&self, gone: &[BlockId]) {
+        self.release_of_chain(self.list.len() + gone.len(), gone);
+    }
+
+    /// Releases blocks of a chain of this length that are no longer in the list.
+    pub(super) fn release_of_chain(&self, chain: usize, gone: &[BlockId]) {
         if !gone.is_empty() {
             // Pairs with the fence in `Clock::begin`: if a view's reader still found these blocks,
             // the release sees its batch.
             fence(SeqCst);
             match self.token_hashes() {
                 Some((known, cache)) => {
-                    let policy_info =
-                        PolicyInfo { chain: (self.list.len() + gone.len()) as u32, ..known.policy_info };
+                    let policy_info = PolicyInfo { chain: chain as u32, ..known.policy_info };
                     let pool = self.pool_blocks();
                     pool.release_cached(gone, |kept, tag| cache.keep(pool, kept, tag, policy_info));
                 }

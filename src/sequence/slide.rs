@@ -10,15 +10,18 @@
 //!
 //! # When a block is given up
 //!
-//! Before an append takes blocks, every sealed block of which no token is in the window of
+//! Before an append or a reservation takes blocks, every block of which no token is in the window of
 //!
 //! ```text
-//! base == min(committed, first position that a batch in flight wrote, of each such batch)
+//! base == min(committed, first position that a batch in flight wrote, of each such batch, first
+//!         position of the blocks that are not settled), rounded down to the first one of its block
 //! ```
 //!
 //! is given up, except the last block and those of sinks. So the tables of each batch in flight show
 //! the windows of all tokens that it wrote, whatever was appended since; a draft can be rejected,
-//! and an abandoned batch withdrawn: both cut at `base` or later.
+//! and an abandoned batch withdrawn: both cut at `base` or later. It is not behind the first open
+//! block, because a batch may write all of that block again: it stores its tokens, or the engine
+//! copies it. If that batch is abandoned, the cut is at the block's first token.
 //!
 //! Giving up replaces the id in the list, fences, and releases the block, as a truncation does:
 //! either a reader of the list does not find the block, or the release sees its batch. Model:
@@ -76,20 +79,27 @@ impl Sequence {
         let Some(window) = self.sequences.0.window.filter(|_| self.front > 0 && length > 0) else {
             return Ok(());
         };
-        // Also the last token, whose block the next one may share.
-        self.check_kept((window.begin(length as u32) as usize).min(length - 1)..length)
+        let block_tokens = self.sequences.0.block_tokens;
+        // As `base`, see the module. Also the last token: its block always stays.
+        let begin = window.begin(length as u32 / block_tokens * block_tokens) as usize;
+        self.check_kept(begin.min(length - 1)..length)
     }
 
     /// Gives up blocks behind the window, before an append takes blocks.
     #[inline]
     pub(super) fn slide(&mut self) {
         if let Some(window) = self.sequences.0.window {
-            let outside =
-                window.outside(self.committed.min(self.list.tokens()), self.sequences.0.block_tokens);
+            let outside = self.outside(window, self.committed.min(self.list.tokens()));
             if outside.end > self.front.max(outside.start) {
                 self.slide_in(window);
             }
         }
+    }
+
+    #[inline]
+    fn outside(&self, window: Window, base: u32) -> Range<u32> {
+        let block_tokens = self.sequences.0.block_tokens;
+        window.outside((base / block_tokens).min(self.seals.settled()) * block_tokens, block_tokens)
     }
 
     #[cold]
@@ -102,10 +112,9 @@ impl Sequence {
             return;
         }
         let base = base.min(self.committed).min(self.list.tokens());
-        let outside = window.outside(base, self.sequences.0.block_tokens);
-        let end = outside.end.min(self.seals.settled());
-        let gone = self.give_up(outside.start.max(self.front)..end);
-        self.release_unlinked(&gone);
+        let outside = self.outside(window, base);
+        let gone = self.give_up(outside.start.max(self.front)..outside.end);
+        self.release_of_chain(self.list.len(), &gone);
     }
 
     /// Replaces blocks by the null block, and returns them, the last one first.
