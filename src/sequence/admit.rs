@@ -140,9 +140,10 @@ struct Needs {
 }
 
 impl Needs {
-    /// Returns the number of blocks to allocate behind this many cached ones.
-    fn behind(self, hits: usize) -> usize {
-        (self.blocks - hits).min(self.most).saturating_add(self.leave)
+    /// Returns the number of blocks to allocate behind this many cached ones, of which it takes
+    /// `held`. Without the subtraction, a pool of `most` blocks could never admit a hit.
+    fn behind(self, hits: usize, held: usize) -> usize {
+        (self.blocks - hits).min(self.most.saturating_sub(held)).saturating_add(self.leave)
     }
 }
 
@@ -173,11 +174,17 @@ impl Sequences {
         let AdmitRequest { prompt, options, .. } = request;
         let needs = request.needs(self)?;
         let (Some(mut known), Some(cache)) = (options.hashes(self)?, self.cache()) else {
-            return Ok((needs.behind(0), 0));
+            return Ok((needs.behind(0, 0), 0));
         };
         known.announce(cache, options.id, prompt)?;
         let (hits, evictable) = self.count_hits(cache, &known, prompt.len());
-        Ok((needs.behind(hits), evictable))
+        Ok((needs.behind(hits, self.held_of(hits)), evictable))
+    }
+
+    /// Returns how many of the blocks before the boundary of a hit are taken.
+    fn held_of(&self, hits: usize) -> usize {
+        let gap = |window: Window| window.blocks(self.block_tokens()).gap(hits).len();
+        hits - self.0.window.map_or(0, gap)
     }
 
     /// Returns the numbers of blocks before the boundary of a hit, and of its evictable blocks.
@@ -205,7 +212,8 @@ impl Admission<'_> {
             }
             None => (0, 0),
         };
-        (self.allocation(self.needs.behind(hits)), evictable)
+        let held = self.sequence.sequences.held_of(hits);
+        (self.allocation(self.needs.behind(hits, held)), evictable)
     }
 
     fn blocks_of_pool(&self) -> &Blocks {
@@ -222,7 +230,7 @@ impl Admission<'_> {
     pub(crate) fn try_now(&mut self) -> Result<(), AllocError> {
         let _call = call();
         self.check_fits()?;
-        self.blocks_of_pool().check_is_first(&self.allocation(self.needs.behind(0)))?;
+        self.blocks_of_pool().check_is_first(&self.allocation(self.needs.behind(0, 0)))?;
         let blocks = self.blocks_of_pool().clone();
         self.attempt(false, &mut |request, end, take| blocks.allocate_listed(request, Some(end), take))
     }
@@ -245,7 +253,7 @@ impl Admission<'_> {
     /// Returns an error if the whole pool has too few blocks for the sequence.
     fn check_fits(&self) -> Result<(), AllocError> {
         let (blocks, Options { id, priority, .. }) = (self.blocks_of_pool(), &self.request.options);
-        let whole = AllocRequest::new(self.needs.behind(0)).sequence(*id).priority(*priority);
+        let whole = AllocRequest::new(self.needs.behind(0, 0)).sequence(*id).priority(*priority);
         blocks.check_request(&whole).inspect_err(|error| blocks.count_refusal(error))
     }
 
@@ -288,7 +296,8 @@ impl Admission<'_> {
         let whole = prefix.as_ref().map_or(0, |prefix| prefix.whole);
         let took_tail = taken > whole;
         // A block that is cached in part is copied at the first append.
-        let request = self.allocation(self.needs.behind(whole));
+        let held = self.sequence.sequences.held_of(whole);
+        let request = self.allocation(self.needs.behind(whole, held));
         let last = taken.checked_sub(1).map(|last| self.sequence.list.staged_at(last));
         let shared = || {
             let mut shared = self.sequence.list.staged(0..taken);

@@ -76,7 +76,8 @@ impl Window {
     /// flight that fits its window: two blocks may have tokens on one side of an edge only.
     pub(super) fn blocks_for(self, chunk: usize, block_tokens: usize) -> usize {
         let sinks = self.sink_tokens().div_ceil(block_tokens);
-        sinks + (self.tokens() - 1).saturating_add(chunk).div_ceil(block_tokens) + 1
+        let seen = (self.tokens() - 1).saturating_add(chunk).div_ceil(block_tokens);
+        seen.saturating_add(sinks + 1)
     }
 }
 

@@ -49,9 +49,9 @@ impl PrefixCache {
         let mut most = hashes.len();
         loop {
             let (boundary, _) = self.find_boundary(pool, &hashes[..most], era, needs);
-            let mut taken = Vec::with_capacity(needs.window + needs.sinks);
-            let window = needs.before(boundary);
-            let places = window.chain(0..needs.sinks.min(boundary));
+            let (window, sinks) = (needs.before(boundary), 0..needs.sinks.min(boundary));
+            let mut taken = Vec::with_capacity(window.len() + sinks.len());
+            let places = window.chain(sinks);
             // From the end: a block that is evicted meanwhile leaves shorter boundaries.
             let lost = places.rev().find(|&place| match self.take(pool, hashes[place], era) {
                 Some(id) => {
