@@ -51,4 +51,5 @@ mod tiles;
 mod transfer;
 mod uncaching;
 mod waiting;
+mod window_edges;
 mod windows;

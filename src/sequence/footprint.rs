@@ -1,6 +1,9 @@
 //! The number of blocks that the close of a sequence gives back.
 
 use crate::ids::BlockId;
+use crate::prefix::WindowBlocks;
+use crate::sync::AtomicU32;
+use crate::sync::Ordering::Acquire;
 
 use super::registry::{SequenceView, Sequences};
 use super::sequence::Sequence;
@@ -16,18 +19,51 @@ pub(crate) struct Footprint {
     pub cached: usize,
     /// Blocks with other references.
     pub shared: usize,
-    /// Leading blocks that a sequence of the same tokens finds, shared or not.
+    /// Leading blocks that a sequence of the same tokens finds, shared or not. With a window, the
+    /// blocks before the last boundary that it hits.
     pub found: usize,
+}
+
+/// The longest hit among blocks of which some are found.
+#[derive(Default)]
+struct Hit {
+    /// Blocks that were looked at.
+    blocks: usize,
+    /// Leading blocks that are found.
+    first: usize,
+    /// The last blocks, all found.
+    last: usize,
+    boundary: usize,
+}
+
+impl Hit {
+    fn look_at(&mut self, is_found: bool, needs: Option<WindowBlocks>) {
+        self.first += usize::from(is_found && self.first == self.blocks);
+        self.blocks += 1;
+        self.last = if is_found { self.last + 1 } else { 0 };
+        let is_hit = needs.is_some_and(|WindowBlocks { sinks, window }| {
+            self.last >= window.min(self.blocks.saturating_sub(sinks)) && self.first >= sinks.min(self.blocks)
+        });
+        if is_found && (is_hit || self.first == self.blocks) {
+            self.boundary = self.blocks;
+        }
+    }
 }
 
 impl Footprint {
     fn of(sequences: &Sequences, blocks: impl IntoIterator<Item = BlockId>, reserved: usize) -> Self {
         let (pool, mut footprint) = (sequences.blocks(), Self::default());
-        for block in blocks.into_iter().filter(|&block| !sequences.is_null(block)) {
+        let needs = sequences.window().map(|window| window.blocks(sequences.block_tokens()));
+        let mut hit = Hit::default();
+        for block in blocks {
+            if sequences.is_null(block) {
+                hit.look_at(false, needs);
+                continue;
+            }
             let word = pool.word(block);
             // A block cached before a clear is not found.
             let is_found = sequences.cache().is_some_and(|cache| cache.is_found(pool, block));
-            footprint.found += usize::from(is_found && footprint.found == footprint.blocks);
+            hit.look_at(is_found, needs);
             footprint.blocks += 1;
             match (word.refs(), word.is_cached()) {
                 (0..=1, false) => footprint.freed += 1,
@@ -35,6 +71,7 @@ impl Footprint {
                 _ => footprint.shared += 1,
             }
         }
+        footprint.found = hit.boundary;
         footprint.blocks += reserved;
         footprint.freed += reserved;
         footprint
@@ -44,7 +81,10 @@ impl Footprint {
 impl SequenceView {
     /// Counts the blocks that the close would give back: exact if nothing changes meanwhile.
     pub(crate) fn footprint(&self) -> Footprint {
-        Footprint::of(&self.sequences, self.blocks(), self.list.reserved())
+        // Acquire: see `BlockList::read`.
+        let id = |id: &AtomicU32| BlockId(id.load(Acquire));
+        let blocks: Vec<_> = self.list.read(|ids, _| ids.iter().map(id).collect());
+        Footprint::of(&self.sequences, blocks, self.list.reserved())
     }
 }
 

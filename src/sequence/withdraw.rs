@@ -122,7 +122,11 @@ impl Sequence {
     pub(super) fn registers_after(&self) -> Option<BatchRef> {
         let (known, cache) = self.token_hashes()?;
         let full = (self.committed / self.sequences.0.block_tokens).min(known.hashes().len() as u32);
-        let is_registered = |last: u32| self.pool_blocks().word(self.list.id(last as usize)).is_cached();
+        // One that was given up is registered, or never will be.
+        let is_registered = |last: u32| {
+            let id = self.list.id(last as usize);
+            self.is_null(id) || self.pool_blocks().word(id).is_cached()
+        };
         let has_block = full.checked_sub(1).is_some_and(|last| !is_registered(last));
         let has_tail = self.reuses_tail && known.tail_hash(cache, self.len()).is_some();
         if (has_block || has_tail) && known.era() == cache.era() { self.writing() } else { None }

@@ -1,0 +1,271 @@
+//! Pools with an attention window: bad input, small pools, and writes that are given back.
+#![cfg(not(any(kvpool_loom, miri)))]
+
+use kvpool::prefix::PrefixConfig;
+use kvpool::{
+    AdmitRequest, BlockId, Dtype, KvLayout, Pool, Preempt, Sequence, SequenceError, SequenceId, TOKENS_MAX,
+    Tokens, TransferError, Window,
+};
+use pollster::block_on;
+
+const ID: SequenceId = SequenceId(1);
+
+fn layout(block_tokens: usize) -> KvLayout {
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).dtype(Dtype::F32);
+    layout.block_tokens(block_tokens).build().unwrap()
+}
+
+fn window(tokens: usize) -> Window {
+    Window::new(tokens).unwrap()
+}
+
+fn pool(blocks: usize, block_tokens: usize, window: Window) -> Pool {
+    let builder = Pool::builder(layout(block_tokens)).blocks(blocks).threads(1).window(window);
+    builder.prefix_cache(PrefixConfig::new()).build().unwrap()
+}
+
+/// Without a cache and storage: the engine copies on write.
+fn bare(blocks: usize, block_tokens: usize, window: Window) -> Pool {
+    let builder = Pool::builder(layout(block_tokens)).blocks(blocks).threads(1).window(window);
+    builder.without_storage().build().unwrap()
+}
+
+fn append(pool: &Pool, sequence: &mut Sequence, tokens: Tokens<'_>) {
+    let mut batch = pool.begin_batch();
+    batch.append(sequence, tokens).unwrap();
+    batch.finish();
+}
+
+/// Checks that every token that the next one sees is in a block.
+fn check_continues(pool: &Pool, sequence: &Sequence, window: Window) {
+    let (block_tokens, length) = (pool.layout().block_tokens(), sequence.len());
+    let blocks: Vec<BlockId> = sequence.blocks().collect();
+    for position in 0..length {
+        if position < window.sink_tokens() || position + window.tokens() > length {
+            assert_ne!(blocks[position / block_tokens], BlockId(0), "token {position} of {length}");
+        }
+    }
+}
+
+/// The batch of the copy is abandoned: the sequence continues at the first token of that block.
+#[test]
+fn a_copy_by_the_engine_that_is_given_back_leaves_the_window() {
+    for block_tokens in [1, 2, 4, 16] {
+        for (tokens, more) in (1..40).flat_map(|tokens| [(tokens, 1), (tokens, 40)]) {
+            for window in [1, 2, 3, 5, 17].map(window) {
+                let pool = bare(200, block_tokens, window);
+                let mut sequence = pool.sequence(ID).open().unwrap();
+                append(&pool, &mut sequence, Tokens::Final(tokens));
+                let fork = sequence.fork(SequenceId(2)).unwrap();
+                let mut batch = pool.begin_batch();
+                batch.append(&mut sequence, more).unwrap();
+                drop(batch);
+                check_continues(&pool, &sequence, window);
+                append(&pool, &mut sequence, Tokens::Final(1));
+                check_continues(&pool, &sequence, window);
+                check_continues(&pool, &fork, window);
+                drop((sequence, fork));
+                assert_eq!(pool.audit().unwrap().owned, 0);
+            }
+        }
+    }
+}
+
+/// The draft before it gave up blocks of its own window.
+#[test]
+fn a_copy_after_a_rejected_draft_leaves_the_window() {
+    let (pool, window) = (bare(200, 4, window(3)), window(3));
+    let mut sequence = pool.sequence(ID).open().unwrap();
+    append(&pool, &mut sequence, Tokens::Final(7));
+    append(&pool, &mut sequence, Tokens::Draft(4));
+    sequence.truncate(7).unwrap();
+    let _fork = sequence.fork(SequenceId(2)).unwrap();
+    let mut batch = pool.begin_batch();
+    batch.append(&mut sequence, 1).unwrap();
+    drop(batch);
+    assert_eq!(sequence.len(), 4);
+    check_continues(&pool, &sequence, window);
+}
+
+/// A batch stores tokens of an open block again, and is abandoned.
+#[test]
+fn a_store_that_is_given_back_leaves_the_window() {
+    let (pool, window) = (pool(200, 4, window(3)), window(3));
+    let mut sequence = pool.sequence(ID).open().unwrap();
+    append(&pool, &mut sequence, Tokens::Final(7));
+    append(&pool, &mut sequence, Tokens::Draft(4));
+    sequence.truncate(7).unwrap();
+    let mut batch = pool.begin_batch();
+    let (k, v) = ([1.0; 3], [1.0; 3]);
+    batch.store(&mut sequence, 0, 4..7, (&k[..]).into(), (&v[..]).into()).unwrap();
+    drop(batch);
+    assert_eq!(sequence.len(), 4);
+    check_continues(&pool, &sequence, window);
+}
+
+/// Its blocks stay open while the batch after them is in flight, and an older one of others.
+#[test]
+fn open_blocks_keep_their_windows() {
+    let (pool, window) = (pool(200, 4, window(3)), window(3));
+    let (mut sequence, older) = (pool.sequence(ID).open().unwrap(), pool.begin_batch());
+    let (mut first, mut second, mut third) = (pool.begin_batch(), pool.begin_batch(), pool.begin_batch());
+    first.append(&mut sequence, 10).unwrap();
+    second.append(&mut sequence, 10).unwrap();
+    third.append(&mut sequence, 4).unwrap();
+    first.finish();
+    second.finish();
+    let mut last = pool.begin_batch();
+    last.append(&mut sequence, 4).unwrap();
+    assert_eq!(sequence.settled_blocks(), 2);
+    let (k, v) = ([1.0; 1], [1.0; 1]);
+    last.store(&mut sequence, 0, 8..9, (&k[..]).into(), (&v[..]).into()).unwrap();
+    third.finish();
+    drop(last);
+    assert_eq!(sequence.len(), 8);
+    check_continues(&pool, &sequence, window);
+    older.finish();
+}
+
+/// The largest windows, sinks and chunks that the types allow.
+#[test]
+fn extreme_windows_and_chunks() {
+    let prompt: Vec<u32> = (0..40).collect();
+    for window in [window(TOKENS_MAX).sinks(u32::MAX), window(TOKENS_MAX), window(1).sinks(u32::MAX)] {
+        for block_tokens in [1, 4] {
+            let pool = pool(100, block_tokens, window);
+            for cached in [0, 39 / block_tokens * block_tokens] {
+                for chunk in [0, 1, usize::MAX] {
+                    let admitted = pool.admit(&AdmitRequest::new(ID, &prompt).chunk(chunk)).unwrap();
+                    assert_eq!(admitted.len(), cached);
+                    let all = prompt.len().div_ceil(block_tokens) - cached / block_tokens;
+                    assert_eq!(admitted.reserved_blocks(), all, "chunks of {chunk}");
+                }
+                let mut sequence = pool.sequence(ID).tokens(&prompt).unwrap();
+                append(&pool, &mut sequence, Tokens::Announced(usize::MAX));
+                append(&pool, &mut sequence, Tokens::Ids(&[1]));
+                assert_eq!(sequence.blocks_given_up(), 0);
+            }
+        }
+    }
+}
+
+/// What it hits is a part of what it needs at once, not an addition.
+#[test]
+fn a_hit_fits_where_the_prompt_fits() {
+    let prompt: Vec<u32> = (0..2_000).collect();
+    // 16 blocks of the window, 8 of a chunk, one for the edges; and the null block.
+    let pool = pool(26, 16, window(256));
+    let request = AdmitRequest::new(ID, &prompt).chunk(128);
+    assert_eq!(pool.blocks_needed(&request).unwrap(), 25);
+    // Chunks of 64 tokens: the blocks given up become free when the batch has ended.
+    let mut sequence = pool.admit(&request).unwrap();
+    assert_eq!((sequence.len(), sequence.reserved_blocks()), (0, 25));
+    while sequence.len() < prompt.len() {
+        append(&pool, &mut sequence, Tokens::Announced(64));
+    }
+    drop(sequence);
+    assert_eq!(pool.blocks_needed(&request).unwrap(), 17, "16 of them are evictable");
+    let again = pool.admit(&request).unwrap();
+    assert_eq!((again.len(), again.reserved_blocks()), (1_984, 1), "one block is missing");
+    drop(again);
+    let longer: Vec<u32> = (0..1_984).chain([7; 500]).collect();
+    let request = AdmitRequest::new(ID, &longer).chunk(128);
+    let mut again = block_on(
+        pool.admit_async(&request).until(std::time::Instant::now() + std::time::Duration::from_secs(5)),
+    )
+    .unwrap();
+    assert_eq!((again.len(), again.reserved_blocks()), (1_984, 9));
+    while again.len() < longer.len() {
+        append(&pool, &mut again, Tokens::Announced(64));
+        check_continues(&pool, &again, window(256));
+    }
+    drop(again);
+    pool.audit().unwrap();
+}
+
+/// As an append, it gives up blocks behind the window first.
+#[test]
+fn a_reservation_takes_the_place_of_blocks_behind_the_window() {
+    let pool = pool(11, 4, window(4));
+    let mut sequence = pool.sequence(ID).open().unwrap();
+    append(&pool, &mut sequence, Tokens::Final(32));
+    sequence.reserve(24).unwrap();
+    assert_eq!((sequence.blocks_given_up(), sequence.reserved_blocks()), (7, 6));
+    check_continues(&pool, &sequence, window(4));
+}
+
+/// A preempted sequence finds its last window again.
+#[test]
+fn a_preempted_sequence_keeps_what_its_window_hits() {
+    let (pool, all) = (pool(200, 4, window(8).sinks(4)), (0..101).collect::<Vec<u32>>());
+    let mut sequence = pool.sequence(ID).open().unwrap();
+    for chunk in all.chunks(10) {
+        append(&pool, &mut sequence, Tokens::Ids(chunk));
+    }
+    assert_eq!(sequence.blocks_given_up(), 22);
+    let victim = pool.victim(ID).unwrap();
+    assert_eq!((victim.blocks, victim.available_blocks()), (4, 4));
+    let preempted = block_on(pool.preempt(sequence, Preempt::Recompute)).unwrap();
+    assert_eq!((preempted.tokens_kept, preempted.tokens_lost), (100, 1));
+    assert_eq!(pool.sequence(ID).tokens(&all).unwrap().len(), 100);
+    // Without a window before the last boundary, nothing is found.
+    let cut: Vec<u32> = all[..81].to_vec();
+    let mut sequence = pool.sequence(ID).tokens(&cut).unwrap();
+    let hit = sequence.len();
+    append(&pool, &mut sequence, Tokens::Announced(usize::MAX));
+    assert_eq!(hit, 80, "what was given up is cached");
+    pool.clear_prefix_cache();
+    let preempted = block_on(pool.preempt(sequence, Preempt::Recompute)).unwrap();
+    assert_eq!((preempted.tokens_kept, preempted.tokens_lost), (0, 81));
+    assert_eq!(pool.sequence(ID).tokens(&cut).unwrap().len(), 0);
+}
+
+/// Every way to another pool refuses it, and leaves it as it was.
+#[test]
+fn a_sequence_without_its_first_blocks_stays() {
+    let (pool, target) = (pool(200, 4, window(8)), pool(200, 4, window(8)));
+    let mut sequence = pool.sequence(ID).open().unwrap();
+    for _ in 0..10 {
+        append(&pool, &mut sequence, Tokens::Final(4));
+    }
+    let (given_up, held) = (sequence.blocks_given_up(), pool.stats().used);
+    assert!(given_up > 0);
+    let is_behind = |error: &TransferError| {
+        matches!(error, TransferError::Sequence(SequenceError::BehindWindow { position: 0, .. }))
+    };
+    let failed = block_on(pool.migrate(sequence, &target)).unwrap_err();
+    assert!(is_behind(&failed.error), "{}", failed.error);
+    let failed = block_on(pool.preempt(*failed.sequence, Preempt::Swap(&target))).unwrap_err();
+    assert!(is_behind(&failed.error), "{}", failed.error);
+    let sequence = *failed.sequence;
+    let error = block_on(pool.replicate(&sequence, &target)).unwrap_err();
+    assert!(is_behind(&error), "{error}");
+    let error = pool.export_copy(&sequence).map(drop).unwrap_err();
+    assert!(is_behind(&error), "{error}");
+    let (error, sequence) = match pool.export(sequence) {
+        Ok(_) => panic!("exported"),
+        Err(failed) => (failed.error, *failed.sequence),
+    };
+    assert!(is_behind(&error), "{error}");
+    assert_eq!((sequence.len(), sequence.blocks_given_up()), (40, given_up));
+    assert_eq!((pool.stats().used, target.stats().used), (held, 0));
+    drop(sequence);
+    assert_eq!((pool.audit().unwrap().owned, target.audit().unwrap().owned), (0, 0));
+}
+
+/// The last block of known tokens was given up: nothing is to be registered, so nothing waits.
+#[test]
+fn a_close_awaits_no_batch_for_blocks_that_were_given_up() {
+    let pool = pool(200, 4, window(8));
+    let mut sequence = pool.sequence(ID).open().unwrap();
+    append(&pool, &mut sequence, Tokens::Ids(&[7; 8]));
+    append(&pool, &mut sequence, Tokens::Final(40));
+    append(&pool, &mut sequence, Tokens::Final(4));
+    assert!(sequence.blocks_given_up() > 2);
+    let mut batch = pool.begin_batch();
+    batch.append(&mut sequence, 1).unwrap();
+    drop(sequence);
+    assert!(pool.owners().closing.is_empty());
+    batch.finish();
+    pool.audit().unwrap();
+}
