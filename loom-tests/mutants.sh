@@ -152,6 +152,7 @@ silent_wave announced
 silent_flush announced
 chunk_relaxed sequences
 replace_relaxed sequences
+window_released_listed sequences
 other_chunk_relaxed retire_reclaim
 left_relaxed moves
 retire_list_put_relaxed moves
