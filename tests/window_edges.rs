@@ -1,10 +1,14 @@
 //! Pools with an attention window: bad input, small pools, and writes that are given back.
 #![cfg(not(any(kvpool_loom, miri)))]
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
 use kvpool::prefix::PrefixConfig;
 use kvpool::{
-    AdmitRequest, BlockId, Dtype, KvLayout, Pool, Preempt, Sequence, SequenceError, SequenceId, TOKENS_MAX,
-    Tokens, TransferError, Window,
+    AdmitRequest, Batch, BlockId, BlockTable, Dtype, KvLayout, LowestPriorityFirst, Pool, Preempt, Sequence,
+    SequenceError, SequenceId, TOKENS_MAX, Tokens, TransferError, Window,
 };
 use pollster::block_on;
 
@@ -170,10 +174,8 @@ fn a_hit_fits_where_the_prompt_fits() {
     drop(again);
     let longer: Vec<u32> = (0..1_984).chain([7; 500]).collect();
     let request = AdmitRequest::new(ID, &longer).chunk(128);
-    let mut again = block_on(
-        pool.admit_async(&request).until(std::time::Instant::now() + std::time::Duration::from_secs(5)),
-    )
-    .unwrap();
+    let mut again =
+        block_on(pool.admit_async(&request).until(Instant::now() + Duration::from_secs(5))).unwrap();
     assert_eq!((again.len(), again.reserved_blocks()), (1_984, 9));
     while again.len() < longer.len() {
         append(&pool, &mut again, Tokens::Announced(64));
@@ -268,4 +270,118 @@ fn a_close_awaits_no_batch_for_blocks_that_were_given_up() {
     assert!(pool.owners().closing.is_empty());
     batch.finish();
     pool.audit().unwrap();
+}
+
+/// Appends tokens of a kind, and stores the number of each.
+fn append_numbered(batch: &mut Batch, sequence: &mut Sequence, tokens: Tokens<'_>, kind: u32) -> bool {
+    let Ok(appended) = batch.append(sequence, tokens) else { return false };
+    let numbers: Vec<f32> = appended.tokens.clone().map(|at| (kind * 1_000 + at as u32) as f32).collect();
+    batch.store(sequence, 0, appended.tokens, (&numbers[..]).into(), (&numbers[..]).into()).unwrap();
+    true
+}
+
+/// Checks the numbers that the next token sees.
+fn check_numbers(pool: &Pool, sequence: &Sequence, kind: u32, window: Window) {
+    let (mut batch, length) = (pool.begin_batch(), sequence.len());
+    let behind = (length + 1).saturating_sub(window.tokens());
+    for position in (0..length).filter(|&at| at < window.sink_tokens() || at >= behind) {
+        let (mut k, mut v) = ([0.0], [0.0]);
+        let token = position..position + 1;
+        batch.load(sequence, 0, token, (&mut k[..]).into(), (&mut v[..]).into()).unwrap();
+        assert_eq!(k[0], (kind * 1_000 + position as u32) as f32, "token {position} of {length}");
+    }
+}
+
+/// Counts a thread less, also if it panics.
+struct Ended<'a>(&'a AtomicUsize);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Sequences slide, fork, draft and are abandoned while others compact, resize, clear and read.
+#[test]
+fn sequences_slide_while_the_pool_changes() {
+    const ROUNDS: u64 = if cfg!(debug_assertions) { 60 } else { 600 };
+    let window = window(11).sinks(2);
+    let builder = Pool::builder(layout(4)).blocks(600).blocks_max(900).segment_blocks(64).threads(6);
+    let pool = builder.prefix_cache(PrefixConfig::new()).window(window).build().unwrap();
+    let (pool, running) = (&pool, &AtomicUsize::new(3));
+    thread::scope(|scope| {
+        for worker in 0..3 {
+            scope.spawn(move || {
+                let (mut random, _ended) = (fastrand::Rng::with_seed(worker), Ended(running));
+                let done = (0..ROUNDS)
+                    .filter(|round| slide_once(pool, &mut random, (worker << 32 | round) * 2, window));
+                assert!(done.count() > 0, "every round was refused");
+            });
+        }
+        scope.spawn(move || {
+            let mut random = fastrand::Rng::with_seed(7);
+            while running.load(Relaxed) > 0 {
+                match random.usize(0..4) {
+                    0 => drop(block_on(pool.defragment()).unwrap()),
+                    1 => drop(block_on(pool.resize(random.usize(500..900)))),
+                    2 => pool.clear_prefix_cache(),
+                    _ => drop(pool.victims(&LowestPriorityFirst)),
+                }
+            }
+        });
+        scope.spawn(move || {
+            let mut table = BlockTable::new();
+            while running.load(Relaxed) > 0 {
+                let open = pool.victims(&LowestPriorityFirst).into_iter();
+                for view in open.filter_map(|victim| pool.view(victim.id)) {
+                    let batch = pool.begin_batch();
+                    batch.block_table([&view], &mut table).unwrap();
+                    assert!(!view.blocks().contains(&BlockId(0)));
+                    batch.finish();
+                }
+            }
+        });
+    });
+    assert_eq!((pool.audit().unwrap().owned, pool.stats().used), (0, 0));
+}
+
+/// Returns whether no append was refused.
+fn slide_once(pool: &Pool, random: &mut fastrand::Rng, id: u64, window: Window) -> bool {
+    let (kind, length) = (random.u32(0..3), random.u32(1..90));
+    let all: Vec<u32> = (0..length).map(|at| (kind << 16) + at).collect();
+    let request = AdmitRequest::new(SequenceId(id), &all).chunk(8).leave(2);
+    let Ok(mut sequence) = pool.admit(&request) else {
+        // A batch of another thread may be in the way.
+        thread::sleep(Duration::from_millis(1));
+        return false;
+    };
+    check_numbers(pool, &sequence, kind, window);
+    while sequence.len() < all.len() {
+        let mut batch = pool.begin_batch();
+        if !append_numbered(&mut batch, &mut sequence, Tokens::Announced(8), kind) {
+            return false;
+        }
+        // Abandoned now and then: its tokens are appended again.
+        if random.u8(..) > 30 {
+            batch.finish();
+        }
+    }
+    check_numbers(pool, &sequence, kind, window);
+    let mut fork = sequence.fork(SequenceId(id + 1)).unwrap();
+    for _ in 0..10 {
+        let mut batch = pool.begin_batch();
+        let drafted = append_numbered(&mut batch, &mut fork, Tokens::Draft(5), kind);
+        let next = (kind << 16) + sequence.len() as u32;
+        let is_appended = append_numbered(&mut batch, &mut sequence, Tokens::Ids(&[next]), kind);
+        batch.finish();
+        let accepted: Vec<u32> =
+            (0..random.u32(0..6)).map(|at| (kind << 16) + fork.committed() as u32 + at).collect();
+        if !drafted || !is_appended {
+            return false;
+        }
+        fork.accept(&accepted).unwrap();
+        check_numbers(pool, &fork, kind, window);
+        check_numbers(pool, &sequence, kind, window);
+    }
+    true
 }

@@ -73,11 +73,11 @@ impl Window {
     }
 
     /// Returns the maximum number of blocks of a sequence while an append of `chunk` tokens is in
-    /// flight that fits its window: two blocks may have tokens on one side of an edge only.
+    /// flight: those of a hit at the first token of its last block, and those of that token and the
+    /// ones behind it, of which all but the last may be there already.
     pub(super) fn blocks_for(self, chunk: usize, block_tokens: usize) -> usize {
-        let sinks = self.sink_tokens().div_ceil(block_tokens);
-        let seen = (self.tokens() - 1).saturating_add(chunk).div_ceil(block_tokens);
-        seen.saturating_add(sinks + 1)
+        let WindowBlocks { sinks, window } = self.blocks(block_tokens);
+        chunk.saturating_add(block_tokens - 1).div_ceil(block_tokens).saturating_add(sinks + window)
     }
 }
 
@@ -113,6 +113,20 @@ mod tests {
                 let is_kept = sees_any || place + 1 == blocks;
                 prop_assert_eq!(outside.contains(&place), !is_kept, "place {}", place);
             }
+        }
+
+        /// An append of a chunk to a sequence of any length holds at most the blocks of a chunk.
+        #[test]
+        fn a_chunk_fits_its_blocks(
+            window in 1u32..40, sinks in 0u32..20, chunk in 1u32..40, block_tokens in 1u32..20,
+        ) {
+            let window = Window::new(window as usize).unwrap().sinks(sinks);
+            let held = |tokens: u32| {
+                let outside = window.outside(tokens / block_tokens * block_tokens, block_tokens);
+                (tokens + chunk).div_ceil(block_tokens) - outside.len() as u32
+            };
+            let most = (0..200).map(held).max().unwrap_or(0);
+            prop_assert_eq!(window.blocks_for(chunk as usize, block_tokens as usize), most as usize);
         }
     }
 }
