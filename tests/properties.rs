@@ -1,6 +1,7 @@
 //! Random operations on a pool and on the naive model: every answer must be the model's.
 #![cfg(not(kvpool_loom))]
 
+use kvpool::Window;
 use kvpool_testkit::model::{BLOCK_TOKENS, Operation, Setup, run};
 use kvpool_testkit::prefix::{self, PrefixOperation};
 use proptest::collection::vec;
@@ -35,6 +36,17 @@ proptest! {
         check(Setup { block_tokens, ..Setup::default() }, &operations)?;
     }
 
+    /// The same with a window, and with sinks or without.
+    #[test]
+    fn a_pool_with_a_window_answers_as_the_model_does(
+        block_tokens in select(&BLOCK_TOKENS[..]),
+        (tokens, sinks) in (1..60_usize, prop_oneof![Just(0), 1..20_u32]),
+        operations in vec(any::<Operation>(), 1..OPERATIONS_MAX),
+    ) {
+        let window = Some(Window::new(tokens).unwrap().sinks(sinks));
+        check(Setup { block_tokens, window, ..Setup::default() }, &operations)?;
+    }
+
     /// Too small for a unit level, with bypassed magazines: nearly every allocation is an edge
     /// case.
     #[test]
@@ -42,7 +54,7 @@ proptest! {
         block_tokens in select(&BLOCK_TOKENS[..]),
         operations in vec(any::<Operation>(), 1..OPERATIONS_MAX),
     ) {
-        check(Setup { blocks: 7, blocks_max: 80, segment_blocks: 64, block_tokens }, &operations)?;
+        check(Setup { blocks: 7, blocks_max: 80, segment_blocks: 64, block_tokens, window: None }, &operations)?;
     }
 }
 
@@ -55,7 +67,7 @@ proptest! {
         block_tokens in select(&BLOCK_TOKENS[..]),
         operations in vec(any::<Operation>(), 1..OPERATIONS_MAX),
     ) {
-        check(Setup { blocks: 2500, blocks_max: 9000, segment_blocks: 1024, block_tokens }, &operations)?;
+        check(Setup { blocks: 2500, blocks_max: 9000, segment_blocks: 1024, block_tokens, window: None }, &operations)?;
     }
 }
 

@@ -6,7 +6,7 @@ use std::fmt;
 use kvpool::storage::{Dtype, KvLayout};
 use kvpool::{
     AllocError, AllocRequest, Batch, BlockHandle, BlockId, BlockPin, Generation, GrowError, HandleError,
-    Lease, Pool, PoolTag, Sequence, SequenceId,
+    Lease, Pool, PoolTag, Sequence, SequenceId, Window,
 };
 
 use super::{Alien, Doing, Model, Operation, Pick};
@@ -29,12 +29,14 @@ pub struct Setup {
     pub segment_blocks: usize,
     /// Tokens per block.
     pub block_tokens: usize,
+    /// Attention window of the layers, if they have one.
+    pub window: Option<Window>,
 }
 
 impl Default for Setup {
     /// A little more than two segments, so that runs and growth cross segments.
     fn default() -> Self {
-        Self { blocks: 150, blocks_max: 700, segment_blocks: 64, block_tokens: 4 }
+        Self { blocks: 150, blocks_max: 700, segment_blocks: 64, block_tokens: 4, window: None }
     }
 }
 
@@ -79,12 +81,14 @@ pub(super) struct Opened {
     pub(super) real: Sequence,
     pub(super) tokens: Vec<f32>,
     pub(super) committed: usize,
+    /// The null block for each that was given up.
     pub(super) blocks: Vec<BlockId>,
 }
 
 pub(super) struct Drive {
     pub(super) pool: Pool,
     pub(super) block_tokens: usize,
+    pub(super) window: Option<Window>,
     pub(super) model: Model,
     leases: Vec<Lease<'static>>,
     pins: Vec<BlockPin>,
@@ -105,17 +109,20 @@ impl Drive {
             .head_dim(1)
             .block_tokens(setup.block_tokens)
             .dtype(Dtype::F32);
-        let pool = Pool::builder(layout.build().expect("a valid layout"))
+        let mut builder = Pool::builder(layout.build().expect("a valid layout"))
             .blocks(setup.blocks)
             .blocks_max(setup.blocks_max)
-            .segment_blocks(setup.segment_blocks)
-            .build()
-            .expect("a valid pool");
+            .segment_blocks(setup.segment_blocks);
+        if let Some(window) = setup.window {
+            builder = builder.window(window);
+        }
+        let pool = builder.build().expect("a valid pool");
         Self {
             model: Model::new(setup.blocks, setup.blocks_max),
             tag: pool.tag(),
             pool,
             block_tokens: setup.block_tokens,
+            window: setup.window,
             leases: Vec::new(),
             pins: Vec::new(),
             batches: Vec::new(),

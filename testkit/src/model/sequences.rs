@@ -4,10 +4,14 @@
 //! the pool reports: a block that was lost, wrongly shared or copied, or reused too early shows in
 //! the numbers.
 
-use kvpool::{Appended, BlockId, BlockTable, CsrTable, Invalid, SequenceError, SequenceId, Tokens};
+use std::ops::Range;
+
+use kvpool::{Appended, BlockId, BlockTable, CsrTable, Invalid, SequenceError, SequenceId, Tokens, Window};
 
 use super::Pick;
 use super::drive::{Checked, Drive, Opened, same};
+
+const NULL: BlockId = BlockId(0);
 
 impl Drive {
     pub(super) fn open(&mut self, id: SequenceId) -> Checked {
@@ -52,6 +56,7 @@ impl Drive {
         // copied.
         let may_copy = is_shared || tail.is_some_and(|tail| self.full_once.contains(&tail));
         let free = self.model.free();
+        self.gave_up(sequence, before)?;
         let appended = match got {
             Ok(appended) => appended,
             Err(SequenceError::Alloc(_)) if free < fresh + usize::from(may_copy) => {
@@ -67,6 +72,25 @@ impl Drive {
         self.appended(sequence, &appended, draft)?;
         self.store(sequence, batch, before)?;
         self.sequence_is(sequence)
+    }
+
+    /// Releases blocks that an append to a sequence of `before` tokens gave up, whether it then took
+    /// others or was refused. Those of batches in flight may stay.
+    fn gave_up(&mut self, sequence: usize, before: usize) -> Checked {
+        let opened = &mut self.sequences[sequence];
+        let next = opened.committed.min(before);
+        for (place, block) in opened.real.blocks().take(opened.blocks.len()).enumerate() {
+            let was = &mut opened.blocks[place];
+            if block != NULL || *was == NULL {
+                continue;
+            }
+            let mut tokens = place * self.block_tokens..(place + 1) * self.block_tokens;
+            if tokens.any(|position| sees(self.window, next, position)) {
+                return Err(format!("gave up place {place}, which token {next} sees"));
+            }
+            self.model.release(std::mem::replace(was, NULL));
+        }
+        Ok(())
     }
 
     /// The model's part of a successful append.
@@ -137,6 +161,7 @@ impl Drive {
         let opened = &mut self.sequences[index];
         let (id, length) = (opened.real.id(), opened.tokens.len());
         let asked = share_of(length, share);
+        let behind = opened.behind(self.window, asked, self.block_tokens);
         let got = opened.real.truncate(asked);
         if asked > length {
             return refused(
@@ -144,10 +169,14 @@ impl Drive {
                 invalid(id, "tokens to keep", asked, &format!("at most its {length} tokens")),
             );
         }
+        if let Some(error) = behind {
+            refused(got, error)?;
+            return self.sequence_is(index);
+        }
         got.map_err(|error| error.to_string())?;
         opened.tokens.truncate(asked);
         opened.committed = opened.committed.min(asked);
-        for block in opened.blocks.drain(asked.div_ceil(self.block_tokens)..) {
+        for block in opened.blocks.drain(asked.div_ceil(self.block_tokens)..).filter(|&block| block != NULL) {
             self.model.release(block);
         }
         self.sequence_is(index)
@@ -162,7 +191,7 @@ impl Drive {
         }
         let real = got.map_err(|error| error.to_string())?;
         let (tokens, blocks) = (opened.tokens.clone(), opened.blocks.clone());
-        blocks.iter().for_each(|&block| self.model.share(block));
+        blocks.iter().filter(|&&block| block != NULL).for_each(|&block| self.model.share(block));
         self.sequences.push(Opened { real, tokens, committed: opened.committed, blocks });
         self.sequence_is(self.sequences.len() - 1)
     }
@@ -171,7 +200,7 @@ impl Drive {
         let Some(index) = pick.index(self.sequences.len()) else { return Ok(()) };
         let Opened { real, blocks, .. } = self.sequences.swap_remove(index);
         drop(real);
-        blocks.into_iter().for_each(|block| self.model.release(block));
+        blocks.into_iter().filter(|&block| block != NULL).for_each(|block| self.model.release(block));
         same("open sequences", &self.sequences.len(), &self.pool.sequence_count())
     }
 
@@ -182,7 +211,16 @@ impl Drive {
         same("length", &opened.tokens.len(), &opened.real.len())?;
         same("committed", &opened.committed, &opened.real.committed())?;
         same("blocks", &opened.blocks, &opened.real.blocks().collect())?;
-        for &block in &opened.blocks {
+        for position in
+            (0..opened.tokens.len()).filter(|&position| sees(self.window, opened.tokens.len(), position))
+        {
+            if opened.blocks[position / self.block_tokens] == NULL {
+                return Err(format!("token {position} was given up; the next one sees it"));
+            }
+        }
+        let nulls = opened.blocks.iter().filter(|&&block| block == NULL).count();
+        same("blocks given up", &nulls, &opened.real.blocks_given_up())?;
+        for &block in opened.blocks.iter().filter(|&&block| block != NULL) {
             let refs = self.model.owned(block).map_or(0, |owned| owned.refs);
             same("references", &refs, &self.pool.blocks().word(block).refs())?;
         }
@@ -203,14 +241,24 @@ impl Drive {
     fn read_back(&mut self, index: usize) -> Checked {
         self.sequence_is(index)?;
         let opened = &self.sequences[index];
-        let length = opened.tokens.len();
-        let (mut k, mut v) = (vec![0.0_f32; length], vec![0.0_f32; length]);
+        let (length, lost) = (opened.tokens.len(), opened.given_up(self.block_tokens));
         let mut batch = self.pool.begin_batch();
-        let loaded = batch.load(&opened.real, 0, 0..length, (&mut k).into(), (&mut v).into());
-        loaded.map_err(|error| format!("load: {error}"))?;
-        same("K read back", &opened.tokens, &k)?;
-        v.iter_mut().for_each(|v| *v = -*v);
-        same("V read back", &opened.tokens, &v)
+        let mut load = |tokens: Range<usize>| {
+            let (mut k, mut v) = (vec![0.0_f32; tokens.len()], vec![0.0_f32; tokens.len()]);
+            batch.load(&opened.real, 0, tokens, (&mut k).into(), (&mut v).into())?;
+            v.iter_mut().for_each(|v| *v = -*v);
+            Ok((k, v))
+        };
+        if !lost.is_empty() {
+            refused(load(0..length).map(drop), opened.behind_window(lost.start, lost.end))?;
+        }
+        for tokens in [0..lost.start, lost.end..length] {
+            let want = &opened.tokens[tokens.clone()];
+            let (k, v) = load(tokens).map_err(|error| format!("load: {error}"))?;
+            same("K read back", want, &k[..])?;
+            same("V read back", want, &v[..])?;
+        }
+        Ok(())
     }
 
     fn tables(&self) -> Checked {
@@ -238,16 +286,52 @@ impl Drive {
             same("length", &(length as i32), &lengths[row])?;
             let in_last = length - opened.blocks.len().saturating_sub(1) * self.block_tokens;
             same("length of the last page", &(in_last as i32), &csr.last_page_len[row])?;
-            let mut slots = Vec::new();
-            batch.slot_mapping(&opened.real, 0..length, &mut slots).map_err(|error| error.to_string())?;
+            let (mut slots, lost) = (Vec::new(), opened.given_up(self.block_tokens));
+            if !lost.is_empty() {
+                let got = batch.slot_mapping(&opened.real, 0..length, &mut slots);
+                refused(got, opened.behind_window(lost.start, lost.end))?;
+            }
+            for tokens in [0..lost.start, lost.end..length] {
+                batch.slot_mapping(&opened.real, tokens, &mut slots).map_err(|error| error.to_string())?;
+            }
             let slot = |token: usize| {
                 i64::from(self.model.frame(opened.blocks[token / self.block_tokens]).get()) * block_tokens
                     + token as i64 % block_tokens
             };
-            same("slots", &(0..length).map(slot).collect::<Vec<_>>(), &slots)?;
+            let kept = (0..lost.start).chain(lost.end..length);
+            same("slots", &kept.map(slot).collect::<Vec<_>>(), &slots)?;
         }
         Ok(())
     }
+}
+
+impl Opened {
+    /// Returns the tokens in blocks that were given up.
+    fn given_up(&self, block_tokens: usize) -> Range<usize> {
+        let is_null = |block: &BlockId| *block == NULL;
+        let Some(first) = self.blocks.iter().position(is_null) else { return 0..0 };
+        let count = self.blocks[first..].iter().take_while(|block| is_null(block)).count();
+        first * block_tokens..(first + count) * block_tokens
+    }
+
+    /// Returns the error of a truncation to `length` tokens, if the window of the first token of its
+    /// last block, which may be written again, was given up.
+    fn behind(&self, window: Option<Window>, length: usize, block_tokens: usize) -> Option<SequenceError> {
+        let first = length / block_tokens * block_tokens;
+        let begin = (first + 1).saturating_sub(window?.tokens()).min(length.checked_sub(1)?);
+        let lost = self.given_up(block_tokens);
+        let position = begin.max(lost.start);
+        (position < length.min(lost.end)).then(|| self.behind_window(position, lost.end))
+    }
+
+    fn behind_window(&self, position: usize, kept_from: usize) -> SequenceError {
+        SequenceError::BehindWindow { id: self.real.id(), position, kept_from }
+    }
+}
+
+/// Returns whether the token at position `next` attends to the one at `position`.
+fn sees(window: Option<Window>, next: usize, position: usize) -> bool {
+    window.is_none_or(|window| position < window.sink_tokens() || position + window.tokens() > next)
 }
 
 fn share_of(length: usize, share: u8) -> usize {
