@@ -9,6 +9,7 @@ use crate::ids::{BlockHandle, BlockId, DeviceId, Generation, PoolTag, Priority, 
 
 mod frame;
 mod invalid;
+mod layers;
 mod migrate;
 mod prefix;
 mod retry;
@@ -20,6 +21,7 @@ mod turn;
 
 pub use frame::{FrameError, FrameShrinkError};
 pub use invalid::Invalid;
+pub use layers::LayersError;
 pub use migrate::TransferError;
 pub use prefix::PrefixError;
 pub use retry::Retry;

@@ -175,9 +175,9 @@ pub use sequence::{
 pub use {
     dtype::Dtype,
     error::{
-        AllocError, FrameError, FrameShrinkError, GrowError, HandleError, HeadOfLine, Invalid, OldestBatch,
-        PrefixError, Retry, SequenceError, SettleError, ShrinkError, StepError, StorageError, TransferError,
-        TransportError, TurnHolder, TurnTask,
+        AllocError, FrameError, FrameShrinkError, GrowError, HandleError, HeadOfLine, Invalid, LayersError,
+        OldestBatch, PrefixError, Retry, SequenceError, SettleError, ShrinkError, StepError, StorageError,
+        TransferError, TransportError, TurnHolder, TurnTask,
     },
     ids::{
         BlockHandle, BlockId, DeviceId, FRAMES_MAX, FrameId, Generation, Order, PoolTag, Run, SequenceId,

@@ -25,6 +25,8 @@ mod hostile_code;
 mod hostile_waiting;
 mod metrics;
 mod migration;
+#[cfg(feature = "model-config")]
+mod model_configs;
 mod observed;
 mod preemption;
 mod prefix;

@@ -3,6 +3,7 @@
 mod comparison;
 #[cfg(feature = "node")]
 mod peers;
+mod size;
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -14,8 +15,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use indicatif::HumanCount;
 
-use kvpool::DeviceId;
 use kvpool::prefix::policy::PolicyKind;
+use kvpool::{DeviceId, Dtype};
 use kvpool_policies::simulate::Contender;
 
 #[cfg(not(feature = "top"))]
@@ -75,6 +76,14 @@ pub enum Command {
     /// Exit code: 0 for success, 1 if a trace repeats no block, so that no policy can hit, 2 for
     /// bad usage or input.
     Policy(PolicyArgs),
+    /// Print the groups of layers of a model: what a sequence takes, and how many sequences fit
+    ///
+    /// The layers of some models differ: windows, states, an index beside K and V. Layers that keep
+    /// the same tokens form a group, and a block of a group is a run of frames. A pool has one
+    /// group: it does not run models with several yet.
+    ///
+    /// Exit code: 0 for success, 2 for bad usage, or a configuration that is not understood.
+    Layout(LayoutArgs),
     /// List the devices for the memory of a pool, their free memory, and the reason if one is
     /// unusable
     Info(InfoArgs),
@@ -219,6 +228,30 @@ pub struct PolicyArgs {
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
     /// Print a list of objects instead of tables
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `kvpool layout`.
+#[derive(Clone, PartialEq, Eq, Debug, Args)]
+pub struct LayoutArgs {
+    /// The `config.json` of a model (or its folder), a model such as `Qwen/Qwen2.5-7B`, or numbers
+    /// such as layers=32,kv-heads=8,head-dim=128
+    #[arg(value_name = "MODEL")]
+    pub model: String,
+    /// Lengths of sequences
+    #[arg(long, value_name = "N,...", value_delimiter = ',', default_value = "600,4096,32768,131072", value_parser = whole(1..=1 << 32), allow_negative_numbers = true)]
+    pub tokens: Vec<u64>,
+    /// Memory for blocks
+    #[arg(long, value_name = "SIZE", default_value = "40GiB", value_parser = size::bytes)]
+    pub memory: u64,
+    /// The type of the elements of K and V [default: the model's]
+    #[arg(long, value_name = "TYPE")]
+    pub dtype: Option<Dtype>,
+    /// With the layers that draft tokens (multi-token prediction)
+    #[arg(long)]
+    pub drafts: bool,
+    /// Print one JSON object
     #[arg(long)]
     pub json: bool,
 }

@@ -60,6 +60,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Replay(args) => commands::replay(args),
         Command::Map(args) => commands::map(args),
         Command::Policy(args) => commands::policy(args),
+        Command::Layout(args) => commands::layout(args),
         Command::Info(args) => commands::info(args),
         #[cfg(feature = "node")]
         Command::Serve(args) => serve::serve(&args.settings.sources()),

@@ -2,6 +2,7 @@
 
 mod common;
 
+mod layout;
 mod policy;
 mod replay;
 #[cfg(target_os = "linux")]

@@ -1,5 +1,6 @@
 use crate::error::Invalid;
 
+use super::groups::{GroupOptions, LayerGroups};
 use super::layout::{KvLayout, KvLayoutBuilder};
 
 struct Model {
@@ -110,6 +111,26 @@ impl KvLayout {
     /// Returns the names that [`named`](Self::named) knows.
     pub fn names() -> impl Iterator<Item = &'static str> {
         MODELS.iter().map(|model| model.name)
+    }
+}
+
+impl LayerGroups {
+    /// Returns the groups of layers of a model that a text describes, in the ways that
+    /// [`KvLayout::described`] accepts; of a `config.json`, the layers can differ.
+    pub fn described(text: &str, options: GroupOptions) -> Result<Self, Invalid> {
+        #[cfg(feature = "model-config")]
+        if let Some(path) = super::model_config::path(text) {
+            let config = std::fs::read_to_string(&path).map_err(|error| error.to_string());
+            return config
+                .and_then(|config| Self::from_config(&config, options).map_err(|error| error.to_string()))
+                .map_err(|reason| {
+                    let got = format_args!("{}: {reason}", path.display());
+                    Invalid::new("layout", got, "the config.json of a model")
+                });
+        }
+        let layout = KvLayout::described(text)?.build()?;
+        Self::of_layout(&layout, options)
+            .map_err(|error| Invalid::new("layout", error, "layers that can be grouped"))
     }
 }
 

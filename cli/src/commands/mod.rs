@@ -6,6 +6,7 @@ mod admin;
 mod events;
 mod info;
 mod interrupt;
+mod layout;
 mod map;
 mod policy;
 mod replay;
@@ -24,6 +25,7 @@ pub use admin::{audit, declare_ended, defrag, migrate, migration_status, owners,
 #[cfg(feature = "node")]
 pub use events::events;
 pub use info::info;
+pub use layout::layout;
 pub use map::map;
 pub use policy::policy;
 pub use replay::replay;

@@ -96,10 +96,13 @@ fn incomplete_configurations_are_named() {
         (r#"{"num_hidden_layers": 2, "kv_lora_rank": 2}"#, "it has no qk_rope_head_dim"),
         (
             r#"{"num_hidden_layers": 2, "multi_query": true, "num_kv_heads": 71}"#,
-            "multi_query is not supported",
+            "multi_query: not supported",
         ),
         (r#"{"num_hidden_layers": 2, "kv_lora_rank": 18446744073709551615, "qk_rope_head_dim": 9}"#, ""),
-        (r#"{"num_hidden_layers": 2, "torch_dtype": "float64"}"#, "K and V of dtype \"float64\""),
+        (
+            r#"{"num_hidden_layers": 2, "torch_dtype": "float64"}"#,
+            "torch_dtype: K and V of dtype \"float64\"",
+        ),
     ] {
         let error = layout(config).unwrap_err();
         assert!(error.starts_with(reason), "{error}");

@@ -1,0 +1,43 @@
+//! Groups of layers: the memory of models whose layers differ.
+//!
+//! Some layers of a model keep all tokens of a sequence, others a window of them, others one state.
+//! Layers that keep the same entries with the same bytes form a *group*: one block id stands for a
+//! part of the sequence in all of them. Bytes beside an entry (an index, scales) are columns of a
+//! group, not groups.
+//!
+//! ```text
+//! held(tokens)   == sum over groups of blocks_held(tokens) * block_frames * frame_bytes
+//! block_bytes    == block_frames * frame_bytes  >=  packed_bytes
+//! waste          == 1 - packed_bytes / block_bytes
+//! ```
+//!
+//! Frames have one size for all groups, and a block is a run of frames; of a model whose layers are
+//! alike it is one frame, as in a pool. In every group, tokens are hashed in units of
+//! [`HASH_TOKENS`], whatever the tokens of its blocks, so that no group makes others' hits coarser.
+//!
+//! This module describes and counts. A pool has one group: it does not run these models yet.
+//!
+//! | file | contents |
+//! |---|---|
+//! | `options` | types of elements, draft layers, steps, segments |
+//! | `layer` | the entry of a layer, and which entries a sequence keeps |
+//! | `shape` | the bytes of a group |
+//! | `frame` | the choice of the frame and of the tokens of a block |
+//! | `group`, `layer_groups` | one group, and all of a model |
+
+mod frame;
+mod group;
+mod layer;
+mod layer_groups;
+mod options;
+mod shape;
+
+pub use crate::error::LayersError;
+pub use group::{GroupId, LayerGroup, Place};
+pub use layer::{LayerCache, Reach, Row};
+pub use layer_groups::LayerGroups;
+pub use options::{DraftLayers, GroupOptions, HASH_TOKENS};
+pub use shape::Column;
+
+#[cfg(test)]
+mod tests;
