@@ -8,7 +8,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use kvpool_benches::reuse::{Engine, Kvpool, KvpoolUncached, Locked, Worker};
+use kvpool_benches::reuse::{Engine, Kvpool, KvpoolUncached, Locked, Radix, Worker};
 
 /// Counts the bytes that are allocated and not freed.
 struct Counting;
@@ -69,7 +69,7 @@ fn bytes<E: Engine>(blocks: usize, cache: &str) {
     drop((worker, prompt));
     let used = per_block();
     assert_eq!(engine.unowned(), blocks, "lost blocks");
-    println!("{blocks:>9}  {cache:<5} {:<12} {created:>12.1} {used:>12.1}", E::NAME);
+    println!("{blocks:>9}  {cache:<5} {:<17} {created:>12.1} {used:>12.1}", E::NAME);
     // What a pool frees late would count for the next one.
     std::mem::forget(engine);
 }
@@ -80,10 +80,11 @@ fn main() {
         return;
     }
     println!("bytes per block");
-    println!("{:>9}  {:<5} {:<12} {:>12} {:>12}", "blocks", "cache", "", "created", "used twice");
+    println!("{:>9}  {:<5} {:<17} {:>12} {:>12}", "blocks", "cache", "", "created", "used twice");
     for blocks in [65_536, 1_000_000] {
         bytes::<Kvpool>(blocks, "on");
         bytes::<Locked>(blocks, "on");
+        bytes::<Radix>(blocks, "on");
         bytes::<KvpoolUncached>(blocks, "off");
     }
 }

@@ -1,4 +1,5 @@
-//! Prefix reuse by whole engines: kvpool compared with an exact LRU behind a mutex.
+//! Prefix reuse by whole engines: kvpool compared with an exact LRU and with a radix tree, each
+//! behind a mutex.
 //!
 //! ```text
 //! admit     prompts of 1,000 tokens: the admission, and the whole request; one thread, two, and
@@ -23,13 +24,13 @@ use kvpool::storage::{Dtype, KvLayout};
 use kvpool::{Pool, SequenceId};
 use kvpool_benches::report::median;
 use kvpool_benches::reuse::{
-    Case, Engine, Figures, Full, Kvpool, Locked, Prompts, Requests, Turns, Worker, verify,
+    Case, Engine, Figures, Full, Kvpool, Locked, Prompts, Radix, Requests, Turns, Worker, verify, verify_hits,
 };
 use kvpool_benches::threads;
 
 const BLOCKS: usize = 65_536;
 const ROUNDS: usize = 31;
-const TURNS: Turns<2> = Turns::new([Kvpool::NAME, Locked::NAME]);
+const TURNS: Turns<3> = Turns::new([Kvpool::NAME, Locked::NAME, Radix::NAME]);
 
 fn admit() {
     for threads in threads::counts(16) {
@@ -46,13 +47,16 @@ fn admit() {
                 continue;
             }
             let (ours, locked) = (Requests::<Kvpool>::new(case), Requests::<Locked>::new(case));
+            let tree = Requests::<Radix>::new(case);
             let lines = ["admission, us", "whole request, us", "requests per ms"];
             let lines = lines.map(|line| format!("{name}: {line}"));
             let figures = |Figures { admission, request, rate }| [admission, request, rate];
             TURNS.measure(
                 ROUNDS,
                 lines.each_ref().map(String::as_str),
-                [&mut || figures(ours.round()), &mut || figures(locked.round())],
+                [&mut || figures(ours.round()), &mut || figures(locked.round()), &mut || {
+                    figures(tree.round())
+                }],
             );
         }
     }
@@ -70,18 +74,25 @@ fn look_up() {
             is_full: false,
         };
         let (ours, locked) = (Requests::<Kvpool>::new(case), Requests::<Locked>::new(case));
+        let tree = Requests::<Radix>::new(case);
         let line = format!("{tokens} tokens, us");
-        TURNS.measure(ROUNDS, [&line], [&mut || [ours.look_ups()], &mut || [locked.look_ups()]]);
+        TURNS.measure(
+            ROUNDS,
+            [&line],
+            [&mut || [ours.look_ups()], &mut || [locked.look_ups()], &mut || [tree.look_ups()]],
+        );
     }
 }
 
-fn evict_by_two(blocks: usize, ours: &mut Full<Kvpool>, locked: &mut Full<Locked>) {
+fn evict_by_two(blocks: usize, ours: &mut Full<Kvpool>, locked: &mut Full<Locked>, tree: &mut Full<Radix>) {
     let lines = ["one thread", "two threads, ns/block of each", "two threads: times the throughput"];
     let lines = lines.map(|line| format!("{blocks} blocks, 64 at once, {line}"));
     TURNS.measure(
         15,
         lines.each_ref().map(String::as_str),
-        [&mut || ours.evict_by_two(blocks), &mut || locked.evict_by_two(blocks)],
+        [&mut || ours.evict_by_two(blocks), &mut || locked.evict_by_two(blocks), &mut || {
+            tree.evict_by_two(blocks)
+        }],
     );
 }
 
@@ -96,16 +107,18 @@ fn evict_prompts(prompt: usize) {
     for blocks in [4_096, 65_536, 1_000_000] {
         let mut ours = Full::<Kvpool>::of_prompts(blocks, prompt);
         let mut locked = Full::<Locked>::of_prompts(blocks, prompt);
+        let mut tree = Full::<Radix>::of_prompts(blocks, prompt);
         let lines = ["one by one", "64 at once"].map(|line| format!("{blocks} blocks, {line}"));
         TURNS.measure(
             15,
             lines.each_ref().map(String::as_str),
-            [&mut || ours.evict(blocks), &mut || locked.evict(blocks)],
+            [&mut || ours.evict(blocks), &mut || locked.evict(blocks), &mut || tree.evict(blocks)],
         );
         if blocks > 4_096 {
-            evict_by_two(blocks, &mut ours, &mut locked);
+            evict_by_two(blocks, &mut ours, &mut locked, &mut tree);
         }
-        assert_eq!((ours.engine.unowned(), locked.engine.unowned()), (blocks, blocks), "lost blocks");
+        let unowned = [ours.engine.unowned(), locked.engine.unowned(), tree.engine.unowned()];
+        assert_eq!(unowned, [blocks; 3], "lost blocks");
     }
 }
 
@@ -174,16 +187,16 @@ fn one_more(tokens: usize) -> f64 {
 fn single() {
     TURNS.head("blocks of one token, ns/token");
     for tokens in [1_000, 10_000, 100_000] {
-        let [ours, locked] = [tokens; 2];
         // The eviction needs the whole pool, and the last token's block of the second admission is
         // new.
-        let (ours, locked) = (Kvpool::new(ours + 1, 1), Locked::new(locked + 1, 1));
+        let blocks = tokens + 1;
+        let (ours, locked, tree) = (Kvpool::new(blocks, 1), Locked::new(blocks, 1), Radix::new(blocks, 1));
         let lines = ["admit", "register", "close", "admit, cached", "register and close, cached", "evict"];
         let lines = lines.map(|line| format!("{tokens} tokens: {line}"));
         TURNS.measure(
             ROUNDS,
             lines.each_ref().map(String::as_str),
-            [&mut || life(&ours, tokens), &mut || life(&locked, tokens)],
+            [&mut || life(&ours, tokens), &mut || life(&locked, tokens), &mut || life(&tree, tokens)],
         );
     }
     for tokens in [1_000, 10_000, 100_000] {
@@ -249,6 +262,9 @@ fn main() {
     println!("{}", threads::pinning());
     verify::<Kvpool>();
     verify::<Locked>();
+    verify::<Radix>();
+    verify_hits::<Kvpool, Locked>();
+    verify_hits::<Locked, Radix>();
     let parts: [(&str, fn()); 5] =
         [("admit", admit), ("look-up", look_up), ("evict", evict), ("single", single), ("events", events)];
     let is_chosen = |name| std::env::args().any(|argument| argument == name);

@@ -1,5 +1,6 @@
 //! Scheduler steps of continuous batching, and the parts of a sequence's life: kvpool compared with
-//! an exact LRU behind a mutex, and without a prefix cache with a list of free blocks behind one.
+//! an exact LRU and with a radix tree, each behind a mutex, and without a prefix cache with a list
+//! of free blocks behind one.
 //!
 //! ```text
 //! step    256 sequences decode, 8 end, 8 with 1,000 tokens begin; one thread and two: see
@@ -20,58 +21,65 @@
 //! admission and eviction in `reuse`, tables against `memcpy` in `tables`, bytes per block in
 //! `memory`.
 
+use std::array;
 use std::hint::black_box;
 use std::sync::Mutex;
 use std::thread;
 
 use kvpool_benches::report::mean;
 use kvpool_benches::reuse::{
-    BLOCK_TOKENS, Engine, Full, Kvpool, KvpoolUncached, Locked, LockedList, Turns, Worker, verify,
+    BLOCK_TOKENS, Engine, Full, Kvpool, KvpoolUncached, Locked, LockedList, Radix, Turns, Worker, verify,
+    verify_hits,
 };
-use kvpool_benches::step::{self, BLOCKS, STEP_LINES, Team, Threads};
+use kvpool_benches::step::{self, BLOCKS, STEP_LINES, Stepping, Team, Threads};
 use kvpool_benches::threads;
 use kvpool_benches::undisturbed::{Calls, undisturbed};
 
 const ROUNDS: usize = 31;
 
-/// Compares steps of two engines.
-fn step_of<A: Engine, B: Engine>(title: &str) {
-    let turns = Turns::new([A::NAME, B::NAME]);
-    turns.head(title);
-    let (ours, other) = (Threads::<A>::new(), Threads::<B>::new());
+const CACHED: Turns<3> = Turns::new([Kvpool::NAME, Locked::NAME, Radix::NAME]);
+const UNCACHED: Turns<2> = Turns::new([KvpoolUncached::NAME, LockedList::NAME]);
+
+/// Compares steps of engines: the first figures of each, one for each line.
+fn compare_steps<const SUBJECTS: usize, const LINES: usize, const FIGURES: usize>(
+    turns: &Turns<SUBJECTS>,
+    lines: [&str; LINES],
+    engines: [&dyn Stepping<FIGURES>; SUBJECTS],
+) {
     thread::scope(|scope| {
-        let (ours, other) = (ours.start(scope), other.start(scope));
-        turns.measure(ROUNDS, STEP_LINES, [&mut || ours.round(), &mut || other.round()]);
-        ours.end();
-        other.end();
+        let started = engines.map(|engines| engines.start(scope));
+        let mut rounds = started.each_ref().map(|engines| {
+            || {
+                let figures = engines.round();
+                array::from_fn(|line| figures[line])
+            }
+        });
+        turns.measure(ROUNDS, lines, rounds.each_mut().map(|round| round as &mut dyn FnMut() -> _));
+        started.into_iter().for_each(|engines| engines.end());
     });
 }
 
 fn step() {
-    step_of::<Kvpool, Locked>("step, prefix cache on, us");
-    step_of::<KvpoolUncached, LockedList>("step, prefix cache off, us");
-}
-
-/// Compares steps of two engines by the number of threads that share them.
-fn scale_of<A: Engine, B: Engine>(title: &str) {
-    let turns = Turns::new([A::NAME, B::NAME]);
-    turns.head(title);
-    for count in threads::counts(step::CHANGES) {
-        let (ours, other) = (Team::<A>::new(count), Team::<B>::new(count));
-        thread::scope(|scope| {
-            let (ours, other) = (ours.start(scope), other.start(scope));
-            let line = format!("{count} threads: whole step, each its share");
-            let round = |[whole, ..]: step::Times| [whole];
-            turns.measure(ROUNDS, [&line], [&mut || round(ours.round()), &mut || round(other.round())]);
-            ours.end();
-            other.end();
-        });
-    }
+    CACHED.head("step, prefix cache on, us");
+    let (ours, lru, tree) = (Threads::<Kvpool>::new(), Threads::<Locked>::new(), Threads::<Radix>::new());
+    compare_steps(&CACHED, STEP_LINES, [&ours, &lru, &tree]);
+    UNCACHED.head("step, prefix cache off, us");
+    compare_steps(&UNCACHED, STEP_LINES, [&Threads::<KvpoolUncached>::new(), &Threads::<LockedList>::new()]);
 }
 
 fn scale() {
-    scale_of::<Kvpool, Locked>("step by threads, prefix cache on, us");
-    scale_of::<KvpoolUncached, LockedList>("step by threads, prefix cache off, us");
+    let counts = threads::counts(step::CHANGES);
+    let line = |count| format!("{count} threads: whole step, each its share");
+    CACHED.head("step by threads, prefix cache on, us");
+    for &count in &counts {
+        let (ours, lru) = (Team::<Kvpool>::new(count), Team::<Locked>::new(count));
+        compare_steps(&CACHED, [&line(count)], [&ours, &lru, &Team::<Radix>::new(count)]);
+    }
+    UNCACHED.head("step by threads, prefix cache off, us");
+    for &count in &counts {
+        let (ours, list) = (Team::<KvpoolUncached>::new(count), Team::<LockedList>::new(count));
+        compare_steps(&UNCACHED, [&line(count)], [&ours, &list]);
+    }
 }
 
 /// A pool in which sequences are opened and closed. With a cache it is full of evictable blocks.
@@ -80,12 +88,54 @@ struct Lives<E> {
     prompt: Vec<u32>,
 }
 
-impl<E: Engine> Lives<E> {
-    fn new() -> Self {
-        Self { engine: Full::new(BLOCKS).engine, prompt: vec![7; 6_000 * BLOCK_TOKENS] }
-    }
-
+/// The same, whatever the type of the engine.
+trait Life {
     /// Returns ns per block to close a sequence of full blocks, the mean of some.
+    fn close(&mut self, blocks: usize) -> f64;
+
+    /// Returns ns to open a sequence, allocate ten blocks and close it.
+    fn open(&mut self) -> f64;
+
+    /// Returns ns of one of the 64 on one thread and on each of several, and the throughput of
+    /// these as a multiple of that of one.
+    fn side_by_side(&self, work: Work, threads: usize) -> [f64; 3];
+
+    /// Checks that no block is lost.
+    fn check(&self);
+}
+
+/// Work that threads do at once.
+#[derive(Clone, Copy)]
+enum Work {
+    Steps,
+    Sequences,
+    Closes,
+}
+
+fn life<E: Engine + 'static>() -> Box<dyn Life> {
+    Box::new(Lives::<E> { engine: Full::new(BLOCKS).engine, prompt: vec![7; 6_000 * BLOCK_TOKENS] })
+}
+
+fn cached() -> [Box<dyn Life>; 3] {
+    [life::<Kvpool>(), life::<Locked>(), life::<Radix>()]
+}
+
+fn uncached() -> [Box<dyn Life>; 2] {
+    [life::<KvpoolUncached>(), life::<LockedList>()]
+}
+
+/// Compares figures of engines.
+fn compare<const SUBJECTS: usize, const LINES: usize>(
+    turns: &Turns<SUBJECTS>,
+    lines: [&str; LINES],
+    lives: &mut [Box<dyn Life>; SUBJECTS],
+    figures: impl Fn(&mut dyn Life) -> [f64; LINES],
+) {
+    let mut rounds = lives.each_mut().map(|life| || figures(life.as_mut()));
+    turns.measure(ROUNDS, lines, rounds.each_mut().map(|round| round as &mut dyn FnMut() -> _));
+}
+
+impl<E: Engine> Life for Lives<E> {
     fn close(&mut self, blocks: usize) -> f64 {
         let mut worker = self.engine.worker(0);
         let prompt = &mut self.prompt[..blocks * BLOCK_TOKENS];
@@ -104,7 +154,6 @@ impl<E: Engine> Lives<E> {
         }
     }
 
-    /// Returns ns to open a sequence, allocate ten blocks and close it.
     fn open(&mut self) -> f64 {
         const SEQUENCES: usize = 64;
         let mut worker = self.engine.worker(0);
@@ -126,9 +175,22 @@ impl<E: Engine> Lives<E> {
             }
         }
     }
+
+    fn side_by_side(&self, work: Work, threads: usize) -> [f64; 3] {
+        let work: Shared<E> = match work {
+            Work::Steps => steps::<E>,
+            Work::Sequences => sequences::<E>,
+            Work::Closes => closes::<E>,
+        };
+        side_by_side(&self.engine, work, threads)
+    }
+
+    fn check(&self) {
+        assert_eq!(self.engine.unowned(), BLOCKS, "{} lost blocks", E::NAME);
+    }
 }
 
-/// Work that two threads do at once, a call of it timed.
+/// A thread's part of [`Work`], a call of it timed.
 type Shared<E> = fn(&mut <E as Engine>::Worker<'_>, &mut [u32], &mut Calls<()>);
 
 /// Begins and ends 64 steps.
@@ -190,63 +252,57 @@ fn side_by_side<E: Engine>(engine: &E, work: Shared<E>, threads: usize) -> [f64;
     [one, each, threads as f64 * one / each]
 }
 
-fn pair_of<A: Engine, B: Engine>(title: &str) {
-    let turns = Turns::new([A::NAME, B::NAME]);
+fn pair_of<const SUBJECTS: usize>(
+    turns: &Turns<SUBJECTS>,
+    title: &str,
+    mut lives: [Box<dyn Life>; SUBJECTS],
+) {
     turns.head(title);
-    let (ours, other) = (Full::<A>::new(BLOCKS).engine, Full::<B>::new(BLOCKS).engine);
-    let parts: [(&str, Shared<A>, Shared<B>); 3] = [
-        ("begin and end a step", steps::<A>, steps::<B>),
-        ("open a sequence, ten blocks, close", sequences::<A>, sequences::<B>),
-        ("close 62 computed blocks", closes::<A>, closes::<B>),
+    let parts = [
+        ("begin and end a step", Work::Steps),
+        ("open a sequence, ten blocks, close", Work::Sequences),
+        ("close 62 computed blocks", Work::Closes),
     ];
-    for (name, our, others) in parts {
+    for (name, work) in parts {
         for threads in threads::counts(16).split_off(1) {
             let lines = [
                 &*format!("{name}, one thread"),
                 &format!("    each of {threads} threads"),
                 "    times the throughput of one",
             ];
-            turns.measure(
-                ROUNDS,
-                lines,
-                [&mut || side_by_side(&ours, our, threads), &mut || side_by_side(&other, others, threads)],
-            );
+            compare(turns, lines, &mut lives, |life| life.side_by_side(work, threads));
         }
     }
-    assert_eq!((ours.unowned(), other.unowned()), (BLOCKS, BLOCKS), "lost blocks");
+    lives.iter().for_each(|life| life.check());
 }
 
 fn pair() {
-    pair_of::<Kvpool, Locked>("one thread and several, prefix cache on, ns");
-    pair_of::<KvpoolUncached, LockedList>("one thread and several, prefix cache off, ns");
+    pair_of(&CACHED, "one thread and several, prefix cache on, ns", cached());
+    pair_of(&UNCACHED, "one thread and several, prefix cache off, ns", uncached());
 }
 
-fn close_of<A: Engine, B: Engine>(title: &str) {
-    let turns = Turns::new([A::NAME, B::NAME]);
+fn close_of<const SUBJECTS: usize>(
+    turns: &Turns<SUBJECTS>,
+    title: &str,
+    mut lives: [Box<dyn Life>; SUBJECTS],
+) {
     turns.head(title);
-    let (mut ours, mut other) = (Lives::<A>::new(), Lives::<B>::new());
     for blocks in [62, 600, 6_000] {
-        let line = format!("{blocks} blocks");
-        turns.measure(ROUNDS, [&line], [&mut || [ours.close(blocks)], &mut || [other.close(blocks)]]);
+        compare(turns, [&format!("{blocks} blocks")], &mut lives, |life| [life.close(blocks)]);
     }
-    assert_eq!((ours.engine.unowned(), other.engine.unowned()), (BLOCKS, BLOCKS), "lost blocks");
+    lives.iter().for_each(|life| life.check());
 }
 
 fn close() {
-    close_of::<Kvpool, Locked>("close, prefix cache on, evictable then, ns/block");
-    close_of::<KvpoolUncached, LockedList>("close, prefix cache off, ns/block");
+    close_of(&CACHED, "close, prefix cache on, evictable then, ns/block", cached());
+    close_of(&UNCACHED, "close, prefix cache off, ns/block", uncached());
 }
 
 fn open() {
-    let turns = Turns::new([KvpoolUncached::NAME, LockedList::NAME]);
-    turns.head("prefix cache off, ns/sequence");
-    let (mut ours, mut other) = (Lives::<KvpoolUncached>::new(), Lives::<LockedList>::new());
-    turns.measure(
-        ROUNDS,
-        ["open a sequence, ten blocks, close"],
-        [&mut || [ours.open()], &mut || [other.open()]],
-    );
-    assert_eq!((ours.engine.unowned(), other.engine.unowned()), (BLOCKS, BLOCKS), "lost blocks");
+    UNCACHED.head("prefix cache off, ns/sequence");
+    let mut lives = uncached();
+    compare(&UNCACHED, ["open a sequence, ten blocks, close"], &mut lives, |life| [life.open()]);
+    lives.iter().for_each(|life| life.check());
 }
 
 fn main() {
@@ -257,6 +313,9 @@ fn main() {
     println!("{}", threads::pinning());
     verify::<Kvpool>();
     verify::<Locked>();
+    verify::<Radix>();
+    verify_hits::<Kvpool, Locked>();
+    verify_hits::<Locked, Radix>();
     let parts: [(&str, fn()); 5] =
         [("step", step), ("close", close), ("open", open), ("scale", scale), ("pair", pair)];
     let is_chosen = |name| std::env::args().any(|argument| argument == name);

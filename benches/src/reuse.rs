@@ -1,5 +1,5 @@
-//! Engines with prefix reuse, as the benches of reuse drive them: kvpool, an exact LRU behind a
-//! mutex, and in the workspace of the peers one more.
+//! Engines with prefix reuse, as the benches of reuse drive them: kvpool, an exact LRU and a
+//! radix tree behind a mutex each, and in the workspace of the peers one more.
 //!
 //! A request goes through the same steps in every engine. Each engine decides what a step does, so
 //! the whole request is timed as well as its admission: postponing work gains nothing.
@@ -17,6 +17,7 @@
 mod full;
 mod locked;
 mod pool;
+mod radix;
 mod requests;
 mod turns;
 mod verify;
@@ -26,9 +27,10 @@ use std::ops::Range;
 pub use full::{BLOCK_TOKENS, Full};
 pub use locked::{Locked, LockedList};
 pub use pool::{Kvpool, KvpoolUncached};
+pub use radix::Radix;
 pub use requests::{Case, Figures, Prompts, Requests};
 pub use turns::Turns;
-pub use verify::verify;
+pub use verify::{verify, verify_hits};
 
 /// A pool of blocks with a prefix cache.
 pub trait Engine: Sync + Sized {

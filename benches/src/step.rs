@@ -348,3 +348,53 @@ impl<E: Engine> Steps<'_, E> {
         })
     }
 }
+
+/// The engines of one subject before a measurement, whatever its type.
+pub trait Stepping<const FIGURES: usize> {
+    /// Starts the threads: see [`Team::start`].
+    fn start<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> Box<dyn Rounds<FIGURES> + 'scope>;
+}
+
+/// The engines of one subject at steady state.
+pub trait Rounds<const FIGURES: usize> {
+    /// Runs a round, and returns its figures.
+    fn round(&self) -> [f64; FIGURES];
+
+    /// Closes all sequences, ends the threads, and checks that no block is lost.
+    fn end(self: Box<Self>);
+}
+
+impl<E: Engine> Stepping<PARTS> for Team<E> {
+    fn start<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>) -> Box<dyn Rounds<PARTS> + 'scope> {
+        Box::new(self.start(scope))
+    }
+}
+
+impl<E: Engine> Rounds<PARTS> for Session<'_, E> {
+    fn round(&self) -> Times {
+        self.round()
+    }
+
+    fn end(self: Box<Self>) {
+        (*self).end();
+    }
+}
+
+impl<E: Engine> Stepping<{ STEP_LINES.len() }> for Threads<E> {
+    fn start<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+    ) -> Box<dyn Rounds<{ STEP_LINES.len() }> + 'scope> {
+        Box::new(self.start(scope))
+    }
+}
+
+impl<E: Engine> Rounds<{ STEP_LINES.len() }> for Steps<'_, E> {
+    fn round(&self) -> [f64; STEP_LINES.len()] {
+        self.round()
+    }
+
+    fn end(self: Box<Self>) {
+        (*self).end();
+    }
+}

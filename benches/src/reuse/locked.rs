@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::{Engine, Worker};
 
 #[derive(Default)]
-struct Identity(u64);
+pub(super) struct Identity(u64);
 
 impl Hasher for Identity {
     fn write(&mut self, _: &[u8]) {

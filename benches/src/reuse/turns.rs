@@ -55,7 +55,8 @@ impl<const SUBJECTS: usize> Turns<SUBJECTS> {
                 print!(" {least:>10.2} {:>10.2}", median(of_rounds()));
                 if subject > 0 {
                     let ratio = median(figures.iter().map(|round| round[subject][figure] / round[0][figure]));
-                    print!(" ({ratio:>5.2} times)");
+                    let decimals = if ratio < 0.095 { 3 } else { 2 };
+                    print!(" ({ratio:>5.decimals$} times)");
                 }
             }
             println!();

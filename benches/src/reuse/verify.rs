@@ -61,6 +61,42 @@ pub fn verify<E: Engine>() {
     assert_eq!(engine.unowned(), BLOCKS, "{} lost blocks", E::NAME);
 }
 
+/// Runs the same requests, some open at once, on two engines that have room for all their blocks.
+///
+/// # Panics
+///
+/// If the engines find different numbers of cached tokens.
+pub fn verify_hits<A: Engine, B: Engine>() {
+    let (a, b) = (hits::<A>(), hits::<B>());
+    assert!(a == b, "{} and {} have different hits", A::NAME, B::NAME);
+}
+
+/// Returns the number of cached tokens of each of 3,000 prompts.
+fn hits<E: Engine>() -> Vec<usize> {
+    let mut random = fastrand::Rng::with_seed(7);
+    let engine = E::new(128 * BLOCKS, BLOCK_TOKENS);
+    let mut worker = engine.worker(0);
+    let mut open = Vec::new();
+    let one = |_| {
+        let prompt = prompt(&mut random);
+        worker.begin();
+        worker.prepare(&prompt);
+        let mut request = worker.admit(&prompt);
+        // Each also decodes, so that its blocks end elsewhere than its prompt.
+        (0..random.usize(..40)).for_each(|token| worker.append(&mut request, token as u32 % 2));
+        worker.finish(&mut request);
+        let cached = <E::Worker<'_> as Worker>::cached(&request);
+        open.push(request);
+        if open.len() > 4 {
+            worker.end(open.swap_remove(random.usize(..open.len())));
+        }
+        cached
+    };
+    let cached = (0..3_000).map(one).collect();
+    open.into_iter().for_each(|request| worker.end(request));
+    cached
+}
+
 /// Up to 12 parts of 24 tokens, each one of two.
 fn prompt(random: &mut fastrand::Rng) -> Vec<u32> {
     let parts = random.usize(1..=12);
