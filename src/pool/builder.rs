@@ -184,9 +184,9 @@ impl PoolBuilder {
     }
 
     /// Sets the attention window of all layers: sequences give up the blocks behind it, and a hit
-    /// needs only the blocks of the window before its boundary. Requires the null block, which stands
-    /// in their place in tables. An append or reservation gives them up before it takes blocks, also
-    /// if it is then refused.
+    /// needs only the blocks of the window before its boundary. Requires the null block, which
+    /// stands in their place in tables. An append or reservation gives them up before it takes
+    /// blocks, also if it is then refused.
     ///
     /// ```
     /// use kvpool::{KvLayout, Pool, SequenceId, Window};

@@ -17,8 +17,8 @@
 //!   sequences closed during a batch.
 //! - Data: `outputs` (block tables, slots, lengths), `moved` (outdated entries of persistent
 //!   tables), `bytes` (store and load without `unsafe`).
-//! - `pinned`, prefixes kept from eviction; `transfer`, to another pool; `window` and `slide`, blocks
-//!   given up behind an attention window.
+//! - `pinned`, prefixes kept from eviction; `transfer`, to another pool.
+//! - `window` and `slide`: blocks given up behind an attention window.
 //!
 //! # Invariants
 //!

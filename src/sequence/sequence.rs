@@ -133,7 +133,8 @@ impl Sequence {
         self.committed.min(self.extent().0) as usize
     }
 
-    /// Returns the number of blocks of its tokens, including those [given up](Self::blocks_given_up).
+    /// Returns the number of blocks of its tokens, including those [given
+    /// up](Self::blocks_given_up).
     #[inline]
     pub fn block_count(&self) -> usize {
         self.extent().1
@@ -152,8 +153,8 @@ impl Sequence {
         (self.seals.settled() as usize).min(self.block_count())
     }
 
-    /// Returns a handle for each block, valid while the block is in the sequence. Those of blocks that
-    /// were [given up](Self::blocks_given_up) name the null block.
+    /// Returns a handle for each block, valid while the block is in the sequence. Those of blocks
+    /// that were [given up](Self::blocks_given_up) name the null block.
     pub fn handles(&self) -> impl ExactSizeIterator<Item = BlockHandle> + DoubleEndedIterator {
         self.blocks().map(|id| self.pool_blocks().handle(id))
     }

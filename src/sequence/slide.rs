@@ -10,18 +10,19 @@
 //!
 //! # When a block is given up
 //!
-//! Before an append or a reservation takes blocks, every block of which no token is in the window of
+//! Before an append or a reservation takes blocks, every block of which no token is in the
+//! window of
 //!
 //! ```text
 //! base == min(committed, first position that a batch in flight wrote, of each such batch, first
 //!         position of the blocks that are not settled), rounded down to the first one of its block
 //! ```
 //!
-//! is given up, except the last block and those of sinks. So the tables of each batch in flight show
-//! the windows of all tokens that it wrote, whatever was appended since; a draft can be rejected,
-//! and an abandoned batch withdrawn: both cut at `base` or later. It is not behind the first open
-//! block, because a batch may write all of that block again: it stores its tokens, or the engine
-//! copies it. If that batch is abandoned, the cut is at the block's first token.
+//! is given up, except the last block and those of sinks. So the tables of each batch in flight
+//! show the windows of all tokens that it wrote, whatever was appended since; a draft can be
+//! rejected, and an abandoned batch withdrawn: both cut at `base` or later. It is not behind the
+//! first open block, because a batch may write all of that block again: it stores its tokens, or
+//! the engine copies it. If that batch is abandoned, the cut is at the block's first token.
 //!
 //! Giving up replaces the id in the list, fences, and releases the block, as a truncation does:
 //! either a reader of the list does not find the block, or the release sees its batch. Model:

@@ -104,8 +104,8 @@ fn is_different(key: &str) -> bool {
 impl LayerGroups {
     /// Groups the layers of a Hugging Face `config.json`.
     ///
-    /// The repository's `docs/hybrid.md` lists the fields that are read. An unknown kind of layer, or
-    /// a field that hints at one, is refused by name.
+    /// The repository's `docs/hybrid.md` lists the fields that are read. An unknown kind of layer,
+    /// or a field that hints at one, is refused by name.
     pub fn from_config(json: &str, options: GroupOptions) -> Result<Self, LayersError> {
         let fields = Fields::parse(json)?;
         let dtype = options.dtype.map_or_else(|| fields.dtype(), Ok)?;

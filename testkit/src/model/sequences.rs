@@ -74,8 +74,8 @@ impl Drive {
         self.sequence_is(sequence)
     }
 
-    /// Releases blocks that an append to a sequence of `before` tokens gave up, whether it then took
-    /// others or was refused. Those of batches in flight may stay.
+    /// Releases blocks that an append to a sequence of `before` tokens gave up, whether it then
+    /// took others or was refused. Those of batches in flight may stay.
     fn gave_up(&mut self, sequence: usize, before: usize) -> Checked {
         let opened = &mut self.sequences[sequence];
         let next = opened.committed.min(before);
@@ -314,8 +314,8 @@ impl Opened {
         first * block_tokens..(first + count) * block_tokens
     }
 
-    /// Returns the error of a truncation to `length` tokens, if the window of the first token of its
-    /// last block, which may be written again, was given up.
+    /// Returns the error of a truncation to `length` tokens, if the window of the first token of
+    /// its last block, which may be written again, was given up.
     fn behind(&self, window: Option<Window>, length: usize, block_tokens: usize) -> Option<SequenceError> {
         let first = length / block_tokens * block_tokens;
         let begin = (first + 1).saturating_sub(window?.tokens()).min(length.checked_sub(1)?);
