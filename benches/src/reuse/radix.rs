@@ -1,8 +1,8 @@
 //! A radix tree behind one mutex, as in engines whose prefix cache is a tree.
 //!
 //! ```text
-//! root ── run of 31 blocks ─┬─ run of 31 blocks      a node: the tokens of a run and its blocks
-//!                           └─ run of 33 blocks      a leaf without references is in the LRU list
+//! root ── run of 31 blocks ─┬─ run of 31 blocks   a node: the tokens of a run and its blocks
+//!                           └─ run of 33 blocks   a leaf without references is in the LRU list
 //! ```
 //!
 //! A node is referenced by its children and by the requests whose cached prefix ends in it, and not
