@@ -90,7 +90,8 @@ impl<'a> AdmitRequest<'a> {
     ///
     /// By default the whole prompt may be appended at once, and all of its blocks are reserved.
     /// With chunks, appends take the reserved blocks first; later ones allocate, while the blocks
-    /// that leave the window become available, and may be refused. No effect in a pool without a window.
+    /// that leave the window become available, and may be refused. No effect in a pool without a
+    /// window.
     pub fn chunk(mut self, tokens: usize) -> Self {
         self.chunk = Some(tokens);
         self
