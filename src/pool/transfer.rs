@@ -40,12 +40,14 @@ impl Pool {
         if blocks_max == 0 {
             return Err(AllocError::Zero.into());
         }
+        self.check_shares_cache()?;
         Export::coldest(&self.end()?, blocks_max)
     }
 
     /// Begins to copy cached blocks to another pool's cache: those of a chain of hashes from its
     /// block `first` on, up to the first one that is not cached. Fails without storage or cache.
     pub fn export_prefix(&self, first: u32, hashes: &[BlockHash]) -> Result<Export, TransferError> {
+        self.check_shares_cache()?;
         Export::prefix(&self.end()?, first, hashes, &mut |_| false)
     }
 
@@ -179,6 +181,7 @@ impl Pool {
         keys: &PrefixKeys<'_>,
         tokens: &[u32],
     ) -> Result<BringBackReport, TransferError> {
+        self.check_shares_cache()?;
         let came = async {
             let remote = self.remote(node)?;
             let no_cache = TransferError::NoCache { pool: self.tag() };

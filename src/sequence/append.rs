@@ -1,7 +1,8 @@
 //! Appends tokens to a sequence.
 //!
 //! ```text
-//! room        withdraw what was abandoned, plan, look at the last block
+//! catch up    withdraw what was abandoned
+//! room        plan, look at the last block
 //! grow        if that block does not do: take blocks, copy on write, reopen      an error changes nothing
 //! complete    announce, make final, promise full blocks to the batch
 //! ```
@@ -68,6 +69,7 @@ impl Batch {
     ) -> Result<Appended, SequenceError> {
         let _call = call();
         let tokens = tokens.into();
+        sequence.catch_up();
         match self.room(sequence, tokens)? {
             Room::NoTokens => {
                 let length = sequence.list.tokens() as usize;
@@ -81,11 +83,10 @@ impl Batch {
         }
     }
 
-    /// Withdraws writes of abandoned batches, and determines what tokens require of a sequence.
+    /// Determines what tokens require of a sequence, which has withdrawn what was abandoned.
     // Always inline, like its callees: results in memory would take longer than the rest.
     #[inline(always)]
     pub(super) fn room(&self, sequence: &mut Sequence, tokens: Tokens<'_>) -> Result<Room, SequenceError> {
-        sequence.catch_up();
         let Some(plan) = self.plan(sequence, tokens)? else { return Ok(Room::NoTokens) };
         sequence.settle();
         sequence.frames.catch_up(&sequence.list, &self.step.sequences.0.blocks);

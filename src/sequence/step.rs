@@ -92,15 +92,8 @@ impl Batch {
         let mut stepped = Stepped { new_blocks: copied.len(), copied };
         let mut fresh = planned.iter().filter(|planned| planned.growth.fresh > 0).peekable();
         for (place, Append { sequence, tokens }) in appends.iter_mut().enumerate() {
-            let Some(Planned { growth, .. }) = fresh.next_if(|planned| planned.place == place) else {
-                self.append_within_last(sequence, *tokens);
-                continue;
-            };
-            let appended = self.append_to_list(sequence, growth, None, *tokens);
-            let Ok(Appended { new_blocks, .. }) = appended else {
-                unreachable!("{sequence:?} has reserved its blocks: {appended:?}")
-            };
-            stepped.new_blocks += new_blocks;
+            let growth = fresh.next_if(|planned| planned.place == place).map(|planned| &planned.growth);
+            stepped.new_blocks += self.append_planned(sequence, growth, *tokens);
         }
         Self::unreserve(appends, &planned);
         Ok(stepped)
@@ -147,6 +140,7 @@ impl Batch {
         let mut refusal: Option<(usize, AllocError)> = None;
         for place in 0..appends.len() {
             let Append { ref mut sequence, tokens } = appends[place];
+            sequence.catch_up();
             let error = match self.plan_one(sequence, tokens) {
                 Ok(None) => continue,
                 Ok(Some((growth, needed))) => match self.provide(sequence, needed, refusal) {
@@ -213,13 +207,44 @@ impl Batch {
         }
     }
 
+    /// Returns the number of blocks that an append to a sequence that has caught up must allocate.
+    pub(super) fn lacks(&self, sequence: &mut Sequence, tokens: Tokens<'_>) -> Result<usize, SequenceError> {
+        let Some((_, needed)) = self.plan_one(sequence, tokens)? else { return Ok(0) };
+        Ok(needed.saturating_sub(sequence.reserved.len()))
+    }
+
+    /// Plans an append to a sequence that has caught up, and reserves the blocks that it lacks.
+    pub(super) fn plan_and_reserve(
+        &self,
+        sequence: &mut Sequence,
+        tokens: Tokens<'_>,
+    ) -> Result<Option<(Growth, usize)>, SequenceError> {
+        let Some((growth, needed)) = self.plan_one(sequence, tokens)? else { return Ok(None) };
+        let reserved = self.provide(sequence, needed, None)?;
+        Ok(Some((growth, reserved)))
+    }
+
+    /// Appends by a plan for which the blocks are reserved and the last block is open.
+    pub(super) fn append_planned(
+        &mut self,
+        sequence: &mut Sequence,
+        growth: Option<&Growth>,
+        tokens: Tokens<'_>,
+    ) -> usize {
+        let Some(growth) = growth.filter(|growth| growth.fresh > 0) else {
+            self.append_within_last(sequence, tokens);
+            return 0;
+        };
+        let appended = self.append_to_list(sequence, growth, None, tokens);
+        let Ok(Appended { new_blocks, .. }) = appended else {
+            unreachable!("{sequence:?} has reserved its blocks: {appended:?}")
+        };
+        new_blocks
+    }
+
     fn unreserve(appends: &mut [Append<'_>], planned: &[Planned]) {
         for &Planned { place, reserved, .. } in planned.iter().rev() {
-            let sequence = &mut *appends[place].sequence;
-            let unused = reserved.min(sequence.reserved.len());
-            if unused > 0 {
-                sequence.release_last_reserved(unused);
-            }
+            appends[place].sequence.unreserve(reserved);
         }
     }
 }
