@@ -1,8 +1,7 @@
 //! Appends tokens to a sequence.
 //!
 //! ```text
-//! catch up    withdraw what was abandoned
-//! room        plan, look at the last block
+//! room        withdraw what was abandoned, plan, look at the last block
 //! grow        if that block does not do: take blocks, copy on write, reopen      an error changes nothing
 //! complete    announce, make final, promise full blocks to the batch
 //! ```
@@ -69,7 +68,6 @@ impl Batch {
     ) -> Result<Appended, SequenceError> {
         let _call = call();
         let tokens = tokens.into();
-        sequence.catch_up();
         match self.room(sequence, tokens)? {
             Room::NoTokens => {
                 let length = sequence.list.tokens() as usize;
@@ -83,10 +81,16 @@ impl Batch {
         }
     }
 
+    #[inline(always)]
+    fn room(&self, sequence: &mut Sequence, tokens: Tokens<'_>) -> Result<Room, SequenceError> {
+        sequence.catch_up();
+        self.room_now(sequence, tokens)
+    }
+
     /// Determines what tokens require of a sequence, which has withdrawn what was abandoned.
     // Always inline, like its callees: results in memory would take longer than the rest.
     #[inline(always)]
-    pub(super) fn room(&self, sequence: &mut Sequence, tokens: Tokens<'_>) -> Result<Room, SequenceError> {
+    pub(super) fn room_now(&self, sequence: &mut Sequence, tokens: Tokens<'_>) -> Result<Room, SequenceError> {
         let Some(plan) = self.plan(sequence, tokens)? else { return Ok(Room::NoTokens) };
         sequence.settle();
         sequence.frames.catch_up(&sequence.list, &self.step.sequences.0.blocks);

@@ -92,15 +92,18 @@ impl Batch {
         let mut stepped = Stepped { new_blocks: copied.len(), copied };
         let mut fresh = planned.iter().filter(|planned| planned.growth.fresh > 0).peekable();
         for (place, Append { sequence, tokens }) in appends.iter_mut().enumerate() {
-            let growth = fresh.next_if(|planned| planned.place == place).map(|planned| &planned.growth);
-            stepped.new_blocks += self.append_planned(sequence, growth, *tokens);
+            let Some(Planned { growth, .. }) = fresh.next_if(|planned| planned.place == place) else {
+                self.append_within_last(sequence, *tokens);
+                continue;
+            };
+            stepped.new_blocks += self.append_reserved(sequence, growth, *tokens);
         }
         Self::unreserve(appends, &planned);
         Ok(stepped)
     }
 
     /// Appends tokens to the last block, which is open and has room, or no tokens.
-    #[inline]
+    #[inline(always)]
     fn append_within_last(&mut self, sequence: &mut Sequence, tokens: Tokens<'_>) {
         let (length, blocks) = (sequence.list.tokens(), sequence.list.len() as u32);
         let count = tokens.count(sequence) as u32;
@@ -110,7 +113,7 @@ impl Batch {
         let growth = Growth::within_last(length, blocks, count, self.step.sequences.0.block_tokens);
         let growth = growth.unwrap_or_else(|| unreachable!("{sequence:?} was planned to grow in place"));
         debug_assert!(
-            matches!(self.room(sequence, tokens), Ok(Room::InPlace(_))),
+            matches!(self.room_now(sequence, tokens), Ok(Room::InPlace(_))),
             "{sequence:?} is not open at its end"
         );
         self.append_in_place(sequence, &growth, tokens);
@@ -173,13 +176,14 @@ impl Batch {
     }
 
     /// `None` if the last block takes the tokens, otherwise the plan and the number of blocks.
-    #[inline]
+    // Always inline: see `room`.
+    #[inline(always)]
     fn plan_one(
         &self,
         sequence: &mut Sequence,
         tokens: Tokens<'_>,
     ) -> Result<Option<(Growth, usize)>, SequenceError> {
-        Ok(match self.room(sequence, tokens)? {
+        Ok(match self.room_now(sequence, tokens)? {
             Room::NoTokens | Room::InPlace(_) => None,
             Room::InList(growth, tail) => {
                 // A reopened block needs none, but is copied if it is being moved at that moment.
@@ -231,10 +235,18 @@ impl Batch {
         growth: Option<&Growth>,
         tokens: Tokens<'_>,
     ) -> usize {
-        let Some(growth) = growth.filter(|growth| growth.fresh > 0) else {
-            self.append_within_last(sequence, tokens);
-            return 0;
-        };
+        match growth.filter(|growth| growth.fresh > 0) {
+            Some(growth) => self.append_reserved(sequence, growth, tokens),
+            None => {
+                self.append_within_last(sequence, tokens);
+                0
+            }
+        }
+    }
+
+    /// Appends tokens that need new blocks, which are reserved.
+    #[inline(never)]
+    fn append_reserved(&mut self, sequence: &mut Sequence, growth: &Growth, tokens: Tokens<'_>) -> usize {
         let appended = self.append_to_list(sequence, growth, None, tokens);
         let Ok(Appended { new_blocks, .. }) = appended else {
             unreachable!("{sequence:?} has reserved its blocks: {appended:?}")
