@@ -43,6 +43,7 @@ mod sequence_runs;
 #[cfg(feature = "serde")]
 mod serde;
 mod simulation;
+mod states;
 mod storage_conformance;
 mod storage_faults;
 mod streams;

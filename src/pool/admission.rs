@@ -72,7 +72,7 @@ impl Pool {
         Wait::new(move |deadline| async move {
             let mut admission = self.0.sequences.grouped_admission(request)?;
             match admission.try_now() {
-                Err(AllocError::Behind { .. } | AllocError::Exhausted { .. }) => {}
+                Err(AllocError::Behind { .. } | AllocError::Exhausted { .. } | AllocError::NoRun { .. }) => {}
                 Err(error) => return Err(error.into()),
                 Ok(()) => return Ok(admission.admitted()),
             }

@@ -166,7 +166,7 @@ impl Batch {
     }
 
     #[inline]
-    fn make_final(&mut self, sequence: &mut Sequence, plan: &Growth) {
+    pub(super) fn make_final(&mut self, sequence: &mut Sequence, plan: &Growth) {
         let has_drafts = sequence.committed < plan.from;
         sequence.committed = plan.length;
         if let Some(known) = &mut sequence.known {

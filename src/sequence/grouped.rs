@@ -38,26 +38,26 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use smallvec::SmallVec;
 
-use crate::block::{AllocRequest, ListEnd, Waiting};
+use crate::block::AllocRequest;
 use crate::error::{AllocError, SequenceError};
-use crate::ids::{BlockId, SequenceId};
+use crate::ids::SequenceId;
 use crate::prefix::ExtraKey;
 use crate::storage::{Element, Elements};
 use crate::sync::{Ordering::Relaxed, call};
 
-use super::admit::{AdmitRequest, Needs};
 use super::batch::Batch;
 use super::grow::Copied;
 use super::plan::Growth;
-use super::registry::Sequences;
-use super::reserve::Allocate;
 use super::sequence::Sequence;
+use super::state::{State, StateCopy};
 use super::tokens::Tokens;
 
 /// A sequence with a list of blocks in each group of layers. Dropping it closes it.
 pub struct GroupedSequence {
     /// Not empty; all of the same length.
-    parts: Vec<Sequence>,
+    pub(super) parts: Vec<Sequence>,
+    /// Of the same length too.
+    pub(super) states: Vec<State>,
 }
 
 impl GroupedSequence {
@@ -84,9 +84,21 @@ impl GroupedSequence {
         &self.parts[group]
     }
 
-    /// Returns the number of groups.
+    /// Returns the number of groups, without those that keep a state.
     pub fn groups(&self) -> usize {
         self.parts.len()
+    }
+
+    /// Returns the frames of a [state](crate::pool::PoolBuilder::states), which are consecutive, and
+    /// the same until the sequence is closed.
+    ///
+    /// Kernels overwrite them in the order of the tokens. If an append begins at position 0, they
+    /// hold nothing yet: the engine initializes them.
+    ///
+    /// # Panics
+    /// If the pool has no such state.
+    pub fn state(&self, state: usize) -> Range<usize> {
+        self.states[state].frames()
     }
 
     /// Returns the number of blocks reserved beyond its tokens, in all groups.
@@ -96,11 +108,16 @@ impl GroupedSequence {
 
     /// Returns the number of blocks that it holds, without those given up, in all groups.
     pub fn held_blocks(&self) -> usize {
-        self.parts.iter().map(|part| part.block_count() - part.blocks_given_up()).sum()
+        let parts = self.parts.iter().map(|part| part.block_count() - part.blocks_given_up());
+        parts.sum::<usize>() + self.state_blocks()
+    }
+
+    fn state_blocks(&self) -> usize {
+        self.states.iter().map(|state| state.run.block_count()).sum()
     }
 
     /// Lets all parts see the same abandoned batches, and the same uncached blocks.
-    fn catch_up(&mut self) {
+    pub(super) fn catch_up(&mut self) {
         loop {
             let seen = |parts: &[Sequence]| -> SmallVec<[u64; 8]> {
                 parts.iter().map(|part| part.seen.load(Relaxed)).collect()
@@ -114,8 +131,10 @@ impl GroupedSequence {
             }
         }
         let of = |part: &Sequence| (part.list.tokens(), part.announced_now(), part.committed);
+        self.states.iter_mut().for_each(State::look_for_abandoned);
         let first = of(&self.parts[0]);
-        if self.parts.iter().any(|part| of(part) != first) {
+        let is_uneven = self.states.iter().any(|state| state.at != first.0);
+        if is_uneven || self.parts.iter().any(|part| of(part) != first) {
             self.level();
         }
         for part in &mut self.parts {
@@ -128,7 +147,7 @@ impl GroupedSequence {
     }
 
     /// Cuts all parts to what the shortest has, after a log that dropped batches: parts may have
-    /// forgotten different writes.
+    /// forgotten different writes. A state that was computed from more tokens begins again.
     #[cold]
     fn level(&mut self) {
         let parts = &mut self.parts;
@@ -136,8 +155,12 @@ impl GroupedSequence {
         let announced = parts.iter().map(Sequence::announced_now).min().unwrap_or(0);
         let committed = parts.iter().map(|part| part.committed).min().unwrap_or(0);
         let continues = parts.iter().all(|part| part.check_continues(length as usize).is_ok());
+        let continues = continues && self.states.iter().all(|state| state.at == length);
         // A part that has given up what the next token would see begins again.
         let length = if continues { length } else { 0 };
+        if length == 0 {
+            self.states.iter_mut().for_each(State::restart);
+        }
         for part in parts {
             part.cut_to(length, announced);
             part.committed = part.committed.min(committed);
@@ -171,10 +194,20 @@ impl GroupedSequence {
 
     /// As [`Sequence::truncate`], in every group. If a group has given up tokens that the next one
     /// would see, nothing has changed in any.
+    ///
+    /// # Errors
+    /// Also [`SequenceError::StateAhead`] in a pool with states, unless no tokens are left.
     pub fn truncate(&mut self, length: usize) -> Result<(), SequenceError> {
         self.catch_up();
         let check = |part: &Sequence| part.check_continues(length.min(part.list.tokens() as usize));
         self.parts.iter().try_for_each(check)?;
+        let tokens = self.len();
+        if length < tokens && !self.states.is_empty() {
+            if length > 0 {
+                return Err(SequenceError::StateAhead { id: self.id(), asked: length, tokens });
+            }
+            self.states.iter_mut().for_each(State::restart);
+        }
         self.parts.iter_mut().try_for_each(|part| part.truncate_now(length))
     }
 
@@ -219,7 +252,7 @@ impl GroupedSequence {
 
     fn held_now(&self) -> usize {
         let held = |part: &Sequence| part.list.len() - part.gap().len() + part.reserved.len();
-        self.parts.iter().map(held).sum()
+        self.parts.iter().map(held).sum::<usize>() + self.state_blocks()
     }
 
     fn unreserve(&mut self, reserved: impl IntoIterator<Item = usize>) {
@@ -227,12 +260,19 @@ impl GroupedSequence {
     }
 
     /// As [`Sequence::fork`], in every group.
+    ///
+    /// # Errors
+    /// Also [`SequenceError::Invalid`] in a pool with states, which are not shared: admit another
+    /// sequence with the same tokens, behind a [checkpoint](Batch::checkpoint).
     pub fn fork(&mut self, id: SequenceId) -> Result<Self, SequenceError> {
         let _call = call();
+        if !self.states.is_empty() {
+            return Err(SequenceError::invalid(id, "fork", "one of a state", "a pool without states"));
+        }
         self.catch_up();
         let sequences = &self.parts[0].sequences;
         let lists = sequences.register_grouped(id, self.parts[0].priority())?;
-        let mut fork = Self { parts: Vec::with_capacity(lists.len()) };
+        let mut fork = Self { parts: Vec::with_capacity(lists.len()), states: Vec::new() };
         for (part, list) in self.parts.iter().zip(lists) {
             match part.fork_to(id, list) {
                 Ok(part) => fork.parts.push(part),
@@ -251,6 +291,7 @@ impl GroupedSequence {
 impl Drop for GroupedSequence {
     fn drop(&mut self) {
         self.catch_up();
+        self.close_states();
         // The first part last, which unregisters the id.
         while self.parts.pop().is_some() {}
     }
@@ -258,7 +299,8 @@ impl Drop for GroupedSequence {
 
 impl fmt::Debug for GroupedSequence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GroupedSequence").field("parts", &self.parts).finish()
+        let states: Vec<_> = self.states.iter().map(State::frames).collect();
+        f.debug_struct("GroupedSequence").field("parts", &self.parts).field("states", &states).finish()
     }
 }
 
@@ -272,6 +314,9 @@ pub struct GroupedAppended {
     pub new_blocks: usize,
     /// The blocks that were copied because they could not be written in place, with their groups.
     pub copied: Vec<(usize, Copied)>,
+    /// The states of a cached prefix, at the first append behind it: the engine makes these copies
+    /// before the batch's own work.
+    pub restored: Vec<StateCopy>,
 }
 
 type Plan = Option<(Growth, usize)>;
@@ -281,7 +326,8 @@ impl Batch {
     ///
     /// # Errors
     /// As [`append`](Self::append). No group has grown, except that after a failed copy on write the
-    /// earlier copies stay, in blocks that may have been reserved.
+    /// earlier copies stay, in blocks that may have been reserved. [`SequenceError::Invalid`] for
+    /// drafts in a pool with states, which cannot be taken back.
     ///
     /// # Panics
     /// If the storage panics during a copy; then as after an error.
@@ -292,6 +338,10 @@ impl Batch {
     ) -> Result<GroupedAppended, SequenceError> {
         let _call = call();
         let tokens = tokens.into();
+        if matches!(tokens, Tokens::Draft(_)) && !sequence.states.is_empty() {
+            let limit = "final ones in a pool with states";
+            return Err(SequenceError::invalid(sequence.id(), "tokens", "drafts", limit));
+        }
         sequence.catch_up();
         let mut lacking = 0;
         for part in &mut sequence.parts {
@@ -332,7 +382,16 @@ impl Batch {
             new_blocks += self.append_planned(part, plan.as_ref().map(|(growth, _)| growth), tokens);
         }
         unreserve(sequence, &plans);
-        Ok(GroupedAppended { tokens: from..sequence.parts[0].list.tokens() as usize, new_blocks, copied })
+        let length = sequence.parts[0].list.tokens();
+        let mut restored = Vec::new();
+        if length as usize > from {
+            for state in &mut sequence.states {
+                self.step.note(&mut state.run, 0);
+                restored.extend(state.restored());
+                state.at = length;
+            }
+        }
+        Ok(GroupedAppended { tokens: from..length as usize, new_blocks, copied, restored })
     }
 
     /// Notes this batch in all parts from the first position that it wrote in any, so that all
@@ -390,175 +449,5 @@ impl Batch {
         self.tile_mut::<T>(&mut sequence.parts[group], layer, index)?;
         self.note_in_all(sequence);
         self.tile_mut(&mut sequence.parts[group], layer, index)
-    }
-}
-
-impl Sequence {
-    /// Returns the number of blocks to allocate behind a hit of this many tokens.
-    fn blocks_behind(&self, needs: Needs, hit: usize) -> usize {
-        let hits = hit / self.sequences.block_tokens();
-        needs.behind(hits, self.sequences.held_of(hits, self.window))
-    }
-}
-
-/// An admission to every group. Dropping it closes the sequence.
-pub(crate) struct GroupedAdmission<'a> {
-    request: &'a AdmitRequest<'a>,
-    sequence: GroupedSequence,
-    needs: Vec<Needs>,
-}
-
-impl Sequences {
-    /// Opens a sequence in every group, without blocks. Fails if no free can satisfy the request.
-    pub(crate) fn grouped_admission<'a>(
-        &self,
-        request: &'a AdmitRequest<'a>,
-    ) -> Result<GroupedAdmission<'a>, SequenceError> {
-        let _call = call();
-        let options = request.options();
-        for (is_set, what) in [(request.is_contiguous(), "contiguous"), (options.reuses_tail, "reuse_tail")] {
-            if is_set {
-                let limit = "a sequence admitted to one group";
-                return Err(SequenceError::invalid(
-                    request.id(),
-                    what,
-                    "a sequence of several groups",
-                    limit,
-                ));
-            }
-        }
-        let groups = 0..self.windows().len();
-        let needs = groups.clone().map(|group| request.needs(self, group)).collect::<Result<_, _>>()?;
-        let known: Vec<_> =
-            groups.map(|group| options.hashes(self, group as u32)).collect::<Result<_, _>>()?;
-        let lists = self.register_grouped(request.id(), request.urgency())?;
-        let part = |((group, list), known)| {
-            let part = Sequence::new(self.clone(), request.id(), request.urgency(), list);
-            part.in_group(group).with(known, options.reuses_tail)
-        };
-        let parts = (0..).zip(lists).zip(known).map(part).collect();
-        let mut sequence = GroupedSequence { parts };
-        sequence.announce(request.prompt())?;
-        let mut admission = GroupedAdmission { request, sequence, needs };
-        // The parts may have begun before and after a clear.
-        admission.renew();
-        Ok(admission)
-    }
-}
-
-impl GroupedAdmission<'_> {
-    /// Restarts the hashes of all groups after a clear, like an admission to one group.
-    fn renew(&mut self) {
-        let parts = &mut self.sequence.parts;
-        let Some(cache) = parts[0].sequences.cache().cloned() else { return };
-        let is_current = |part: &Sequence| part.known.as_ref().is_none_or(|known| known.era() == cache.era());
-        if !parts.iter().all(is_current) {
-            parts.iter_mut().for_each(|part| part.renew(self.request));
-        }
-    }
-
-    /// Returns the longest hit of all groups, of at most this many tokens, and its evictable blocks.
-    fn boundary(&self, mut tokens: usize) -> (usize, usize) {
-        let mut evictable;
-        loop {
-            let before = tokens;
-            evictable = 0;
-            for part in &self.sequence.parts {
-                let (hit, of) = part.longest_hit(self.request.prompt(), tokens);
-                (tokens, evictable) = (hit, evictable + of);
-            }
-            if tokens == before {
-                return (tokens, evictable);
-            }
-        }
-    }
-
-    fn allocation(&self, boundary: usize) -> AllocRequest {
-        let behind = |(part, needs): (&Sequence, &Needs)| part.blocks_behind(*needs, boundary);
-        let blocks = self.sequence.parts.iter().zip(&self.needs).map(behind).fold(0, usize::saturating_add);
-        AllocRequest::new(blocks).sequence(self.request.id()).priority(self.request.urgency())
-    }
-
-    pub(crate) fn missing(&self) -> AllocRequest {
-        self.allocation(self.boundary(usize::MAX).0)
-    }
-
-    /// Tries once, without waiting. On an error the pool is unchanged.
-    pub(crate) fn try_now(&mut self) -> Result<(), AllocError> {
-        let _call = call();
-        self.check_fits()?;
-        let blocks = self.sequence.parts[0].pool_blocks().clone();
-        blocks.check_is_first(&self.allocation(0))?;
-        self.attempt(false, &mut |request, end, take| blocks.allocate_listed(request, Some(end), take))
-    }
-
-    /// Tries once, in the turn of a place in the queue. On an error the pool is unchanged.
-    pub(crate) fn try_in_turn(&mut self, place: &mut Waiting<'_>) -> Result<(), AllocError> {
-        // Before the counts, which determine whether to wait.
-        self.check_fits()?;
-        self.renew();
-        let (boundary, evictable) = self.boundary(usize::MAX);
-        place.check_counts(&self.allocation(boundary), evictable)?;
-        let outcome = self.attempt(true, &mut |request, end, take| place.allocate(request, Some(end), take));
-        if outcome.is_err() {
-            // The new head of the queue may have searched while the prefix was held.
-            place.kept_no_longer();
-        }
-        outcome
-    }
-
-    /// Returns an error if the whole pool has too few blocks for the sequence.
-    fn check_fits(&self) -> Result<(), AllocError> {
-        let blocks = self.sequence.parts[0].pool_blocks();
-        blocks.check_request(&self.allocation(0)).inspect_err(|error| blocks.count_refusal(error))
-    }
-
-    fn attempt(&mut self, is_in_line: bool, allocate: Allocate<'_>) -> Result<(), AllocError> {
-        let boundary = self.take_hit(is_in_line);
-        let request = self.allocation(boundary);
-        let mut fresh = Vec::with_capacity(request.blocks);
-        if request.blocks > 0
-            && let Err(error) = allocate(&request, ListEnd::default(), &mut |id| fresh.push(id))
-        {
-            self.sequence.parts.iter_mut().for_each(|part| part.give_back_hit(boundary, is_in_line));
-            return Err(error);
-        }
-        let mut rest = fresh.into_iter();
-        for (part, needs) in self.sequence.parts.iter_mut().zip(&self.needs) {
-            let blocks = part.blocks_behind(*needs, boundary);
-            let own: Vec<BlockId> = rest.by_ref().take(blocks).collect();
-            part.adopt_hit(boundary, own, needs.leave);
-        }
-        // The policy saw the lookup once, and places the blocks of all groups alike.
-        let context = self.sequence.parts[0].known.as_ref().map_or(0, |known| known.policy_info.context);
-        let known = self.sequence.parts.iter_mut().flat_map(|part| &mut part.known);
-        known.for_each(|known| known.policy_info.context = context);
-        Ok(())
-    }
-
-    /// Takes references at one boundary in every group, and returns it in tokens.
-    fn take_hit(&mut self, is_in_line: bool) -> usize {
-        let mut most = usize::MAX;
-        loop {
-            let boundary = self.boundary(most).0;
-            let mut taken = SmallVec::<[usize; 8]>::new();
-            for part in &mut self.sequence.parts {
-                taken.push(part.take_hit(self.request.prompt(), boundary, is_in_line));
-                if taken.last() != Some(&boundary) {
-                    break;
-                }
-            }
-            most = *taken.last().expect("a pool has a group");
-            if most == boundary {
-                return boundary;
-            }
-            // Blocks were evicted since they were counted. Reached by `groups_are_hit_beside_evictions`.
-            let taken = self.sequence.parts.iter_mut().zip(taken);
-            taken.for_each(|(part, hit)| part.give_back_hit(hit, is_in_line));
-        }
-    }
-
-    pub(crate) fn admitted(self) -> GroupedSequence {
-        self.sequence
     }
 }

@@ -49,9 +49,11 @@ mod batch;
 mod batch_inner;
 mod builder;
 mod bytes;
+mod checkpoint;
 mod closing;
 mod footprint;
 mod frames;
+mod group_admission;
 mod grouped;
 mod grow;
 #[cfg(not(kvpool_loom))]
@@ -69,6 +71,7 @@ mod seals;
 #[expect(clippy::module_inception, reason = "the floor is named after its main type")]
 mod sequence;
 mod slide;
+mod state;
 mod step;
 mod token_hashes;
 mod tokens;
@@ -90,6 +93,7 @@ pub use pinned::PinnedPrefix;
 pub use plan::TOKENS_MAX;
 pub use registry::{PinnedInfo, SequenceView, Sequences};
 pub use sequence::Sequence;
+pub use state::StateCopy;
 pub use step::{Append, Stepped};
 pub use tokens::Tokens;
 pub use transfer::ResumeOptions;

@@ -98,7 +98,8 @@ impl Sequence {
 
     /// Makes it the list of a sequence in another group of layers than the first.
     pub(super) fn in_group(mut self, group: u32) -> Self {
-        (self.group, self.window) = (group, self.sequences.windows()[group as usize]);
+        let window = self.sequences.windows().get(group as usize).copied().flatten();
+        (self.group, self.window) = (group, window);
         self
     }
 

@@ -101,6 +101,25 @@ impl TokenHashes {
         })
     }
 
+    /// Returns the hashes of the blocks of a state behind this many blocks of tokens, all known.
+    pub(super) fn of_state(&self, behind: usize, state: usize, blocks: usize) -> Option<Self> {
+        let last = behind.checked_sub(1).and_then(|last| self.hash(last as u32))?;
+        Some(Self {
+            chain: ChainHash::after(last, 0),
+            root: last,
+            hashes: (0..blocks).map(|block| last.of_state(state, block)).collect(),
+            tokens: Vec::new(),
+            full_at: usize::MAX,
+            extra_keys: Vec::new(),
+            is_cut: true,
+            era: self.era,
+            looked: self.looked,
+            provenance: self.provenance.clone(),
+            mark: self.mark,
+            policy_info: self.policy_info,
+        })
+    }
+
     /// Returns what another pool's cache needs. `computed`: a batch here wrote to the blocks.
     pub(super) fn known_tokens(&self, cache: &PrefixCache, computed: bool) -> KnownTokens {
         let is_own = computed || self.provenance.is_own();
@@ -341,7 +360,8 @@ impl TokenHashes {
             block,
             hash: *self.hashes.get(place)?,
             parent: place.checked_sub(1).map(|parent| self.hashes[parent]),
-            tokens: self.tokens[tokens.clone()].into(),
+            // A state has none.
+            tokens: self.tokens.get(tokens.clone())?.into(),
             block_tokens: block_tokens as u32,
             extra_keys: ExtraKey::of_block(&self.extra_keys, tokens),
         }))

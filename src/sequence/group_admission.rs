@@ -1,0 +1,299 @@
+//! Admission to every group of layers at one boundary: see [`grouped`](super::grouped).
+//!
+//! ```text
+//! hit        references at one boundary in every group, and on a checkpoint of each state
+//! allocate   a run for each state, then the blocks of all groups
+//! refused    all are given back;  with a checkpoint, once more without a hit: its memory may be what is missing
+//! ```
+
+use smallvec::SmallVec;
+
+use crate::block::{AllocRequest, ListEnd, Waiting};
+use crate::error::{AllocError, SequenceError};
+use crate::ids::BlockId;
+use crate::sync::call;
+
+use super::admit::{AdmitRequest, Needs};
+use super::grouped::GroupedSequence;
+use super::registry::Sequences;
+use super::reserve::Allocate;
+use super::sequence::Sequence;
+use super::state::State;
+use super::token_hashes::TokenHashes;
+
+impl Sequence {
+    /// Returns the number of blocks to allocate behind a hit of this many tokens.
+    fn blocks_behind(&self, needs: Needs, hit: usize) -> usize {
+        let hits = hit / self.sequences.block_tokens();
+        needs.behind(hits, self.sequences.held_of(hits, self.window))
+    }
+}
+
+/// An admission to every group. Dropping it closes the sequence.
+pub(crate) struct GroupedAdmission<'a> {
+    request: &'a AdmitRequest<'a>,
+    sequence: GroupedSequence,
+    needs: Vec<Needs>,
+}
+
+/// References at a boundary.
+#[derive(Default)]
+struct Hit {
+    tokens: usize,
+    /// The hashes and blocks of a checkpoint of each state, unless there are no tokens.
+    states: Vec<(TokenHashes, Vec<BlockId>)>,
+}
+
+/// Blocks that were allocated behind a boundary.
+struct Fresh {
+    runs: Vec<Vec<BlockId>>,
+    rest: Vec<BlockId>,
+}
+
+impl Sequences {
+    /// Opens a sequence in every group, without blocks. Fails if no free can satisfy the request.
+    pub(crate) fn grouped_admission<'a>(
+        &self,
+        request: &'a AdmitRequest<'a>,
+    ) -> Result<GroupedAdmission<'a>, SequenceError> {
+        let _call = call();
+        let options = request.options();
+        for (is_set, what) in [(request.is_contiguous(), "contiguous"), (options.reuses_tail, "reuse_tail")] {
+            if is_set {
+                let limit = "a sequence admitted to one group";
+                return Err(SequenceError::invalid(
+                    request.id(),
+                    what,
+                    "a sequence of several groups",
+                    limit,
+                ));
+            }
+        }
+        let groups = 0..self.windows().len();
+        let needs = groups.clone().map(|group| request.needs(self, group)).collect::<Result<_, _>>()?;
+        let known: Vec<_> =
+            groups.map(|group| options.hashes(self, group as u32)).collect::<Result<_, _>>()?;
+        let lists = self.register_grouped(request.id(), request.urgency())?;
+        let part = |((group, list), known)| {
+            let part = Sequence::new(self.clone(), request.id(), request.urgency(), list);
+            part.in_group(group).with(known, options.reuses_tail)
+        };
+        let mut lists = lists.into_iter();
+        let parts = (0..).zip(lists.by_ref().take(known.len())).zip(known).map(part).collect();
+        let mut of_state = || {
+            let list = lists.next().expect("a state has two lists");
+            Sequence::new(self.clone(), request.id(), request.urgency(), list).in_group(u32::MAX)
+        };
+        let states = 0..self.states().len();
+        let states = states.map(|state| State::new(state, of_state(), of_state())).collect();
+        let mut sequence = GroupedSequence { parts, states };
+        sequence.announce(request.prompt())?;
+        let mut admission = GroupedAdmission { request, sequence, needs };
+        // The parts may have begun before and after a clear.
+        admission.renew();
+        Ok(admission)
+    }
+}
+
+impl GroupedAdmission<'_> {
+    /// Restarts the hashes of all groups after a clear, like an admission to one group.
+    fn renew(&mut self) {
+        let parts = &mut self.sequence.parts;
+        let Some(cache) = parts[0].sequences.cache().cloned() else { return };
+        let is_current = |part: &Sequence| part.known.as_ref().is_none_or(|known| known.era() == cache.era());
+        if !parts.iter().all(is_current) {
+            parts.iter_mut().for_each(|part| part.renew(self.request));
+        }
+    }
+
+    /// Returns the longest hit of all groups, of at most this many tokens, and its evictable blocks.
+    fn boundary(&self, mut tokens: usize) -> (usize, usize) {
+        let mut evictable;
+        loop {
+            let before = tokens;
+            evictable = 0;
+            for part in &self.sequence.parts {
+                let (hit, of) = part.longest_hit(self.request.prompt(), tokens);
+                (tokens, evictable) = (hit, evictable + of);
+            }
+            let first = &self.sequence.parts[0];
+            for state in 0..self.sequence.states.len() {
+                let block_tokens = first.sequences.block_tokens();
+                let (behind, of) = first.token_hashes().map_or((0, 0), |(known, _)| {
+                    first.sequences.find_checkpoint(known, state, tokens / block_tokens)
+                });
+                (tokens, evictable) = (behind * block_tokens, evictable + of);
+            }
+            if tokens == before {
+                return (tokens, evictable);
+            }
+        }
+    }
+
+    fn allocation(&self, boundary: usize) -> AllocRequest {
+        let behind = |(part, needs): (&Sequence, &Needs)| part.blocks_behind(*needs, boundary);
+        let states = self.sequence.parts[0].sequences.states().iter().sum();
+        let parts = self.sequence.parts.iter().zip(&self.needs);
+        let blocks = parts.map(behind).fold(states, usize::saturating_add);
+        AllocRequest::new(blocks).sequence(self.request.id()).priority(self.request.urgency())
+    }
+
+    pub(crate) fn missing(&self) -> AllocRequest {
+        self.allocation(self.boundary(usize::MAX).0)
+    }
+
+    /// Tries once, without waiting. On an error the pool is unchanged.
+    pub(crate) fn try_now(&mut self) -> Result<(), AllocError> {
+        let _call = call();
+        self.check_fits()?;
+        let blocks = self.sequence.parts[0].pool_blocks().clone();
+        blocks.check_is_first(&self.allocation(0))?;
+        self.attempt(usize::MAX, false, &mut |request, end, take| {
+            blocks.allocate_listed(request, Some(end), take)
+        })
+    }
+
+    /// Tries once, in the turn of a place in the queue. On an error the pool is unchanged.
+    pub(crate) fn try_in_turn(&mut self, place: &mut Waiting<'_>) -> Result<(), AllocError> {
+        // Before the counts, which determine whether to wait.
+        self.check_fits()?;
+        self.renew();
+        let (boundary, evictable) = self.boundary(usize::MAX);
+        let mut most = usize::MAX;
+        if let Err(error) = place.check_counts(&self.allocation(boundary), evictable) {
+            if self.sequence.states.is_empty() || boundary == 0 {
+                return Err(error);
+            }
+            place.check_counts(&self.allocation(0), 0)?;
+            most = 0;
+        }
+        let outcome =
+            self.attempt(most, true, &mut |request, end, take| place.allocate(request, Some(end), take));
+        if outcome.is_err() {
+            // The new head of the queue may have searched while the prefix was held.
+            place.kept_no_longer();
+        }
+        outcome
+    }
+
+    /// Returns an error if the whole pool has too few blocks for the sequence.
+    fn check_fits(&self) -> Result<(), AllocError> {
+        let blocks = self.sequence.parts[0].pool_blocks();
+        blocks.check_request(&self.allocation(0)).inspect_err(|error| blocks.count_refusal(error))
+    }
+
+    /// Tries once behind a hit of at most `most` tokens.
+    fn attempt(&mut self, most: usize, is_in_line: bool, allocate: Allocate<'_>) -> Result<(), AllocError> {
+        let hit = self.take_hit(most, is_in_line);
+        match self.allocate(hit.tokens, allocate) {
+            Ok(fresh) => self.adopt(hit, fresh),
+            Err(error) => {
+                let has_checkpoint = !hit.states.is_empty();
+                self.give_back(hit, self.sequence.parts.len(), is_in_line);
+                if !has_checkpoint
+                    || !matches!(error, AllocError::Exhausted { .. } | AllocError::NoRun { .. })
+                {
+                    return Err(error);
+                }
+                let fresh = self.allocate(0, allocate)?;
+                self.adopt(Hit::default(), fresh);
+            }
+        }
+        Ok(())
+    }
+
+    /// Allocates what is needed behind a boundary: all, or nothing.
+    fn allocate(&self, boundary: usize, allocate: Allocate<'_>) -> Result<Fresh, AllocError> {
+        let pool = self.sequence.parts[0].pool_blocks();
+        let mut request = self.allocation(boundary);
+        let mut fresh = Fresh { runs: Vec::new(), rest: Vec::new() };
+        let mut outcome = Ok(());
+        for &frames in self.sequence.parts[0].sequences.states() {
+            let mut run = Vec::with_capacity(frames);
+            let one = AllocRequest { blocks: frames, ..request }.contiguous();
+            outcome = allocate(&one, ListEnd::default(), &mut |id| run.push(id));
+            if outcome.is_err() {
+                break;
+            }
+            request.blocks -= frames;
+            fresh.runs.push(run);
+        }
+        if outcome.is_ok() && request.blocks > 0 {
+            let mut rest = Vec::with_capacity(request.blocks);
+            outcome = allocate(&request, ListEnd::default(), &mut |id| rest.push(id));
+            fresh.rest = rest;
+        }
+        if outcome.is_err() {
+            fresh.runs.iter().for_each(|run| pool.release_unpublished(run));
+        }
+        outcome.map(|()| fresh)
+    }
+
+    fn adopt(&mut self, hit: Hit, fresh: Fresh) {
+        let mut rest = fresh.rest.into_iter();
+        for (part, needs) in self.sequence.parts.iter_mut().zip(&self.needs) {
+            let blocks = part.blocks_behind(*needs, hit.tokens);
+            let own: Vec<BlockId> = rest.by_ref().take(blocks).collect();
+            part.adopt_hit(hit.tokens, own, needs.leave);
+        }
+        self.sequence.states.iter_mut().zip(&fresh.runs).for_each(|(state, run)| state.adopt_run(run));
+        for (state, (known, blocks)) in self.sequence.states.iter_mut().zip(hit.states) {
+            state.adopt_checkpoint(hit.tokens, known, &blocks);
+        }
+        // The policy saw the lookup once, and places the blocks of all groups alike.
+        let context = self.sequence.parts[0].known.as_ref().map_or(0, |known| known.policy_info.context);
+        let known = self.sequence.parts.iter_mut().flat_map(|part| &mut part.known);
+        known.for_each(|known| known.policy_info.context = context);
+    }
+
+    /// Takes references at one boundary of at most `most` tokens in every group.
+    fn take_hit(&mut self, mut most: usize, is_in_line: bool) -> Hit {
+        loop {
+            let boundary = self.boundary(most).0;
+            let mut taken = SmallVec::<[usize; 8]>::new();
+            for part in &mut self.sequence.parts {
+                taken.push(part.take_hit(self.request.prompt(), boundary, is_in_line));
+                if taken.last() != Some(&boundary) {
+                    break;
+                }
+            }
+            let mut hit = Hit { tokens: boundary, states: Vec::new() };
+            most = *taken.last().expect("a pool has a group");
+            if most == boundary && self.take_states(&mut hit, is_in_line) {
+                return hit;
+            }
+            // Blocks were evicted since they were counted. Reached by `groups_are_hit_beside_evictions`.
+            most = most.min(boundary.saturating_sub(1));
+            let last = taken.pop().expect("a pool has a group");
+            self.sequence.parts[taken.len()].give_back_hit(last, is_in_line);
+            self.give_back(hit, taken.len(), is_in_line);
+        }
+    }
+
+    /// Takes a checkpoint of each state behind the tokens of a hit; false: one was evicted.
+    fn take_states(&self, hit: &mut Hit, is_in_line: bool) -> bool {
+        let first = &self.sequence.parts[0];
+        let (Some((known, _)), 1..) = (first.token_hashes(), hit.tokens) else { return true };
+        let behind = hit.tokens / first.sequences.block_tokens();
+        for (state, &frames) in first.sequences.states().iter().enumerate() {
+            let Some(hashes) = known.of_state(behind, state, frames) else { return false };
+            let Some(blocks) = first.sequences.take_checkpoint(&hashes, is_in_line) else { return false };
+            hit.states.push((hashes, blocks));
+        }
+        true
+    }
+
+    /// Gives back a hit, of which only the first parts have been taken.
+    fn give_back(&mut self, hit: Hit, parts: usize, is_in_line: bool) {
+        let parts = &mut self.sequence.parts[..parts];
+        parts.iter_mut().for_each(|part| part.give_back_hit(hit.tokens, is_in_line));
+        let sequences = &self.sequence.parts[0].sequences;
+        if let Some(cache) = sequences.cache() {
+            hit.states.iter().for_each(|(_, ids)| cache.untake(&sequences.0.blocks, ids, is_in_line));
+        }
+    }
+
+    pub(crate) fn admitted(self) -> GroupedSequence {
+        self.sequence
+    }
+}
