@@ -7,7 +7,7 @@ use kvpool::{AllocRequest, DeviceId, StorageError};
 
 use super::*;
 use crate::trace::{HASH_BLOCK_TOKENS, Request};
-use kvpool_load::Corrupt;
+use kvpool_load::{Corrupt, Shape};
 
 /// A fault of the storage. All but the last two occur once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -134,8 +134,9 @@ fn faulty(
     assert_eq!(Shape::of(&layout), SHAPE);
     let host = HostStorage::new(layout, blocks + 1, blocks_max + 1).unwrap();
     let (countdown, is_done, first) = (AtomicUsize::new(calls), AtomicBool::new(false), Mutex::default());
+    let layers = Layers::Alike(host.layout().clone(), None);
     let storage = Arc::new(Faulty { host, fault, countdown, is_done, first });
-    ReplayPool::on(storage, vec![], blocks, blocks_max, eviction).unwrap()
+    ReplayPool::on(storage, vec![], &layers, blocks, blocks_max, eviction).unwrap()
 }
 
 /// A pool whose fault occurs after some steps.
@@ -216,8 +217,9 @@ fn a_pool_that_is_far_too_small_completes_every_request() {
     }
     let outcome = run(&pool(40, Fault::None), &trace, 2);
     assert!(outcome.tally.preempted > 0);
-    let (used, owned) = outcome.first_refusal.unwrap();
-    assert!(used > 0.8 && owned <= used);
+    let refusal = outcome.first_refusal.unwrap();
+    assert!(refusal.used > 0.8 && refusal.owned <= refusal.used);
+    assert!((1..=outcome.peak_tokens).contains(&refusal.tokens), "{outcome:?}");
 }
 
 /// Three requests of 11 blocks at a time fill a third of the pool. Those of the second and third
@@ -319,7 +321,7 @@ fn a_thread_that_panics_is_a_finding() {
 #[test]
 fn one_thread_is_deterministic() {
     let trace = Trace::generated(3, 120);
-    let blocks = blocks_for(&trace.requests, &SHAPE) / 2;
+    let blocks = blocks_for(&trace.requests, |tokens| SHAPE.blocks(tokens)) / 2;
     let counts = || {
         let tally = run(&pool(blocks, Fault::None), &trace, 1).tally;
         (tally.tokens, tally.tokens_verified, tally.preempted, tally.blocks_allocated, tally.tables.runs)
@@ -337,7 +339,7 @@ fn one_thread_is_deterministic() {
 #[test]
 fn prefixes_are_found_again_and_verified() {
     let trace = Trace::generated(3, 120);
-    let blocks = 2 * blocks_for(&trace.requests, &SHAPE);
+    let blocks = 2 * blocks_for(&trace.requests, |tokens| SHAPE.blocks(tokens));
     let all: u64 = trace.requests.iter().map(Request::tokens).sum();
     for threads in [1, 2, 3] {
         let outcome = run(&caching(blocks, Fault::None), &trace, threads);
@@ -387,7 +389,7 @@ fn a_wrong_hit_is_found() {
     // With two layers, the first request stores its prompt and 20 tokens.
     let outcome = run(&faulty(60, 60, Some(LRU), Fault::DoubleOwner, 42), &trace, 1);
     assert_eq!(outcome.tally.hit_blocks, 3, "{outcome:?}");
-    let hits = [0, 1, 2].map(|block| Corrupt { request: 1, attempt: 0, block });
+    let hits = [0, 1, 2].map(|block| Corrupt { request: 1, attempt: 0, list: 0, block });
     assert_eq!(outcome.tally.corrupt, hits.into());
 }
 
