@@ -125,7 +125,7 @@ pub struct Outcome {
     pub cpu: Option<Duration>,
     /// The pool's first refusal.
     pub first_refusal: Option<Refusal>,
-    /// Most tokens of open sequences at a time.
+    /// Most tokens of open sequences at a time, also those for which blocks are reserved.
     pub peak_tokens: u64,
     /// Free blocks missing at the end.
     pub blocks_leaked: usize,

@@ -47,7 +47,7 @@ pub struct Refusal {
     pub used: f64,
     /// The share that belonged to sequences.
     pub owned: f64,
-    /// Tokens of open sequences.
+    /// Tokens of open sequences, also those for which blocks are reserved.
     pub tokens: u64,
 }
 

@@ -18,7 +18,7 @@ impl Usage {
         Self { tokens: AtomicI64::new(0), peak_tokens: AtomicI64::new(0), groups, frames }
     }
 
-    /// Adds the tokens of a step, or of a cached prefix.
+    /// Adds tokens that have blocks: of a step, or of an admission.
     pub fn grow(&self, tokens: u64) {
         let now = self.tokens.fetch_add(tokens as i64, Relaxed) + tokens as i64;
         // Read first: the peak rarely changes, and all threads read it.

@@ -69,6 +69,8 @@ struct Open {
     sequence: ReplaySequence,
     text: Text,
     found: usize,
+    /// Tokens that had blocks when it was opened: cached, or reserved for.
+    admitted: u64,
     /// The blocks in a list of each group that the cached prefix does without.
     skipped: Vec<usize>,
     listed: Listed,
@@ -109,6 +111,8 @@ enum Turn {
 struct StepTokens {
     prompt: u64,
     decode: u64,
+    /// Those for which no blocks had been reserved.
+    held: u64,
     /// Whether a job was preempted: at most one per step, because its blocks are retired until the
     /// step has ended.
     preempted: bool,
@@ -290,10 +294,19 @@ impl<'a> Worker<'a> {
         };
         let block_tokens = self.shape.block_tokens;
         let (cached, found) = (sequence.len(), sequence.len() / block_tokens);
-        self.at.usage.grow(cached as u64);
+        let admitted = if self.at.pool.is_grouped() { prompt } else { cached as u64 };
+        self.at.usage.grow(admitted);
         let groups = self.at.pool.groups().iter();
         let skipped = groups.map(|group| sequence.list(group.lists.start).blocks_given_up()).collect();
-        let open = Open { sequence, text, found, skipped, listed: Listed::default(), counts: self.is_filled };
+        let open = Open {
+            sequence,
+            text,
+            found,
+            admitted,
+            skipped,
+            listed: Listed::default(),
+            counts: self.is_filled,
+        };
         self.scheduler.start(job, cached as u64, open);
         Ok(true)
     }
@@ -313,7 +326,7 @@ impl<'a> Worker<'a> {
                 Turn::Preempted => {}
             }
         }
-        self.at.usage.grow(tokens.prompt + tokens.decode);
+        self.at.usage.grow(tokens.held);
         self.transfer.flush(Access::Write)?;
         self.check_last(&batch)?;
         self.end_previous();
@@ -356,9 +369,10 @@ impl<'a> Worker<'a> {
         if let Some(space) = refused {
             return self.refused(batch, place, tokens, space, step);
         }
-        let Running { job, held, sequence: Open { sequence, text, listed, .. } } =
+        let Running { job, held, sequence: Open { sequence, text, admitted, listed, .. } } =
             &mut self.scheduler.running()[place];
         let new = *held as usize..(*held + tokens) as usize;
+        step.held += (*held + tokens).max(*admitted) - (*held).max(*admitted);
         *held += tokens;
         if let Some(list) = self.at.list {
             let hits = list.grow(listed, text, new.end, job.prompt as usize);
@@ -425,7 +439,7 @@ impl<'a> Worker<'a> {
         (free, retired): (usize, usize),
         step: &mut StepTokens,
     ) -> Result<Turn, String> {
-        self.count_refusal((free, retired), step.prompt + step.decode);
+        self.count_refusal((free, retired), step.held);
         let total = self.at.pool.total_blocks();
         let running = &self.scheduler.running()[place];
         let (request, all) = (running.job.request, running.job.total);
@@ -453,7 +467,7 @@ impl<'a> Worker<'a> {
         Ok(if last == place { Turn::Preempted } else { Turn::Skipped })
     }
 
-    /// Counts a refusal, in a step that has appended `tokens` tokens until now.
+    /// Counts a refusal, in a step that has added `tokens` tokens to those held.
     fn count_refusal(&mut self, (free, retired): (usize, usize), tokens: u64) {
         // A waiting job retries in every step, and counts as refused once.
         self.tally.refused += u64::from(self.stalled.is_none());
@@ -486,9 +500,9 @@ impl<'a> Worker<'a> {
     }
 
     fn release(&mut self, gone: Running<Open>) {
-        let Open { sequence, found, skipped, .. } = &gone.sequence;
+        let Open { sequence, found, admitted, skipped, .. } = &gone.sequence;
         self.tally.blocks_freed += ((self.shape.blocks(gone.held) - found) * sequence.lists()) as u64;
-        self.at.usage.close(gone.held);
+        self.at.usage.close(gone.held.max(*admitted));
         for ((group, skipped), used) in self.at.pool.groups().iter().zip(skipped).zip(&mut self.tally.groups)
         {
             let given_up = sequence.list(group.lists.start).blocks_given_up() - skipped;

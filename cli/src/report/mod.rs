@@ -96,7 +96,7 @@ impl Report {
             "speedup": trace_s / wall_s.max(f64::MIN_POSITIVE),
             // Appended and written, also by preempted attempts.
             "tokens": tally.tokens,
-            // Most of all open sequences at a time, and those at the first refusal; with cached ones.
+            // Of open sequences, with cached ones and prompts for which all blocks are reserved.
             "peak_tokens_held": outcome.peak_tokens,
             "tokens_held_at_first_refusal": outcome.first_refusal.map(|refusal| refusal.tokens),
             "block_tokens": block_tokens,
@@ -182,7 +182,8 @@ fn group((group, used): (&Group, &GroupUse)) -> Value {
         "keeps": keeps(group.reach),
         "layers": group.layers,
         "block_frames": group.lists.len(),
-        // Frames of open sequences, with those reserved: over virtual time.
+        // Frames of open sequences, with those reserved, over virtual time. Shared ones count for
+        // each sequence.
         "frames_mean": used.frames.mean(),
         "frames_peak": used.frames.max as u64,
         // Blocks of a frame each, before the end of their sequence.
