@@ -5,6 +5,7 @@ use kvpool::{AdmitRequest, Batch, GroupedSequence, Sequence, SequenceError, Sequ
 use super::pool::ReplayPool;
 
 /// A sequence of a replayed pool.
+#[expect(clippy::large_enum_variant, reason = "all sequences of a pool are of one variant")]
 pub enum ReplaySequence {
     /// One list, which keeps all tokens.
     One(Sequence),
