@@ -167,9 +167,9 @@ pub use pool::{
 };
 #[doc(inline)]
 pub use sequence::{
-    AdmitRequest, Append, Appended, Batch, BlockTable, Copied, CsrTable, Finish, FinishError, Listed, Moved,
-    MovedEntry, PinnedInfo, PinnedPrefix, ResumeOptions, Sequence, SequenceBuilder, SequenceView, Since,
-    Stepped, TOKENS_MAX, Tokens, Window,
+    AdmitRequest, Append, Appended, Batch, BlockTable, Copied, CsrTable, Finish, FinishError,
+    GroupedAppended, GroupedSequence, Listed, Moved, MovedEntry, PinnedInfo, PinnedPrefix, ResumeOptions,
+    Sequence, SequenceBuilder, SequenceView, Since, Stepped, TOKENS_MAX, Tokens, Window,
 };
 #[doc(inline)]
 pub use {

@@ -20,6 +20,7 @@ mod floors;
 mod frame_placement;
 mod frame_pool;
 mod frame_stress;
+mod grouped;
 mod growth_hostile;
 mod hostile_code;
 mod hostile_waiting;

@@ -11,7 +11,7 @@ impl Snapshot {
     pub fn of(sequences: &Sequences, order: Order) -> Self {
         let blocks: &Core = sequences.blocks();
         let mut frames = frames_of(blocks);
-        let views = sequences.views();
+        let views = sequences.list_views();
         let mut ends = Vec::with_capacity(views.len());
         for (sequence, view) in (0..).zip(&views) {
             let mut end = None;

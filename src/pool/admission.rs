@@ -3,7 +3,7 @@
 use crate::block::{Class, Operation, Waiting};
 use crate::error::{AllocError, SequenceError};
 use crate::prefix::PrefixKeys;
-use crate::sequence::{AdmitRequest, PinnedInfo, PinnedPrefix, Sequence};
+use crate::sequence::{AdmitRequest, GroupedSequence, PinnedInfo, PinnedPrefix, Sequence};
 use crate::sync::call;
 
 use super::Pool;
@@ -42,6 +42,37 @@ impl Pool {
             let mut admission = self.0.sequences.admission(request)?;
             match admission.try_now() {
                 Err(AllocError::Behind { .. } | AllocError::Exhausted { .. } | AllocError::NoRun { .. }) => {}
+                Err(error) => return Err(error.into()),
+                Ok(()) => return Ok(admission.admitted()),
+            }
+            let missing = admission.missing();
+            let attempt = |place: &mut Waiting<'_>| admission.try_in_turn(place);
+            self.in_turns(&missing, Class::Admission, deadline, attempt).await?;
+            Ok(admission.admitted())
+        })
+    }
+
+    /// Opens a sequence in every [group of layers](super::PoolBuilder::groups): with its longest
+    /// cached prefix that all groups have, and the blocks for the rest in all groups, or none. Never
+    /// waits. Errors are those of [`admit`](Self::admit).
+    pub fn admit_grouped(&self, request: &AdmitRequest<'_>) -> Result<GroupedSequence, SequenceError> {
+        let _call = call();
+        let _timing = self.0.sampler.start(Operation::Admit);
+        let mut admission = self.0.sequences.grouped_admission(request)?;
+        admission.try_now()?;
+        Ok(admission.admitted())
+    }
+
+    /// Admits a sequence like [`admit_grouped`](Self::admit_grouped), and waits like
+    /// [`admit_async`](Self::admit_async): in one place of the queue for the blocks of all groups.
+    pub fn admit_grouped_async<'a>(
+        &'a self,
+        request: &'a AdmitRequest<'a>,
+    ) -> Wait<impl CallUntil<Output = Result<GroupedSequence, SequenceError>, Future: Send>> {
+        Wait::new(move |deadline| async move {
+            let mut admission = self.0.sequences.grouped_admission(request)?;
+            match admission.try_now() {
+                Err(AllocError::Behind { .. } | AllocError::Exhausted { .. }) => {}
                 Err(error) => return Err(error.into()),
                 Ok(()) => return Ok(admission.admitted()),
             }

@@ -19,6 +19,9 @@ use super::shape::{Shape, at_most};
 
 const LATENCY_SAMPLE: u32 = 256;
 
+/// Maximum number of groups of layers.
+const GROUPS_MAX: usize = 64;
+
 enum Size {
     Blocks(usize),
     By(Sizing),
@@ -42,7 +45,10 @@ pub struct PoolBuilder {
     turn_patience: Option<Duration>,
     latency_sample: u32,
     prefix: Option<PrefixConfig>,
-    window: Option<Window>,
+    /// The window of each group of layers.
+    windows: Vec<Option<Window>>,
+    /// Those of a [layered](Pool::layered) pool, which are not to be set again.
+    layered: Option<Vec<Option<Window>>>,
 }
 
 impl Pool {
@@ -63,7 +69,8 @@ impl PoolBuilder {
             turn_patience: None,
             latency_sample: if cfg!(kvpool_loom) { 0 } else { LATENCY_SAMPLE },
             prefix: None,
-            window: None,
+            windows: vec![None],
+            layered: None,
         }
     }
 
@@ -202,8 +209,52 @@ impl PoolBuilder {
     /// assert_eq!((sequence.block_count(), sequence.blocks_given_up()), (250, 247));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn window(mut self, window: Window) -> Self {
-        self.window = Some(window);
+    pub fn window(self, window: Window) -> Self {
+        self.groups([Some(window)])
+    }
+
+    /// Divides the layers of the model into groups that share the pool's memory: each has its own
+    /// attention window, or keeps all tokens. A block of any group is one frame, of the pool's
+    /// layout: a layout of the layers of one group.
+    ///
+    /// Sequences have a list of blocks in each group, one length and one hit: they are opened by
+    /// [`Pool::admit_grouped`], and grow by
+    /// [`Batch::append_grouped`](crate::Batch::append_grouped). Calls for
+    /// sequences of one list are refused. Of a model whose groups have unequal numbers of layers, a
+    /// larger group is passed as several of the size of the smallest.
+    ///
+    /// ```
+    /// use kvpool::{AdmitRequest, BlockTable, KvLayout, Pool, SequenceId, Tokens, Window};
+    ///
+    /// // gpt-oss-120b: 18 layers with a window of 128 tokens, and 18 that keep all.
+    /// let layout = KvLayout::builder().layers(18).kv_heads(8).head_dim(64).build()?;
+    /// let pool = Pool::builder(layout)
+    ///     .blocks(400)
+    ///     .without_storage()
+    ///     .groups([Some(Window::new(128)?), None])
+    ///     .build()?;
+    /// let prompt: Vec<u32> = (0..1_600).collect();
+    /// let mut sequence = pool.admit_grouped(&AdmitRequest::new(SequenceId(7), &prompt).chunk(512))?;
+    /// while sequence.len() < prompt.len() {
+    ///     let mut batch = pool.begin_batch();
+    ///     batch.append_grouped(&mut sequence, Tokens::Final(400))?;
+    ///     let mut tables = [BlockTable::new(), BlockTable::new()];
+    ///     for (group, table) in tables.iter_mut().enumerate() {
+    ///         batch.block_table([sequence.group(group)], table)?;
+    ///     }
+    ///     batch.finish();
+    /// }
+    /// let held = |group| sequence.group(group).block_count() - sequence.group(group).blocks_given_up();
+    /// assert_eq!([held(0), held(1)], [33, 100]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn groups(mut self, windows: impl IntoIterator<Item = Option<Window>>) -> Self {
+        self.windows = windows.into_iter().collect();
+        self
+    }
+
+    pub(super) fn layered(mut self) -> Self {
+        self.layered = Some(self.windows.clone());
         self
     }
 
@@ -267,7 +318,7 @@ impl PoolBuilder {
                 blocks.clone(),
                 storage.clone(),
                 block_tokens,
-                self.window,
+                &self.windows,
                 cache,
                 sampler.clone(),
             )
@@ -290,7 +341,14 @@ impl PoolBuilder {
             }
         };
         at_most("block_tokens", self.layout.block_tokens(), TOKENS_MAX)?;
-        if self.window.is_some() && !self.shape.has_null_block {
+        if !(1..=GROUPS_MAX).contains(&self.windows.len()) {
+            let limit = format_args!("from 1 to {GROUPS_MAX}");
+            return Err(Invalid::new("groups", self.windows.len(), limit));
+        }
+        if self.layered.as_ref().is_some_and(|layered| *layered != self.windows) {
+            return Err(Invalid::new("groups", "set after `layered`", "the groups of the model"));
+        }
+        if self.windows.iter().any(Option::is_some) && !self.shape.has_null_block {
             return Err(Invalid::new("window", "a pool without a null block", "a pool with one"));
         }
         if self.zero_on_free && matches!(self.backing, Backing::None | Backing::Engine(_)) {

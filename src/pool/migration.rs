@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::block::{Class, Waiting};
-use crate::error::{AllocError, SettleError, TransferError};
+use crate::error::{AllocError, Invalid, SettleError, TransferError};
 use crate::migrate::{
     self, BringBackReport, Kind, MigrateError, MigrationReport, OffloadReport, Route, SequenceCopy,
 };
@@ -220,6 +220,7 @@ impl Pool {
     /// [`TransferError::NoStorage`], [`TransferError::NoCache`], [`TransferError::Alloc`] if there
     /// is no room or `blocks_max` is zero, [`TransferError::Storage`]. The blocks stay in place.
     pub async fn offload(&self, to: &Self, blocks_max: usize) -> Result<OffloadReport, TransferError> {
+        self.check_shares_cache().and(to.check_shares_cache())?;
         self.offloading(async { migrate::offload(self.route_to(to)?, blocks_max).await }).await
     }
 
@@ -247,7 +248,20 @@ impl Pool {
         keys: &PrefixKeys<'_>,
         tokens: &[u32],
     ) -> Result<BringBackReport, TransferError> {
+        self.check_shares_cache().and(from.check_shares_cache())?;
         self.bringing_back(async { migrate::bring_back(from.route_to(self)?, keys, tokens).await }).await
+    }
+
+    /// Returns an error if the pool has several groups of layers, whose blocks other pools take for
+    /// ones of all layers.
+    pub(super) fn check_shares_cache(&self) -> Result<(), TransferError> {
+        match self.0.sequences.windows().len() {
+            1 => Ok(()),
+            groups => {
+                let got = format_args!("a pool with {groups} groups of layers");
+                Err(Invalid::new("transfer of cached blocks", got, "pools with one group").into())
+            }
+        }
     }
 
     pub(super) async fn bringing_back(

@@ -8,6 +8,7 @@ mod build_error;
 mod builder;
 mod compaction;
 mod frame_pool;
+mod layered;
 mod lease;
 mod leased;
 mod metrics;

@@ -281,7 +281,8 @@ impl Pool {
         let _call = call();
         let report = self.0.blocks.audit()?;
         self.0.blocks.audit_owners(|| self.accounts())?;
-        let (units, sequences) = (self.0.blocks.growth_units(), self.sequence_count());
+        let (units, sequences) =
+            (self.0.blocks.growth_units(), self.sequence_count() * self.0.sequences.windows().len());
         if units > sequences { Err(AuditError::ReservedForGrowth { units, sequences }) } else { Ok(report) }
     }
 

@@ -27,7 +27,7 @@ impl Pool {
     /// word of every block: some milliseconds per million blocks, without delaying other threads.
     /// Exact if no sequence changes and no block moves meanwhile.
     pub fn sequence_runs(&self) -> SequenceRuns {
-        let views = self.0.sequences.views();
+        let views = self.0.sequences.list_views();
         SequenceRuns::of(views.iter().map(|view| self.runs_of(view)).filter(|&(blocks, _)| blocks > 0))
     }
 

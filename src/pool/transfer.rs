@@ -40,12 +40,14 @@ impl Pool {
         if blocks_max == 0 {
             return Err(AllocError::Zero.into());
         }
+        self.check_shares_cache()?;
         Export::coldest(&self.end()?, blocks_max)
     }
 
     /// Begins to copy cached blocks to another pool's cache: those of a chain of hashes from its
     /// block `first` on, up to the first one that is not cached. Fails without storage or cache.
     pub fn export_prefix(&self, first: u32, hashes: &[BlockHash]) -> Result<Export, TransferError> {
+        self.check_shares_cache()?;
         Export::prefix(&self.end()?, first, hashes, &mut |_| false)
     }
 
@@ -56,6 +58,7 @@ impl Pool {
     /// [`TransferError::Invalid`], [`TransferError::NoStorage`], [`TransferError::Sequence`] if the
     /// id is open here, [`TransferError::Alloc`] if there is no room; nothing was reserved.
     pub fn import(&self, manifest: &Manifest) -> Result<Import, TransferError> {
+        self.check_shares_cache()?;
         let import = Import::new(&self.end()?, manifest)?;
         self.0.migrations().stale_blocks += import.stale_blocks() as u64;
         Ok(import)
@@ -69,6 +72,7 @@ impl Pool {
     /// missing block, and [confirms](Import::arrived) them. Fails like [`import`](Self::import), or
     /// without a cache.
     pub fn import_prefix(&self, first: u32, hashes: &[BlockHash]) -> Result<Import, TransferError> {
+        self.check_shares_cache()?;
         Import::prefix(&self.end()?, first, hashes)
     }
 
@@ -78,6 +82,7 @@ impl Pool {
     /// bytes [written](Import::write) one block at a time. Fails like [`import`](Self::import), or
     /// if the source shares no head with this pool, or blocks differ in more than heads.
     pub fn import_heads(&self, manifest: &Manifest, own: HeadRange) -> Result<Import, TransferError> {
+        self.check_shares_cache()?;
         Import::of_heads(&self.end()?, manifest, own)
     }
 
@@ -179,6 +184,7 @@ impl Pool {
         keys: &PrefixKeys<'_>,
         tokens: &[u32],
     ) -> Result<BringBackReport, TransferError> {
+        self.check_shares_cache()?;
         let came = async {
             let remote = self.remote(node)?;
             let no_cache = TransferError::NoCache { pool: self.tag() };

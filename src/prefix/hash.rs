@@ -82,6 +82,14 @@ impl BlockHash {
         self.key
     }
 
+    /// Returns the root from which a group of layers hashes the same tokens: the block of one group
+    /// is never found for another. 0 stands for all layers: the root itself.
+    pub(crate) const fn of_group(self, group: u32) -> Self {
+        /// Odd, so that groups differ in the low bits too.
+        const STEP: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+        Self::new(self.key() ^ STEP.wrapping_mul(group as u128), self.check)
+    }
+
     /// Returns the second hash, which must be equal too.
     #[inline]
     pub const fn check(self) -> u64 {

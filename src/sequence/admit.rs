@@ -19,14 +19,13 @@ use crate::block::{AllocRequest, Blocks, Priority, Waiting};
 use crate::error::{AllocError, SequenceError};
 use crate::ids::SequenceId;
 use crate::prefix::policy::{CachePriority, Millis};
-use crate::prefix::{PrefixCache, PrefixKeys};
+use crate::prefix::{BlockHash, PrefixCache, PrefixKeys};
 use crate::sync::call;
 
 use super::builder::{Options, option_setters};
 use super::registry::Sequences;
 use super::reserve::Allocate;
 use super::sequence::Sequence;
-use super::token_hashes::TokenHashes;
 use super::window::Window;
 
 /// A request to open a sequence with blocks for its prompt and for further tokens.
@@ -108,12 +107,31 @@ impl<'a> AdmitRequest<'a> {
         self.options.id
     }
 
-    fn needs(&self, sequences: &Sequences) -> Result<Needs, SequenceError> {
-        let blocks = self.options.check_prompt(sequences, self.prompt, self.headroom)?;
+    pub(super) fn prompt(&self) -> &'a [u32] {
+        self.prompt
+    }
+
+    pub(super) fn urgency(&self) -> Priority {
+        self.options.priority
+    }
+
+    pub(super) fn options(&self) -> &Options<'a> {
+        &self.options
+    }
+
+    pub(super) fn is_contiguous(&self) -> bool {
+        self.is_contiguous
+    }
+
+    pub(super) fn needs(&self, sequences: &Sequences, group: usize) -> Result<Needs, SequenceError> {
+        let window = sequences.windows()[group];
+        let blocks = self.options.check_prompt(sequences, self.prompt, self.headroom, window)?;
         let block_tokens = sequences.block_tokens();
         let at_once = |(window, chunk): (Window, usize)| window.blocks_for(chunk.max(1), block_tokens);
-        let most = sequences.window().zip(self.chunk).map_or(usize::MAX, at_once);
-        Ok(Needs { blocks, most, leave: self.leave })
+        let most = window.zip(self.chunk).map_or(usize::MAX, at_once);
+        // What is left to others is of the pool, not of each group.
+        let leave = if group == 0 { self.leave } else { 0 };
+        Ok(Needs { blocks, most, leave })
     }
 }
 
@@ -132,18 +150,18 @@ impl fmt::Debug for AdmitRequest<'_> {
 
 /// Numbers of blocks that an admission takes.
 #[derive(Clone, Copy)]
-struct Needs {
+pub(super) struct Needs {
     /// For the prompt and headroom.
     blocks: usize,
     /// At most this many of them at once.
     most: usize,
-    leave: usize,
+    pub(super) leave: usize,
 }
 
 impl Needs {
     /// Returns the number of blocks to allocate behind this many cached ones, of which it takes
     /// `held`. Without the subtraction, a pool of `most` blocks could never admit a hit.
-    fn behind(self, hits: usize, held: usize) -> usize {
+    pub(super) fn behind(self, hits: usize, held: usize) -> usize {
         (self.blocks - hits).min(self.most.saturating_sub(held)).saturating_add(self.leave)
     }
 }
@@ -163,7 +181,7 @@ impl Sequences {
     ) -> Result<Admission<'a>, SequenceError> {
         let _call = call();
         let AdmitRequest { prompt, options, .. } = request;
-        let needs = request.needs(self)?;
+        let needs = request.needs(self, 0)?;
         let mut sequence = options.open(self)?;
         sequence.announce(prompt)?;
         Ok(Admission { request, sequence, needs })
@@ -173,29 +191,49 @@ impl Sequences {
     /// blocks of its prefix. Takes nothing, and changes no recency. The id may be open.
     pub(crate) fn blocks_needed(&self, request: &AdmitRequest<'_>) -> Result<(usize, usize), SequenceError> {
         let AdmitRequest { prompt, options, .. } = request;
-        let needs = request.needs(self)?;
-        let (Some(mut known), Some(cache)) = (options.hashes(self)?, self.cache()) else {
+        self.check_one_group(options.id)?;
+        let (needs, window) = (request.needs(self, 0)?, self.windows()[0]);
+        let (Some(mut known), Some(cache)) = (options.hashes(self, 0)?, self.cache()) else {
             return Ok((needs.behind(0, 0), 0));
         };
         known.announce(cache, options.id, prompt)?;
-        let (hits, evictable) = self.count_hits(cache, &known, prompt.len());
-        Ok((needs.behind(hits, self.held_of(hits)), evictable))
+        let hashes = known.usable_hashes(prompt.len(), self.block_tokens());
+        let (hits, evictable) = self.count_hits(cache, hashes, known.era(), window);
+        Ok((needs.behind(hits, self.held_of(hits, window)), evictable))
     }
 
     /// Returns how many of the blocks before the boundary of a hit are taken.
-    fn held_of(&self, hits: usize) -> usize {
+    pub(super) fn held_of(&self, hits: usize, window: Option<Window>) -> usize {
         let gap = |window: Window| window.blocks(self.block_tokens()).gap(hits).len();
-        hits - self.0.window.map_or(0, gap)
+        hits - window.map_or(0, gap)
     }
 
     /// Returns the numbers of blocks before the boundary of a hit, and of its evictable blocks.
-    fn count_hits(&self, cache: &PrefixCache, known: &TokenHashes, prompt: usize) -> (usize, usize) {
-        let (hashes, era) = (known.usable_hashes(prompt, self.block_tokens()), known.era());
-        match self.0.window {
+    pub(super) fn count_hits(
+        &self,
+        cache: &PrefixCache,
+        hashes: &[BlockHash],
+        era: u64,
+        window: Option<Window>,
+    ) -> (usize, usize) {
+        match window {
             None => cache.count_prefix(&self.0.blocks, hashes, era),
             Some(window) => {
                 cache.find_boundary(&self.0.blocks, hashes, era, window.blocks(self.block_tokens()))
             }
+        }
+    }
+}
+
+impl Sequence {
+    /// Restarts the hashes of a sequence without blocks.
+    pub(super) fn renew(&mut self, request: &AdmitRequest<'_>) {
+        let Some(cache) = self.sequences.cache() else { return };
+        // Keys and tokens are valid, but the retention may have ended: the blocks are not cached.
+        if let Ok(Some(mut known)) = request.options.hashes(&self.sequences, self.group)
+            && known.announce(cache, request.options.id, request.prompt).is_ok()
+        {
+            self.known = Some(known);
         }
     }
 }
@@ -209,11 +247,13 @@ impl Admission<'_> {
     fn count(&self) -> (AllocRequest, usize) {
         let (hits, evictable) = match self.sequence.token_hashes() {
             Some((known, cache)) => {
-                self.sequence.sequences.count_hits(cache, known, self.request.prompt.len())
+                let sequences = &self.sequence.sequences;
+                let hashes = known.usable_hashes(self.request.prompt.len(), sequences.block_tokens());
+                sequences.count_hits(cache, hashes, known.era(), self.sequence.window)
             }
             None => (0, 0),
         };
-        let held = self.sequence.sequences.held_of(hits);
+        let held = self.sequence.sequences.held_of(hits, self.sequence.window);
         (self.allocation(self.needs.behind(hits, held)), evictable)
     }
 
@@ -263,14 +303,8 @@ impl Admission<'_> {
         let (Some(known), Some(cache)) = (&self.sequence.known, self.sequence.sequences.cache()) else {
             return;
         };
-        if known.era() == cache.era() {
-            return;
-        }
-        // Keys and tokens are valid, but the retention may have ended: the blocks are not cached.
-        if let Ok(Some(mut known)) = self.request.options.hashes(&self.sequence.sequences)
-            && known.announce(cache, self.request.options.id, self.request.prompt).is_ok()
-        {
-            self.sequence.known = Some(known);
+        if known.era() != cache.era() {
+            self.sequence.renew(self.request);
         }
     }
 
@@ -292,12 +326,12 @@ impl Admission<'_> {
         allocate: Allocate<'_>,
     ) -> (Result<(), AllocError>, bool) {
         self.sequence.list.reserve(self.needs.blocks);
-        let prefix = self.sequence.find_prefix(self.request.prompt, takes_tail, is_in_line);
+        let prefix = self.sequence.find_prefix(self.request.prompt, usize::MAX, takes_tail, is_in_line);
         let taken = prefix.as_ref().map_or(0, |prefix| prefix.blocks);
         let whole = prefix.as_ref().map_or(0, |prefix| prefix.whole);
         let took_tail = taken > whole;
         // A block that is cached in part is copied at the first append.
-        let held = self.sequence.sequences.held_of(whole);
+        let held = self.sequence.sequences.held_of(whole, self.sequence.window);
         let request = self.allocation(self.needs.behind(whole, held));
         let last = taken.checked_sub(1).map(|last| self.sequence.list.staged_at(last));
         let shared = || {

@@ -81,11 +81,20 @@ impl Batch {
         }
     }
 
-    /// Withdraws writes of abandoned batches, and determines what tokens require of a sequence.
+    #[inline(always)]
+    fn room(&self, sequence: &mut Sequence, tokens: Tokens<'_>) -> Result<Room, SequenceError> {
+        sequence.catch_up();
+        self.room_now(sequence, tokens)
+    }
+
+    /// Determines what tokens require of a sequence, which has withdrawn what was abandoned.
     // Always inline, like its callees: results in memory would take longer than the rest.
     #[inline(always)]
-    pub(super) fn room(&self, sequence: &mut Sequence, tokens: Tokens<'_>) -> Result<Room, SequenceError> {
-        sequence.catch_up();
+    pub(super) fn room_now(
+        &self,
+        sequence: &mut Sequence,
+        tokens: Tokens<'_>,
+    ) -> Result<Room, SequenceError> {
         let Some(plan) = self.plan(sequence, tokens)? else { return Ok(Room::NoTokens) };
         sequence.settle();
         sequence.frames.catch_up(&sequence.list, &self.step.sequences.0.blocks);

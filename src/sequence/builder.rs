@@ -16,7 +16,7 @@ use super::plan::{too_long, zero_tokens};
 use super::registry::Sequences;
 use super::sequence::Sequence;
 use super::token_hashes::{TokenHashes, with_answer};
-use super::window::NULL;
+use super::window::{NULL, Window};
 
 #[derive(Clone, Debug)]
 pub(super) struct Options<'a> {
@@ -80,7 +80,8 @@ impl<'a> Options<'a> {
 
     pub(super) fn open(&self, sequences: &Sequences) -> Result<Sequence, SequenceError> {
         let _call = call();
-        let known = self.hashes(sequences)?;
+        sequences.check_one_group(self.id)?;
+        let known = self.hashes(sequences, 0)?;
         let list = sequences.register(self.id, self.priority)?;
         let mut sequence = Sequence::new(sequences.clone(), self.id, self.priority, list);
         sequence.known = known;
@@ -88,9 +89,16 @@ impl<'a> Options<'a> {
         Ok(sequence)
     }
 
-    pub(super) fn hashes(&self, sequences: &Sequences) -> Result<Option<Box<TokenHashes>>, PrefixError> {
+    /// Returns the hashes of its tokens in a group of layers.
+    pub(super) fn hashes(
+        &self,
+        sequences: &Sequences,
+        group: u32,
+    ) -> Result<Option<Box<TokenHashes>>, PrefixError> {
         let Some(cache) = sequences.cache() else { return Ok(None) };
-        Ok(Some(Box::new(TokenHashes::new(cache, &self.keys, self.policy_info(cache)?)?)))
+        // No group's block is found as one of a pool in which a block has all layers.
+        let root = if sequences.windows().len() > 1 { group + 1 } else { 0 };
+        Ok(Some(Box::new(TokenHashes::new(cache, &self.keys, root, self.policy_info(cache)?)?)))
     }
 
     fn policy_info(&self, cache: &PrefixCache) -> Result<PolicyInfo, PrefixError> {
@@ -112,6 +120,7 @@ impl<'a> Options<'a> {
         sequences: &Sequences,
         prompt: &[u32],
         headroom: usize,
+        window: Option<Window>,
     ) -> Result<usize, SequenceError> {
         let id = self.id;
         if prompt.is_empty() {
@@ -126,7 +135,7 @@ impl<'a> Options<'a> {
         }
         let (asked, total) = (asked.div_ceil(sequences.block_tokens()), sequences.blocks().total());
         // With a window, a prompt larger than the pool can be appended in chunks.
-        let is_too_large = asked > total && sequences.window().is_none();
+        let is_too_large = asked > total && window.is_none();
         if is_too_large { Err(AllocError::TooLarge { asked, total }.into()) } else { Ok(asked) }
     }
 }
@@ -176,7 +185,7 @@ impl<'a> SequenceBuilder<'a> {
     /// extra key past the prompt, [`SequenceError::Alloc`] for a prompt larger than the pool.
     pub fn tokens(self, prompt: &[u32]) -> Result<Sequence, SequenceError> {
         let _call = call();
-        self.options.check_prompt(self.sequences, prompt, 0)?;
+        self.options.check_prompt(self.sequences, prompt, 0, self.sequences.windows()[0])?;
         let _timing = self.sequences.0.sampler.start(Operation::Admit);
         let mut sequence = self.open()?;
         sequence.announce(prompt)?;
@@ -209,16 +218,17 @@ impl Sequence {
     fn adopt_prefix(&mut self, prompt: &[u32]) {
         // The whole prompt, so that the list grows only once.
         self.list.reserve(with_answer(prompt.len()).div_ceil(self.sequences.block_tokens()));
-        if let Some(prefix) = self.find_prefix(prompt, self.reuses_tail, false) {
+        if let Some(prefix) = self.find_prefix(prompt, usize::MAX, self.reuses_tail, false) {
             self.adopt(prefix);
         }
     }
 
-    /// Takes references on the cached blocks of the announced `prompt`; with `takes_tail` also on a
-    /// partial one. The sequence is empty, and its list has room.
+    /// Takes references on the cached blocks of the announced `prompt`, at most of its first `most`;
+    /// with `takes_tail` also on a partial one. The sequence is empty, and its list has room.
     pub(super) fn find_prefix(
         &mut self,
         prompt: &[u32],
+        most: usize,
         takes_tail: bool,
         is_in_line: bool,
     ) -> Option<Prefix> {
@@ -226,8 +236,9 @@ impl Sequence {
         let (known, cache) = (self.known.as_deref()?, self.sequences.cache()?);
         let block_tokens = self.sequences.block_tokens();
         let (whole, list) = (known.usable_hashes(prompt.len(), block_tokens), &mut self.list);
+        let whole = &whole[..whole.len().min(most)];
         let (blocks, era) = (&self.sequences.0.blocks, known.era());
-        let place = match self.sequences.0.window {
+        let place = match self.window {
             None => {
                 let mut place = 0;
                 cache.take_prefix(blocks, whole, era, &mut |id| {
@@ -261,8 +272,11 @@ impl Sequence {
     pub(super) fn adopt(&mut self, prefix: Prefix) {
         let last = (prefix.whole > 0).then(|| self.list.staged_at(prefix.whole - 1));
         if let (Some(known), Some(cache)) = (&mut self.known, self.sequences.cache()) {
-            known.policy_info.context = cache.looked_up(known.hashes(), prefix.whole, last);
-            self.lookup = Some((known.hashes().len(), prefix.whole));
+            // A request counts once, not in each of its groups of layers.
+            if self.group == 0 {
+                known.policy_info.context = cache.looked_up(known.hashes(), prefix.whole, last);
+                self.lookup = Some((known.hashes().len(), prefix.whole));
+            }
             if cache.has_origins() {
                 let mut blocks = self.list.staged(0..prefix.blocks);
                 blocks.retain(|&id| !self.sequences.is_null(id));
@@ -272,6 +286,44 @@ impl Sequence {
         self.publish(prefix.tokens as u32);
         self.committed = prefix.tokens as u32;
         self.seals.adopt(prefix.whole as u32);
+    }
+
+    /// Returns the longest hit of at most `tokens` tokens of a prompt, and its evictable blocks.
+    pub(super) fn longest_hit(&self, prompt: &[u32], tokens: usize) -> (usize, usize) {
+        let Some((known, cache)) = self.token_hashes() else { return (0, 0) };
+        let block_tokens = self.sequences.block_tokens();
+        let hashes = known.usable_hashes(prompt.len(), block_tokens);
+        let hashes = &hashes[..hashes.len().min(tokens / block_tokens)];
+        let (hits, evictable) = self.sequences.count_hits(cache, hashes, known.era(), self.window);
+        (hits * block_tokens, evictable)
+    }
+
+    /// Takes references on the blocks of the longest hit of at most `tokens` tokens, and returns its
+    /// tokens. [Adopt](Self::adopt_hit) it, or [give it back](Self::give_back_hit).
+    pub(super) fn take_hit(&mut self, prompt: &[u32], tokens: usize, is_in_line: bool) -> usize {
+        let block_tokens = self.sequences.block_tokens();
+        self.list.reserve(with_answer(prompt.len()).div_ceil(block_tokens));
+        let prefix = self.find_prefix(prompt, tokens / block_tokens, false, is_in_line);
+        prefix.map_or(0, |prefix| prefix.tokens)
+    }
+
+    pub(super) fn give_back_hit(&mut self, tokens: usize, is_in_line: bool) {
+        let mut staged = self.list.staged(0..tokens / self.sequences.block_tokens());
+        staged.retain(|&id| !self.sequences.is_null(id));
+        self.front = 0;
+        if let Some(cache) = self.sequences.cache().filter(|_| !staged.is_empty()) {
+            cache.untake(self.pool_blocks(), &staged, is_in_line);
+        }
+    }
+
+    /// Adopts a hit, and makes these blocks its reservation, except the last `leave`.
+    pub(super) fn adopt_hit(&mut self, tokens: usize, fresh: Vec<BlockId>, leave: usize) {
+        let blocks = tokens / self.sequences.block_tokens();
+        if self.known.is_some() {
+            self.adopt(Prefix { whole: blocks, blocks, tokens });
+        }
+        self.reserve_but(fresh, leave);
+        self.reserve_end();
     }
 
     #[cold]

@@ -5,8 +5,10 @@ use crate::prefix::WindowBlocks;
 use crate::sync::AtomicU32;
 use crate::sync::Ordering::Acquire;
 
+use super::list::BlockList;
 use super::registry::{SequenceView, Sequences};
 use super::sequence::Sequence;
+use super::window::Window;
 
 /// Blocks that the close of a sequence would give back. `blocks == freed + cached + shared`
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -51,9 +53,14 @@ impl Hit {
 }
 
 impl Footprint {
-    fn of(sequences: &Sequences, blocks: impl IntoIterator<Item = BlockId>, reserved: usize) -> Self {
+    fn of(
+        sequences: &Sequences,
+        window: Option<Window>,
+        blocks: impl IntoIterator<Item = BlockId>,
+        reserved: usize,
+    ) -> Self {
         let (pool, mut footprint) = (sequences.blocks(), Self::default());
-        let needs = sequences.window().map(|window| window.blocks(sequences.block_tokens()));
+        let needs = window.map(|window| window.blocks(sequences.block_tokens()));
         let mut hit = Hit::default();
         for block in blocks {
             if sequences.is_null(block) {
@@ -78,13 +85,30 @@ impl Footprint {
     }
 }
 
+impl Footprint {
+    /// Adds another group of layers: found is what all groups have.
+    fn beside(self, other: Self) -> Self {
+        Self {
+            blocks: self.blocks + other.blocks,
+            freed: self.freed + other.freed,
+            cached: self.cached + other.cached,
+            shared: self.shared + other.shared,
+            found: self.found.min(other.found),
+        }
+    }
+}
+
 impl SequenceView {
     /// Counts the blocks that the close would give back: exact if nothing changes meanwhile.
     pub(crate) fn footprint(&self) -> Footprint {
         // Acquire: see `BlockList::read`.
         let id = |id: &AtomicU32| BlockId(id.load(Acquire));
-        let blocks: Vec<_> = self.list.read(|ids, _| ids.iter().map(id).collect());
-        Footprint::of(&self.sequences, blocks, self.list.reserved())
+        let of_list = |(list, &window): (&BlockList, _)| {
+            let blocks: Vec<_> = list.read(|ids, _| ids.iter().map(id).collect());
+            Footprint::of(&self.sequences, window, blocks, list.reserved())
+        };
+        let footprints = self.lists().zip(self.sequences.windows()).map(of_list);
+        footprints.reduce(Footprint::beside).unwrap_or_default()
     }
 }
 
@@ -97,6 +121,6 @@ impl Sequence {
         if comes_back && self.lookup.is_none() {
             self.sequences.note_preempted(self.id());
         }
-        Footprint::of(&self.sequences, self.blocks(), self.reserved.len())
+        Footprint::of(&self.sequences, self.window, self.blocks(), self.reserved.len())
     }
 }

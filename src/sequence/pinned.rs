@@ -5,7 +5,7 @@
 use std::fmt;
 
 use crate::block::BlockWord;
-use crate::error::{HandleError, PrefixError, SequenceError};
+use crate::error::{HandleError, Invalid, PrefixError, SequenceError};
 use crate::ids::BlockId;
 use crate::prefix::PrefixKeys;
 
@@ -30,6 +30,12 @@ impl Sequences {
         tokens: &[u32],
     ) -> Result<PinnedPrefix, SequenceError> {
         let cache = self.cache().ok_or(PrefixError::NoCache)?;
+        if self.windows().len() > 1 {
+            let limit = "a pool with one group of layers";
+            return Err(
+                PrefixError::from(Invalid::new("prefix to pin", "one of leading blocks", limit)).into()
+            );
+        }
         if tokens.len() > TOKENS_MAX {
             return Err(PrefixError::NotCached { tokens: tokens.len() }.into());
         }

@@ -27,8 +27,9 @@ pub(super) struct Shared {
     pub(super) blocks: Blocks,
     pub(super) storage: Option<std::sync::Arc<dyn Storage>>,
     pub(super) block_tokens: u32,
-    /// Requires a null block.
-    pub(super) window: Option<Window>,
+    /// The window of each group of layers. One requires a null block.
+    windows: Box<[Option<Window>]>,
+    has_windows: bool,
     pub(super) cache: Option<Arc<PrefixCache>>,
     pub(super) sampler: Sampler,
     pub(super) abandoned: Abandoned,
@@ -66,6 +67,8 @@ pub(crate) type Owner = std::sync::Weak<dyn std::any::Any + Send + Sync>;
 #[derive(Clone)]
 struct Open {
     list: Arc<BlockList>,
+    /// The lists in the other groups of layers.
+    others: Option<std::sync::Arc<[Arc<BlockList>]>>,
     priority: Priority,
     opened: Ticket,
 }
@@ -109,11 +112,11 @@ impl Sequences {
     ) -> Self {
         let sampler = Sampler::new(0, blocks.latencies().clone());
         // SAFETY: guaranteed by the caller.
-        unsafe { Self::sampled(blocks, storage, block_tokens, None, cache, sampler) }
+        unsafe { Self::sampled(blocks, storage, block_tokens, &[None], cache, sampler) }
     }
 
-    /// As [`with_cache`](Self::with_cache), with the window of the layers, for which the pool has a
-    /// null block, and a sampler of allocation times.
+    /// As [`with_cache`](Self::with_cache), with the window of each group of layers, for which the
+    /// pool has a null block, and a sampler of allocation times.
     ///
     /// # Safety
     /// As [`new`](Self::new).
@@ -121,11 +124,12 @@ impl Sequences {
         blocks: Blocks,
         storage: Option<std::sync::Arc<dyn Storage>>,
         block_tokens: usize,
-        window: Option<Window>,
+        windows: &[Option<Window>],
         cache: Option<Arc<PrefixCache>>,
         sampler: Sampler,
     ) -> Self {
-        assert!(window.is_none() || blocks.null_block() == Some(NULL), "a window needs a null block");
+        let has_windows = windows.iter().any(Option::is_some);
+        assert!(!has_windows || blocks.null_block() == Some(NULL), "a window needs a null block");
         assert!(
             block_tokens > 0 && block_tokens <= super::TOKENS_MAX,
             "invalid block size: {block_tokens} tokens"
@@ -135,7 +139,8 @@ impl Sequences {
             blocks,
             storage,
             block_tokens,
-            window,
+            windows: windows.into(),
+            has_windows,
             cache,
             sampler,
             abandoned: Abandoned::default(),
@@ -183,8 +188,8 @@ impl Sequences {
     }
 
     fn view_of(&self, id: SequenceId, open: Open) -> SequenceView {
-        let Open { list, priority, opened } = open;
-        SequenceView { sequences: self.clone(), id, list, priority, opened }
+        let Open { list, others, priority, opened } = open;
+        SequenceView { sequences: self.clone(), id, list, others, priority, opened }
     }
 
     pub(crate) fn unfinished(&self) -> (u64, usize) {
@@ -215,6 +220,12 @@ impl Sequences {
         }
     }
 
+    /// Returns a view of each list of every open sequence, ordered by id and group.
+    pub(crate) fn list_views(&self) -> Vec<SequenceView> {
+        let groups = 0..self.0.windows.len();
+        self.views().iter().flat_map(|view| groups.clone().filter_map(|group| view.group(group))).collect()
+    }
+
     /// Returns a view of every open sequence, ordered by id.
     pub fn views(&self) -> Vec<SequenceView> {
         let mut open = self.0.open.entries();
@@ -232,15 +243,15 @@ impl Sequences {
         self.0.block_tokens as usize
     }
 
-    /// Returns the attention window of the layers, if they have one.
-    pub fn window(&self) -> Option<Window> {
-        self.0.window
+    /// Returns the attention window of each group of layers.
+    pub fn windows(&self) -> &[Option<Window>] {
+        &self.0.windows
     }
 
     /// Returns whether a listed block is the null block, in place of one that was given up.
     #[inline]
     pub(super) fn is_null(&self, id: BlockId) -> bool {
-        id == NULL && self.0.window.is_some()
+        id == NULL && self.0.has_windows
     }
 
     /// Returns the storage, if the pool keeps bytes.
@@ -296,12 +307,42 @@ impl Sequences {
     }
 
     pub(super) fn register(&self, id: SequenceId, priority: Priority) -> Result<ListOwner, SequenceError> {
+        self.check_one_group(id)?;
         let owner = ListOwner::new(self.0.block_tokens);
         let opened = self.0.blocks.clock().newest();
-        if self.0.open.insert_new(id, Open { list: owner.list().clone(), priority, opened }) {
+        let (list, others) = (owner.list().clone(), None);
+        if self.0.open.insert_new(id, Open { list, others, priority, opened }) {
             Ok(owner)
         } else {
             Err(SequenceError::AlreadyOpen { id })
+        }
+    }
+
+    /// Opens a list in each group of layers, under one id.
+    pub(super) fn register_grouped(
+        &self,
+        id: SequenceId,
+        priority: Priority,
+    ) -> Result<Vec<ListOwner>, SequenceError> {
+        let owners: Vec<_> = self.0.windows.iter().map(|_| ListOwner::new(self.0.block_tokens)).collect();
+        let mut lists = owners.iter().map(|owner| owner.list().clone());
+        let list = lists.next().expect("a pool has a group of layers");
+        let opened = self.0.blocks.clock().newest();
+        if self.0.open.insert_new(id, Open { list, others: Some(lists.collect()), priority, opened }) {
+            Ok(owners)
+        } else {
+            Err(SequenceError::AlreadyOpen { id })
+        }
+    }
+
+    /// Returns an error if the pool has several groups of layers, for a call that knows one list.
+    pub(crate) fn check_one_group(&self, id: SequenceId) -> Result<(), SequenceError> {
+        match self.0.windows.len() {
+            1 => Ok(()),
+            groups => {
+                let limit = format_args!("a pool with one group of layers; this one has {groups}");
+                Err(SequenceError::invalid(id, "call", "one for a sequence of one list", limit))
+            }
         }
     }
 
@@ -328,6 +369,7 @@ pub struct SequenceView {
     pub(super) sequences: Sequences,
     id: SequenceId,
     pub(super) list: Arc<BlockList>,
+    others: Option<std::sync::Arc<[Arc<BlockList>]>>,
     priority: Priority,
     opened: Ticket,
 }
@@ -348,6 +390,21 @@ impl SequenceView {
         self.opened
     }
 
+    /// Returns a view of its list in a group of layers; of the first, it is what tables show of this
+    /// view. `None`: the pool has no such group.
+    pub fn group(&self, group: usize) -> Option<Self> {
+        let list = match group {
+            0 => &self.list,
+            _ => self.others.as_deref()?.get(group - 1)?,
+        };
+        Some(Self { list: list.clone(), others: None, ..self.clone() })
+    }
+
+    pub(super) fn lists(&self) -> impl Iterator<Item = &BlockList> {
+        std::iter::once(&*self.list)
+            .chain(self.others.as_deref().unwrap_or_default().iter().map(|list| &**list))
+    }
+
     /// Returns the number of its tokens, including drafted ones.
     pub fn len(&self) -> usize {
         let _call = call();
@@ -366,21 +423,28 @@ impl SequenceView {
 
     /// Returns the number of blocks that it has reserved beyond its tokens.
     pub fn reserved_blocks(&self) -> usize {
-        self.list.reserved()
+        self.lists().map(BlockList::reserved).sum()
     }
 
-    /// Returns its blocks, in order, without those given up behind the [window](Window). They may
-    /// have been released by the time this returns.
+    /// Returns its blocks, in order, group by group, without those given up behind the
+    /// [window](Window). They may have been released by the time this returns.
     pub fn blocks(&self) -> Vec<BlockId> {
         let _call = call();
-        // Acquire: see `BlockList::read`.
-        self.list.read(|ids, _| {
-            ids.iter().map(|id| BlockId(id.load(Acquire))).filter(|&id| !self.sequences.is_null(id)).collect()
-        })
+        let mut blocks = Vec::new();
+        for list in self.lists() {
+            let before = blocks.len();
+            list.read(|ids, _| {
+                blocks.truncate(before);
+                // Acquire: see `BlockList::read`.
+                let ids = ids.iter().map(|id| BlockId(id.load(Acquire)));
+                blocks.extend(ids.filter(|&id| !self.sequences.is_null(id)));
+            });
+        }
+        blocks
     }
 
-    /// Calls `f` with the place and id of each block, without those given up; again from the first
-    /// if they change.
+    /// Calls `f` with the place and id of each block of the first group, without those given up;
+    /// again from the first if they change.
     pub fn for_each_block(&self, mut f: impl FnMut(u32, BlockId)) {
         self.list.read(|ids, _| {
             (0..)

@@ -105,7 +105,15 @@ impl Sequence {
         }
     }
 
-    pub(super) fn release_last_reserved(&mut self, blocks: usize) {
+    /// Releases what is left of the last reserved `blocks`.
+    pub(super) fn unreserve(&mut self, blocks: usize) {
+        let unused = blocks.min(self.reserved.len());
+        if unused > 0 {
+            self.release_last_reserved(unused);
+        }
+    }
+
+    fn release_last_reserved(&mut self, blocks: usize) {
         let released: SmallVec<[BlockId; 8]> = self.reserved.drain(..blocks).collect();
         self.note_reserved();
         self.release_reserved(&released);

@@ -19,6 +19,7 @@ use super::list::ListOwner;
 use super::registry::Sequences;
 use super::seals::Seals;
 use super::token_hashes::TokenHashes;
+use super::window::Window;
 
 /// The tokens of one request, and the blocks that hold them. Dropping it closes it and releases its
 /// blocks, in reverse order.
@@ -35,6 +36,9 @@ pub struct Sequence {
     pub(super) committed: u32,
     /// Places below it, except those of sinks, hold the null block: see [`slide`](super::slide).
     pub(super) front: u32,
+    /// Its group of layers, and the window of that.
+    pub(super) group: u32,
+    pub(super) window: Option<Window>,
     pub(super) seals: Seals,
     /// Whether batches in flight may have seen reserved blocks in the list.
     pub(super) was_listed: bool,
@@ -67,6 +71,7 @@ pub(super) enum Access {
 
 impl Sequence {
     pub(super) fn new(sequences: Sequences, id: SequenceId, priority: Priority, list: ListOwner) -> Self {
+        let window = sequences.windows()[0];
         Self {
             seen: AtomicU64::new(sequences.0.abandoned.count()),
             sequences,
@@ -78,6 +83,8 @@ impl Sequence {
             reserved: Vec::new(),
             committed: 0,
             front: 0,
+            group: 0,
+            window,
             seals: Seals::default(),
             was_listed: false,
             writers: BatchSet::default(),
@@ -87,6 +94,18 @@ impl Sequence {
             reuses_tail: false,
             is_closed: false,
         }
+    }
+
+    /// Makes it the list of a sequence in another group of layers than the first.
+    pub(super) fn in_group(mut self, group: u32) -> Self {
+        (self.group, self.window) = (group, self.sequences.windows()[group as usize]);
+        self
+    }
+
+    /// Sets the hashes of a new sequence, and whether close registers its unfinished last block.
+    pub(super) fn with(mut self, known: Option<Box<TokenHashes>>, reuses_tail: bool) -> Self {
+        (self.known, self.reuses_tail) = (known, reuses_tail);
+        self
     }
 
     /// Returns its id.
@@ -181,6 +200,14 @@ impl Sequence {
     /// [`SequenceError::TokensUnknown`] if there are final tokens that were not announced.
     pub fn announce(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
         self.catch_up();
+        self.announce_now(tokens)
+    }
+
+    pub(super) fn announced_now(&self) -> usize {
+        self.known.as_ref().map_or(0, |known| known.announced())
+    }
+
+    pub(super) fn announce_now(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
         match (&mut self.known, self.sequences.cache()) {
             (Some(known), Some(cache)) => known.announce(cache, self.id, tokens),
             _ => Ok(()),
@@ -199,8 +226,12 @@ impl Sequence {
     /// [`announced`](Self::announced) or ends past the longest sequence.
     pub fn extra_key(&mut self, tokens: Range<usize>, key: &[u8]) -> Result<(), SequenceError> {
         self.catch_up();
+        self.extra_key_now(ExtraKey::new(tokens, key))
+    }
+
+    pub(super) fn extra_key_now(&mut self, key: ExtraKey) -> Result<(), SequenceError> {
         match (&mut self.known, self.sequences.cache()) {
-            (Some(known), Some(cache)) => Ok(known.extra_key(cache, ExtraKey::new(tokens, key))?),
+            (Some(known), Some(cache)) => Ok(known.extra_key(cache, key)?),
             _ => Ok(()),
         }
     }
@@ -215,16 +246,18 @@ impl Sequence {
     /// 8,191 references. Nothing is then shared.
     pub fn fork(&self, id: SequenceId) -> Result<Self, SequenceError> {
         let _call = call();
-        let mut list = self.sequences.register(id, self.priority)?;
+        let list = self.sequences.register(id, self.priority)?;
+        self.fork_to(id, list).inspect_err(|_| self.sequences.unregister(id))
+    }
+
+    /// Forks it to a list that is registered.
+    pub(super) fn fork_to(&self, id: SequenceId, mut list: ListOwner) -> Result<Self, SequenceError> {
         let ids: SmallVec<[BlockId; 64]> = self.held().collect();
-        if let Err(error) = self.pool_blocks().share_listed(&ids) {
-            self.sequences.unregister(id);
-            return Err(error.into());
-        }
+        self.pool_blocks().share_listed(&ids)?;
         list.reserve(self.list.len());
         self.listed().enumerate().for_each(|(place, id)| list.stage(place, id));
         list.publish(self.list.tokens());
-        let mut fork = Self::new(self.sequences.clone(), id, self.priority, list);
+        let mut fork = Self::new(self.sequences.clone(), id, self.priority, list).in_group(self.group);
         fork.frames = self.frames.clone();
         (fork.committed, fork.seals, fork.writers) = (self.committed, self.seals.forked(), self.writers);
         fork.front = self.front;
@@ -252,7 +285,11 @@ impl Sequence {
     pub fn commit(&mut self, length: usize) -> Result<(), SequenceError> {
         let _call = call();
         self.catch_up();
-        if length > self.len() {
+        self.commit_now(length)
+    }
+
+    pub(super) fn commit_now(&mut self, length: usize) -> Result<(), SequenceError> {
+        if length > self.list.tokens() as usize {
             return Err(self.beyond("tokens to commit", length));
         }
         self.committed = self.committed.max(length as u32);
@@ -275,7 +312,12 @@ impl Sequence {
     pub fn accept(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
         let _call = call();
         self.catch_up();
-        let (committed, length) = (self.committed(), self.len());
+        self.accept_now(tokens)
+    }
+
+    pub(super) fn accept_now(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
+        let length = self.list.tokens() as usize;
+        let committed = (self.committed as usize).min(length);
         let asked = committed + tokens.len();
         if asked > length {
             return Err(self.beyond("tokens to commit", asked));
@@ -284,8 +326,8 @@ impl Sequence {
             known.check_all_announced(self.id, committed)?;
             known.announce_checked(cache, tokens);
         }
-        self.commit(asked)?;
-        self.truncate(asked)
+        self.commit_now(asked)?;
+        self.truncate_now(asked)
     }
 
     fn beyond(&self, what: &'static str, asked: usize) -> SequenceError {
@@ -309,7 +351,11 @@ impl Sequence {
     pub fn truncate(&mut self, length: usize) -> Result<(), SequenceError> {
         let _call = call();
         self.catch_up();
-        if length > self.len() {
+        self.truncate_now(length)
+    }
+
+    pub(super) fn truncate_now(&mut self, length: usize) -> Result<(), SequenceError> {
+        if length > self.list.tokens() as usize {
             return Err(self.beyond("tokens to keep", length));
         }
         self.check_continues(length)?;
@@ -486,7 +532,8 @@ impl Drop for Sequence {
     fn drop(&mut self) {
         let _call = call();
         let start = self.sequences.0.sampler.is_due(Operation::Free).then(Instant::now);
-        if !self.is_closed {
+        // The first list of a sequence is dropped last.
+        if !self.is_closed && self.group == 0 {
             self.sequences.unregister(self.id);
         }
         self.make_findable();

@@ -54,7 +54,7 @@ impl Sequence {
 
     /// Returns the places of blocks that were given up.
     pub(super) fn gap(&self) -> Range<u32> {
-        let Some(window) = self.sequences.0.window else { return 0..0 };
+        let Some(window) = self.window else { return 0..0 };
         let sinks = window.sink_blocks(self.sequences.0.block_tokens);
         sinks.min(self.front)..self.front
     }
@@ -77,7 +77,7 @@ impl Sequence {
 
     /// Returns an error unless it can continue after the first `length` tokens.
     pub(super) fn check_continues(&self, length: usize) -> Result<(), SequenceError> {
-        let Some(window) = self.sequences.0.window.filter(|_| self.front > 0 && length > 0) else {
+        let Some(window) = self.window.filter(|_| self.front > 0 && length > 0) else {
             return Ok(());
         };
         let block_tokens = self.sequences.0.block_tokens;
@@ -89,7 +89,7 @@ impl Sequence {
     /// Gives up blocks behind the window, before an append takes blocks.
     #[inline]
     pub(super) fn slide(&mut self) {
-        if let Some(window) = self.sequences.0.window {
+        if let Some(window) = self.window {
             let outside = self.outside(window, self.committed.min(self.list.tokens()));
             if outside.end > self.front.max(outside.start) {
                 self.slide_in(window);
@@ -135,7 +135,7 @@ impl Sequence {
 impl SequenceView {
     /// As [`Sequence::check_kept`], by the ids as they are now.
     pub(super) fn check_kept(&self, tokens: &Range<usize>) -> Result<(), SequenceError> {
-        if self.sequences.0.window.is_none() {
+        if self.sequences.windows().iter().all(Option::is_none) {
             return Ok(());
         }
         let block_tokens = self.sequences.block_tokens();

@@ -96,18 +96,14 @@ impl Batch {
                 self.append_within_last(sequence, *tokens);
                 continue;
             };
-            let appended = self.append_to_list(sequence, growth, None, *tokens);
-            let Ok(Appended { new_blocks, .. }) = appended else {
-                unreachable!("{sequence:?} has reserved its blocks: {appended:?}")
-            };
-            stepped.new_blocks += new_blocks;
+            stepped.new_blocks += self.append_reserved(sequence, growth, *tokens);
         }
         Self::unreserve(appends, &planned);
         Ok(stepped)
     }
 
     /// Appends tokens to the last block, which is open and has room, or no tokens.
-    #[inline]
+    #[inline(always)]
     fn append_within_last(&mut self, sequence: &mut Sequence, tokens: Tokens<'_>) {
         let (length, blocks) = (sequence.list.tokens(), sequence.list.len() as u32);
         let count = tokens.count(sequence) as u32;
@@ -117,7 +113,7 @@ impl Batch {
         let growth = Growth::within_last(length, blocks, count, self.step.sequences.0.block_tokens);
         let growth = growth.unwrap_or_else(|| unreachable!("{sequence:?} was planned to grow in place"));
         debug_assert!(
-            matches!(self.room(sequence, tokens), Ok(Room::InPlace(_))),
+            matches!(self.room_now(sequence, tokens), Ok(Room::InPlace(_))),
             "{sequence:?} is not open at its end"
         );
         self.append_in_place(sequence, &growth, tokens);
@@ -147,6 +143,7 @@ impl Batch {
         let mut refusal: Option<(usize, AllocError)> = None;
         for place in 0..appends.len() {
             let Append { ref mut sequence, tokens } = appends[place];
+            sequence.catch_up();
             let error = match self.plan_one(sequence, tokens) {
                 Ok(None) => continue,
                 Ok(Some((growth, needed))) => match self.provide(sequence, needed, refusal) {
@@ -179,13 +176,14 @@ impl Batch {
     }
 
     /// `None` if the last block takes the tokens, otherwise the plan and the number of blocks.
-    #[inline]
+    // Always inline: see `room`.
+    #[inline(always)]
     fn plan_one(
         &self,
         sequence: &mut Sequence,
         tokens: Tokens<'_>,
     ) -> Result<Option<(Growth, usize)>, SequenceError> {
-        Ok(match self.room(sequence, tokens)? {
+        Ok(match self.room_now(sequence, tokens)? {
             Room::NoTokens | Room::InPlace(_) => None,
             Room::InList(growth, tail) => {
                 // A reopened block needs none, but is copied if it is being moved at that moment.
@@ -213,13 +211,52 @@ impl Batch {
         }
     }
 
+    /// Returns the number of blocks that an append to a sequence that has caught up must allocate.
+    pub(super) fn lacks(&self, sequence: &mut Sequence, tokens: Tokens<'_>) -> Result<usize, SequenceError> {
+        let Some((_, needed)) = self.plan_one(sequence, tokens)? else { return Ok(0) };
+        Ok(needed.saturating_sub(sequence.reserved.len()))
+    }
+
+    /// Plans an append to a sequence that has caught up, and reserves the blocks that it lacks.
+    pub(super) fn plan_and_reserve(
+        &self,
+        sequence: &mut Sequence,
+        tokens: Tokens<'_>,
+    ) -> Result<Option<(Growth, usize)>, SequenceError> {
+        let Some((growth, needed)) = self.plan_one(sequence, tokens)? else { return Ok(None) };
+        let reserved = self.provide(sequence, needed, None)?;
+        Ok(Some((growth, reserved)))
+    }
+
+    /// Appends by a plan for which the blocks are reserved and the last block is open.
+    pub(super) fn append_planned(
+        &mut self,
+        sequence: &mut Sequence,
+        growth: Option<&Growth>,
+        tokens: Tokens<'_>,
+    ) -> usize {
+        match growth.filter(|growth| growth.fresh > 0) {
+            Some(growth) => self.append_reserved(sequence, growth, tokens),
+            None => {
+                self.append_within_last(sequence, tokens);
+                0
+            }
+        }
+    }
+
+    /// Appends tokens that need new blocks, which are reserved.
+    #[inline(never)]
+    fn append_reserved(&mut self, sequence: &mut Sequence, growth: &Growth, tokens: Tokens<'_>) -> usize {
+        let appended = self.append_to_list(sequence, growth, None, tokens);
+        let Ok(Appended { new_blocks, .. }) = appended else {
+            unreachable!("{sequence:?} has reserved its blocks: {appended:?}")
+        };
+        new_blocks
+    }
+
     fn unreserve(appends: &mut [Append<'_>], planned: &[Planned]) {
         for &Planned { place, reserved, .. } in planned.iter().rev() {
-            let sequence = &mut *appends[place].sequence;
-            let unused = reserved.min(sequence.reserved.len());
-            if unused > 0 {
-                sequence.release_last_reserved(unused);
-            }
+            appends[place].sequence.unreserve(reserved);
         }
     }
 }

@@ -79,9 +79,10 @@ impl TokenHashes {
     pub(super) fn new(
         cache: &PrefixCache,
         keys: &PrefixKeys<'_>,
+        group: u32,
         policy_info: PolicyInfo,
     ) -> Result<Self, Invalid> {
-        let root = cache.hasher().root(keys)?.hash();
+        let root = cache.hasher().root(keys)?.hash().of_group(group);
         keys.check_extra(TOKENS_MAX)?;
         let extra_keys = keys.extra().to_vec();
         Ok(Self {
@@ -178,6 +179,10 @@ impl TokenHashes {
 
     pub(super) fn compute(&mut self) {
         self.mark = self.provenance.computing();
+    }
+
+    pub(super) fn is_forgotten(&self) -> bool {
+        self.era == NO_ERA
     }
 
     /// Records that nothing is found by the hashes any more. The ids stay known.

@@ -98,6 +98,7 @@ impl Sequence {
             return Err(TransferError::BeingWritten { id: self.id(), batch: batch.ticket() });
         }
         self.check_kept(0..self.len())?;
+        from.check_one_group(self.id())?;
         let mut held = BlockRefs::new(from);
         let blocks: Vec<BlockId> = self.blocks().collect();
         pool.share_listed(&blocks)?;

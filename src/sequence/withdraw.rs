@@ -86,6 +86,16 @@ impl Sequence {
         self.seen.store(count, Relaxed);
     }
 
+    /// Cuts it to `length` tokens, of which and after which `announced` stay known, like a withdrawal.
+    #[cold]
+    pub(super) fn cut_to(&mut self, length: u32, announced: usize) {
+        let gone = self.unlink(length);
+        self.release_unlinked(&gone);
+        if let (Some(known), Some(cache)) = (&mut self.known, self.sequences.0.cache.as_ref()) {
+            known.truncate(cache, announced.max(length as usize), usize::MAX);
+        }
+    }
+
     /// Records a write by a batch in flight. `ended` is a batch that was seen to have ended.
     #[inline(always)]
     pub(super) fn note_write(&mut self, batch: BatchRef, from: u32, ended: BatchRef) {
@@ -135,7 +145,8 @@ impl Sequence {
     #[cold]
     pub(super) fn close_after(&mut self, writer: BatchRef) {
         let list = std::mem::replace(&mut self.list, ListOwner::new(self.sequences.0.block_tokens));
-        let mut rest = Self::new(self.sequences.clone(), self.id(), self.priority(), list);
+        let mut rest =
+            Self::new(self.sequences.clone(), self.id(), self.priority(), list).in_group(self.group);
         rest.frames = std::mem::take(&mut self.frames);
         (rest.committed, rest.seals, rest.writers) = (self.committed, self.seals, self.writers);
         rest.front = self.front;

@@ -7,7 +7,7 @@
 //! |---|---|
 //! | `elements`, `fp8`, `quant` | typed views of rows, 8-bit floats, codes and scales |
 //! | `plane`, `layout`, `models`, `model_config`, `planes` | planes, the shape of a block, presets, shapes from configurations, the table of planes |
-//! | [`groups`] | groups of layers, for models whose layers differ: descriptions, not yet storage |
+//! | [`groups`] | groups of layers, for models whose layers differ: their memory |
 //! | `sizing` | the number of frames that fit into memory |
 //! | `check` | validation, before any byte moves |
 //! | `host_memory` | the memory that the system and the container have left |

@@ -15,7 +15,8 @@
 //! alike it is one frame, as in a pool. In every group, tokens are hashed in units of
 //! [`HASH_TOKENS`], whatever the tokens of its blocks, so that no group makes others' hits coarser.
 //!
-//! This module describes and counts. A pool has one group: it does not run these models yet.
+//! This module describes and counts. [`Pool::layered`](crate::Pool::layered) runs the models whose
+//! groups keep all tokens, windows or chunks, with a list for each frame of a block.
 //!
 //! | file | contents |
 //! |---|---|

@@ -1,0 +1,98 @@
+//! Pools for models whose layers differ.
+
+use std::ops::Range;
+
+use crate::dtype::Dtype;
+use crate::error::Invalid;
+use crate::sequence::Window;
+use crate::storage::KvLayout;
+use crate::storage::groups::{Column, GroupId, LayerGroup, LayerGroups, Reach};
+
+use super::{Pool, PoolBuilder};
+
+impl Pool {
+    /// Returns a builder of a pool for a model whose layers differ, without storage: the engine
+    /// holds the bytes. Its sequences are [grouped](PoolBuilder::groups).
+    ///
+    /// A block of a group is as many frames as the group says; here each of them holds whole layers,
+    /// and has a list of its own: those of [`layer_lists`](Self::layer_lists). So the frames of a
+    /// block need not be adjacent. A chunk is kept like a window of its length.
+    ///
+    /// ```
+    /// use kvpool::Pool;
+    /// use kvpool::storage::groups::{GroupId, GroupOptions, LayerCache, LayerGroups, Reach, Row};
+    ///
+    /// // gpt-oss-120b: 18 layers with a window of 128 tokens, alternating with 18 that keep all.
+    /// let row = Row::Heads { kv_heads: 8, k_dim: 64, v_dim: 64 };
+    /// let window = LayerCache { row, reach: Reach::Window { tokens: 128, sinks: 0 } };
+    /// let layers: Vec<_> = (0..36).map(|i| vec![if i % 2 == 0 { window } else { LayerCache::all(row) }]).collect();
+    /// let model = LayerGroups::of_layers(&layers, GroupOptions::new())?;
+    /// let pool = Pool::layered(&model)?.blocks(1_000).build()?;
+    /// assert_eq!(pool.layout().bytes_per_block() as u64, model.frame_bytes());
+    /// assert_eq!(Pool::layer_lists(&model, GroupId(1)), 1..2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// For a group that keeps a state, a ring, or compressed or drafted tokens, for groups with
+    /// unequal tokens per block, and for frames with parts of a layer: such models do not run yet.
+    pub fn layered(model: &LayerGroups) -> Result<PoolBuilder, Invalid> {
+        let mut windows = Vec::new();
+        let block_tokens = model.groups().first().and_then(LayerGroup::block_tokens);
+        for (index, group) in model.groups().iter().enumerate() {
+            let refused = |got: String, limit: String| Invalid::new("group of layers", got, limit).at(index);
+            let keeps = match group.reach() {
+                Reach::All => None,
+                Reach::Window { tokens, sinks } => {
+                    let sinks = u32::try_from(sinks)
+                        .map_err(|_| refused(format!("{sinks} sinks"), format!("at most {}", u32::MAX)))?;
+                    Some(Window::new(tokens as usize)?.sinks(sinks))
+                }
+                Reach::Chunk { tokens } => Some(Window::new(tokens as usize)?),
+                other => {
+                    let limit = "all tokens, a window, or a chunk: a pool does not keep others yet";
+                    return Err(refused(format!("{other:?}"), limit.to_owned()));
+                }
+            };
+            if group.block_tokens() != block_tokens {
+                let tokens = |tokens: Option<u64>| format!("{} tokens per block", tokens.unwrap_or(0));
+                return Err(refused(tokens(group.block_tokens()), tokens(block_tokens) + " in all groups"));
+            }
+            let (layers, frames) = (group.layers().len() as u64, group.block_frames());
+            if !layers.is_multiple_of(frames) {
+                let limit = "a multiple of the frames, so that each holds whole layers".to_owned();
+                return Err(refused(format!("{layers} layers in {frames} frames"), limit));
+            }
+            let is_in_all = |column: &Column| column.planes.is_multiple_of(layers);
+            if frames > 1 && !group.columns().iter().all(is_in_all) {
+                let got = format!("columns in some of {layers} layers, in {frames} frames");
+                return Err(refused(got, "the same columns in each layer".to_owned()));
+            }
+            windows.extend((0..frames).map(|_| keeps));
+        }
+        let block_tokens = block_tokens.unwrap_or(0) as usize;
+        let row = (model.frame_bytes() as usize).checked_div(block_tokens).unwrap_or(0);
+        // A byte per element: what they are is the engine's matter.
+        let layout =
+            KvLayout::builder().layers(1).latent(row).dtype(Dtype::Fp8E4M3).block_tokens(block_tokens);
+        let layout = layout.build()?;
+        if layout.bytes_per_block() as u64 != model.frame_bytes() {
+            let got = format_args!("{} bytes", model.frame_bytes());
+            return Err(Invalid::new("frame", got, format_args!("a multiple of {block_tokens} tokens")));
+        }
+        Ok(Self::builder(layout).without_storage().groups(windows).layered())
+    }
+
+    /// Returns the lists of a group in a [layered](Self::layered) pool, by which
+    /// [`GroupedSequence::group`](crate::GroupedSequence::group) and
+    /// [`Batch::store_grouped`](crate::Batch::store_grouped) name them: one for each frame of a block.
+    /// Of `n` layers in `k` lists, each has the next `n / k`.
+    ///
+    /// # Panics
+    /// If the model has no such group.
+    pub fn layer_lists(model: &LayerGroups, group: GroupId) -> Range<usize> {
+        let frames = |group: &LayerGroup| group.block_frames() as usize;
+        let first = model.groups()[..group.0].iter().map(frames).sum();
+        first..first + frames(&model.groups()[group.0])
+    }
+}

@@ -1,0 +1,608 @@
+//! Sequences of models whose layers differ: a list of blocks in each group, one length and one hit.
+//!
+//! ```text
+//! pool       one registry: an id has a list in each group;  one log of abandoned batches
+//! sequence   a part of each group: equal lengths, equal tokens
+//! batch      one: it grows all parts, and ends for all of them at once
+//! ```
+//!
+//! Groups differ in what they keep: all tokens, or those of a [window](super::window). Each hashes
+//! the tokens from a root of its own, so that no group finds a block of another.
+//!
+//! # One length
+//!
+//! Every operation first catches up: parts withdraw what abandoned batches wrote until all have seen
+//! the same part of the log, and so have cut to the same length. Then none looks at the log again
+//! before the operation is over: a batch that is abandoned meanwhile is withdrawn by the next one.
+//! What can fail (blocks, copies on write) is done for all parts before the first one grows.
+//!
+//! If blocks of one part were uncached, nothing is found by the hashes of any.
+//!
+//! # One boundary
+//!
+//! A hit is a boundary at which every group has what its next token sees. It is the fixed point of
+//! the groups' own longest hits: each is asked for its longest hit up to the boundary so far, until
+//! none is shorter. Lengths only fall, so this ends. Only then are references taken, at exactly that
+//! boundary in every group; if a block was evicted meanwhile, all are given back, and the search
+//! goes on below it. The longest hit of one group beside that of another at a different boundary
+//! would be wrong tokens.
+//!
+//! # All groups or none
+//!
+//! An admission allocates the blocks of all groups by one request, so it waits in one place of the
+//! queue. Model: `loom-tests/tests/grouped.rs`.
+
+use std::fmt;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use smallvec::SmallVec;
+
+use crate::block::{AllocRequest, ListEnd, Waiting};
+use crate::error::{AllocError, SequenceError};
+use crate::ids::{BlockId, SequenceId};
+use crate::prefix::ExtraKey;
+use crate::storage::{Element, Elements};
+use crate::sync::{Ordering::Relaxed, call};
+
+use super::admit::{AdmitRequest, Needs};
+use super::batch::Batch;
+use super::grow::Copied;
+use super::plan::Growth;
+use super::registry::Sequences;
+use super::reserve::Allocate;
+use super::sequence::Sequence;
+use super::tokens::Tokens;
+
+/// A sequence with a list of blocks in each group of layers. Dropping it closes it.
+pub struct GroupedSequence {
+    /// Not empty; all of the same length.
+    parts: Vec<Sequence>,
+}
+
+impl GroupedSequence {
+    /// Returns its id.
+    pub fn id(&self) -> SequenceId {
+        self.parts[0].id()
+    }
+
+    /// Returns the number of its tokens, in every group.
+    pub fn len(&self) -> usize {
+        self.parts[0].len()
+    }
+
+    /// Returns whether it has no tokens.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns its list in a group of layers, for tables, slots and statistics.
+    ///
+    /// # Panics
+    /// If the pool has no such group.
+    pub fn group(&self, group: usize) -> &Sequence {
+        &self.parts[group]
+    }
+
+    /// Returns the number of groups.
+    pub fn groups(&self) -> usize {
+        self.parts.len()
+    }
+
+    /// Returns the number of blocks reserved beyond its tokens, in all groups.
+    pub fn reserved_blocks(&self) -> usize {
+        self.parts.iter().map(Sequence::reserved_blocks).sum()
+    }
+
+    /// Returns the number of blocks that it holds, without those given up, in all groups.
+    pub fn held_blocks(&self) -> usize {
+        self.parts.iter().map(|part| part.block_count() - part.blocks_given_up()).sum()
+    }
+
+    /// Lets all parts see the same abandoned batches, and the same uncached blocks.
+    fn catch_up(&mut self) {
+        loop {
+            let seen = |parts: &[Sequence]| -> SmallVec<[u64; 8]> {
+                parts.iter().map(|part| part.seen.load(Relaxed)).collect()
+            };
+            let before = seen(&self.parts);
+            self.parts.iter_mut().for_each(Sequence::catch_up);
+            let now = seen(&self.parts);
+            // A part may keep an older number, while the log has dropped batches.
+            if now.iter().all(|&seen| seen == now[0]) || now == before {
+                break;
+            }
+        }
+        let of = |part: &Sequence| (part.list.tokens(), part.announced_now(), part.committed);
+        let first = of(&self.parts[0]);
+        if self.parts.iter().any(|part| of(part) != first) {
+            self.level();
+        }
+        for part in &mut self.parts {
+            part.look_for_uncached(part.list.len());
+        }
+        let is_wrong = |part: &Sequence| part.known.as_ref().is_some_and(|known| known.is_forgotten());
+        if self.parts.iter().any(is_wrong) {
+            self.parts.iter_mut().flat_map(|part| &mut part.known).for_each(|known| known.forget());
+        }
+    }
+
+    /// Cuts all parts to what the shortest has, after a log that dropped batches: parts may have
+    /// forgotten different writes.
+    #[cold]
+    fn level(&mut self) {
+        let parts = &mut self.parts;
+        let length = parts.iter().map(|part| part.list.tokens()).min().unwrap_or(0);
+        let announced = parts.iter().map(Sequence::announced_now).min().unwrap_or(0);
+        let committed = parts.iter().map(|part| part.committed).min().unwrap_or(0);
+        let continues = parts.iter().all(|part| part.check_continues(length as usize).is_ok());
+        // A part that has given up what the next token would see begins again.
+        let length = if continues { length } else { 0 };
+        for part in parts {
+            part.cut_to(length, announced);
+            part.committed = part.committed.min(committed);
+        }
+    }
+
+    /// As [`Sequence::announce`], in every group.
+    pub fn announce(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
+        self.catch_up();
+        self.parts.iter_mut().try_for_each(|part| part.announce_now(tokens))
+    }
+
+    /// As [`Sequence::extra_key`], in every group.
+    pub fn extra_key(&mut self, tokens: Range<usize>, key: &[u8]) -> Result<(), SequenceError> {
+        self.catch_up();
+        let key = ExtraKey::new(tokens, key);
+        self.parts.iter_mut().try_for_each(|part| part.extra_key_now(key.clone()))
+    }
+
+    /// As [`Sequence::commit`], in every group.
+    pub fn commit(&mut self, length: usize) -> Result<(), SequenceError> {
+        self.catch_up();
+        self.parts.iter_mut().try_for_each(|part| part.commit_now(length))
+    }
+
+    /// As [`Sequence::accept`], in every group.
+    pub fn accept(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
+        self.catch_up();
+        self.parts.iter_mut().try_for_each(|part| part.accept_now(tokens))
+    }
+
+    /// As [`Sequence::truncate`], in every group. If a group has given up tokens that the next one
+    /// would see, nothing has changed in any.
+    pub fn truncate(&mut self, length: usize) -> Result<(), SequenceError> {
+        self.catch_up();
+        let check = |part: &Sequence| part.check_continues(length.min(part.list.tokens() as usize));
+        self.parts.iter().try_for_each(check)?;
+        self.parts.iter_mut().try_for_each(|part| part.truncate_now(length))
+    }
+
+    /// As [`Sequence::reserve`], in every group, or in none.
+    pub fn reserve(&mut self, tokens: usize) -> Result<(), SequenceError> {
+        self.catch_up();
+        let mut needed = 0;
+        for part in &mut self.parts {
+            needed += part.reservation(tokens)?.map_or(0, |request| request.blocks);
+        }
+        self.check_fits(needed)?;
+        let mut reserved = SmallVec::<[usize; 8]>::new();
+        let outcome = self.parts.iter_mut().try_for_each(|part| {
+            let Some(request) = part.reservation(tokens)? else {
+                reserved.push(0);
+                return Ok(());
+            };
+            let pool = part.pool_blocks().clone();
+            part.allocate_reserved(&pool, &request)?;
+            reserved.push(request.blocks);
+            Ok(())
+        });
+        if outcome.is_err() {
+            self.unreserve(reserved);
+        }
+        outcome
+    }
+
+    /// As [`Sequence::release_reservation`], in every group.
+    pub fn release_reservation(&mut self) -> usize {
+        self.parts.iter_mut().map(Sequence::release_reservation).sum()
+    }
+
+    /// Returns an error if the whole pool has too few blocks for all lists and `more` blocks.
+    fn check_fits(&self, more: usize) -> Result<(), AllocError> {
+        if more == 0 {
+            return Ok(());
+        }
+        let whole = AllocRequest::new(self.held_now() + more).sequence(self.id());
+        self.parts[0].pool_blocks().check_request(&whole.priority(self.parts[0].priority()))
+    }
+
+    fn held_now(&self) -> usize {
+        let held = |part: &Sequence| part.list.len() - part.gap().len() + part.reserved.len();
+        self.parts.iter().map(held).sum()
+    }
+
+    fn unreserve(&mut self, reserved: impl IntoIterator<Item = usize>) {
+        self.parts.iter_mut().zip(reserved).for_each(|(part, blocks)| part.unreserve(blocks));
+    }
+
+    /// As [`Sequence::fork`], in every group.
+    pub fn fork(&mut self, id: SequenceId) -> Result<Self, SequenceError> {
+        let _call = call();
+        self.catch_up();
+        let sequences = &self.parts[0].sequences;
+        let lists = sequences.register_grouped(id, self.parts[0].priority())?;
+        let mut fork = Self { parts: Vec::with_capacity(lists.len()) };
+        for (part, list) in self.parts.iter().zip(lists) {
+            match part.fork_to(id, list) {
+                Ok(part) => fork.parts.push(part),
+                Err(error) => {
+                    if fork.parts.is_empty() {
+                        sequences.unregister(id);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(fork)
+    }
+}
+
+impl Drop for GroupedSequence {
+    fn drop(&mut self) {
+        // A fork that was refused.
+        if self.parts.is_empty() {
+            return;
+        }
+        self.catch_up();
+        // The first part last, which unregisters the id.
+        while self.parts.pop().is_some() {}
+    }
+}
+
+impl fmt::Debug for GroupedSequence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GroupedSequence").field("parts", &self.parts).finish()
+    }
+}
+
+/// Result of an append to a sequence with several groups of layers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct GroupedAppended {
+    /// Positions of the new tokens.
+    pub tokens: Range<usize>,
+    /// Number of blocks taken in all groups, from reservations or allocated, including copies.
+    pub new_blocks: usize,
+    /// The blocks that were copied because they could not be written in place, with their groups.
+    pub copied: Vec<(usize, Copied)>,
+}
+
+type Plan = Option<(Growth, usize)>;
+
+impl Batch {
+    /// Appends tokens in every group of layers, as [`append`](Self::append).
+    ///
+    /// # Errors
+    /// As [`append`](Self::append). No group has grown, except that after a failed copy on write the
+    /// earlier copies stay, in blocks that may have been reserved.
+    ///
+    /// # Panics
+    /// If the storage panics during a copy; then as after an error.
+    pub fn append_grouped<'t>(
+        &mut self,
+        sequence: &mut GroupedSequence,
+        tokens: impl Into<Tokens<'t>>,
+    ) -> Result<GroupedAppended, SequenceError> {
+        let _call = call();
+        let tokens = tokens.into();
+        sequence.catch_up();
+        let mut lacking = 0;
+        for part in &mut sequence.parts {
+            lacking += self.lacks(part, tokens)?;
+        }
+        sequence.check_fits(lacking)?;
+        let mut plans = SmallVec::<[Plan; 8]>::new();
+        let unreserve = |sequence: &mut GroupedSequence, plans: &[Plan]| {
+            sequence.unreserve(plans.iter().map(|plan| plan.map_or(0, |(_, reserved)| reserved)));
+        };
+        for part in &mut sequence.parts {
+            match self.plan_and_reserve(part, tokens) {
+                Ok(plan) => plans.push(plan),
+                Err(error) => {
+                    unreserve(sequence, &plans);
+                    return Err(error);
+                }
+            }
+        }
+        let opened = catch_unwind(AssertUnwindSafe(|| self.open_parts(sequence, &plans)));
+        // Whatever the outcome: a copy is noted from the beginning of its block, in its part alone.
+        self.note_in_all(sequence);
+        let copied = match opened {
+            Ok(Ok(copied)) => copied,
+            // Reached by `a_failed_copy_grows_no_group`.
+            Ok(Err(error)) => {
+                unreserve(sequence, &plans);
+                return Err(error);
+            }
+            Err(panic) => {
+                unreserve(sequence, &plans);
+                resume_unwind(panic);
+            }
+        };
+        let from = sequence.parts[0].list.tokens() as usize;
+        let mut new_blocks = copied.len();
+        for (part, plan) in sequence.parts.iter_mut().zip(&plans) {
+            new_blocks += self.append_planned(part, plan.as_ref().map(|(growth, _)| growth), tokens);
+        }
+        unreserve(sequence, &plans);
+        Ok(GroupedAppended { tokens: from..sequence.parts[0].list.tokens() as usize, new_blocks, copied })
+    }
+
+    /// Notes this batch in all parts from the first position that it wrote in any, so that all
+    /// withdraw the same tokens if it is abandoned.
+    fn note_in_all(&mut self, sequence: &mut GroupedSequence) {
+        let ticket = self.ticket();
+        let notes = sequence.parts.iter().flat_map(|part| &part.writes);
+        let own = notes.filter(|write| write.batch.ticket() == ticket).map(|write| write.from).min();
+        if let Some(from) = own {
+            sequence.parts.iter_mut().for_each(|part| self.step.note(part, from));
+        }
+    }
+
+    /// Returns an error if a group has settled the block of a token: a write to another group would
+    /// let a withdrawal cut it below what it has given up.
+    fn check_writable_in_all(
+        &self,
+        sequence: &mut GroupedSequence,
+        position: usize,
+    ) -> Result<(), SequenceError> {
+        let id = sequence.id();
+        self.check(&sequence.parts[0].sequences, id)?;
+        sequence.catch_up();
+        let place = position / sequence.parts[0].sequences.block_tokens();
+        let ticket = self.ticket();
+        let refused = |part: &&Sequence| {
+            let settled = part.seals.settled() as usize;
+            place < part.list.len() && place < settled && !part.seals.is_promised_to(place as u32, ticket)
+        };
+        match sequence.parts.iter().find(refused) {
+            Some(part) => Err(SequenceError::NotWritable { id, position, block: part.list.id(place) }),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`note_in_all`](Self::note_in_all), after a write to open blocks, which may be due.
+    fn wrote_in_all(&mut self, sequence: &mut GroupedSequence) {
+        self.note_in_all(sequence);
+        let ticket = self.ticket();
+        sequence.parts.iter_mut().for_each(|part| part.seals.wrote_again(ticket));
+    }
+
+    fn open_parts(
+        &mut self,
+        sequence: &mut GroupedSequence,
+        plans: &[Plan],
+    ) -> Result<Vec<(usize, Copied)>, SequenceError> {
+        let mut copies = Vec::new();
+        for (group, (part, plan)) in sequence.parts.iter_mut().zip(plans).enumerate() {
+            let Some((growth, _)) = plan else { continue };
+            copies.extend(self.open_tail(part, growth)?.map(|copied| (group, copied)));
+        }
+        Ok(copies)
+    }
+
+    /// Stores K and V of tokens in one layer of a group, as [`store`](Self::store).
+    ///
+    /// # Errors
+    /// Also [`SequenceError::NotWritable`] if another group has sealed or given up the first block.
+    ///
+    /// # Panics
+    /// If the sequence has no such group.
+    pub fn store_grouped(
+        &mut self,
+        sequence: &mut GroupedSequence,
+        (group, layer): (usize, usize),
+        tokens: Range<usize>,
+        k: Elements<'_>,
+        v: Elements<'_>,
+    ) -> Result<(), SequenceError> {
+        self.check_writable_in_all(sequence, tokens.start)?;
+        let stored = self.store(&mut sequence.parts[group], layer, tokens, k, v);
+        self.wrote_in_all(sequence);
+        stored
+    }
+
+    /// Returns K and V of one block in one layer of a group for writing, as
+    /// [`tile_mut`](Self::tile_mut). In a layout with dynamic scales, store instead.
+    ///
+    /// # Errors
+    /// Also [`SequenceError::NotWritable`] if another group has sealed or given up the block.
+    ///
+    /// # Panics
+    /// If the sequence has no such group.
+    pub fn tile_mut_grouped<'a, T: Element>(
+        &'a mut self,
+        sequence: &'a mut GroupedSequence,
+        (group, layer): (usize, usize),
+        index: usize,
+    ) -> Result<(&'a mut [T], &'a mut [T]), SequenceError> {
+        self.check_writable_in_all(
+            sequence,
+            index.saturating_mul(sequence.parts[0].sequences.block_tokens()),
+        )?;
+        self.tile_mut::<T>(&mut sequence.parts[group], layer, index)?;
+        self.wrote_in_all(sequence);
+        self.tile_mut(&mut sequence.parts[group], layer, index)
+    }
+}
+
+impl Sequence {
+    /// Returns the number of blocks to allocate behind a hit of this many tokens.
+    fn blocks_behind(&self, needs: Needs, hit: usize) -> usize {
+        let hits = hit / self.sequences.block_tokens();
+        needs.behind(hits, self.sequences.held_of(hits, self.window))
+    }
+}
+
+/// An admission to every group. Dropping it closes the sequence.
+pub(crate) struct GroupedAdmission<'a> {
+    request: &'a AdmitRequest<'a>,
+    sequence: GroupedSequence,
+    needs: Vec<Needs>,
+}
+
+impl Sequences {
+    /// Opens a sequence in every group, without blocks. Fails if no free can satisfy the request.
+    pub(crate) fn grouped_admission<'a>(
+        &self,
+        request: &'a AdmitRequest<'a>,
+    ) -> Result<GroupedAdmission<'a>, SequenceError> {
+        let _call = call();
+        let options = request.options();
+        for (is_set, what) in [(request.is_contiguous(), "contiguous"), (options.reuses_tail, "reuse_tail")] {
+            if is_set {
+                let limit = "a sequence admitted to one group";
+                return Err(SequenceError::invalid(
+                    request.id(),
+                    what,
+                    "a sequence of several groups",
+                    limit,
+                ));
+            }
+        }
+        let groups = 0..self.windows().len();
+        let needs = groups.clone().map(|group| request.needs(self, group)).collect::<Result<_, _>>()?;
+        let known: Vec<_> =
+            groups.map(|group| options.hashes(self, group as u32)).collect::<Result<_, _>>()?;
+        let lists = self.register_grouped(request.id(), request.urgency())?;
+        let part = |((group, list), known)| {
+            let part = Sequence::new(self.clone(), request.id(), request.urgency(), list);
+            part.in_group(group).with(known, options.reuses_tail)
+        };
+        let parts = (0..).zip(lists).zip(known).map(part).collect();
+        let mut sequence = GroupedSequence { parts };
+        sequence.announce(request.prompt())?;
+        let mut admission = GroupedAdmission { request, sequence, needs };
+        // The parts may have begun before and after a clear.
+        admission.renew();
+        Ok(admission)
+    }
+}
+
+impl GroupedAdmission<'_> {
+    /// Restarts the hashes of all groups after a clear, like an admission to one group.
+    fn renew(&mut self) {
+        let parts = &mut self.sequence.parts;
+        let Some(cache) = parts[0].sequences.cache().cloned() else { return };
+        let is_current = |part: &Sequence| part.known.as_ref().is_none_or(|known| known.era() == cache.era());
+        if !parts.iter().all(is_current) {
+            parts.iter_mut().for_each(|part| part.renew(self.request));
+        }
+    }
+
+    /// Returns the longest hit of all groups, of at most this many tokens, and its evictable blocks.
+    fn boundary(&self, mut tokens: usize) -> (usize, usize) {
+        let mut evictable;
+        loop {
+            let before = tokens;
+            evictable = 0;
+            for part in &self.sequence.parts {
+                let (hit, of) = part.longest_hit(self.request.prompt(), tokens);
+                (tokens, evictable) = (hit, evictable + of);
+            }
+            if tokens == before {
+                return (tokens, evictable);
+            }
+        }
+    }
+
+    fn allocation(&self, boundary: usize) -> AllocRequest {
+        let behind = |(part, needs): (&Sequence, &Needs)| part.blocks_behind(*needs, boundary);
+        let blocks = self.sequence.parts.iter().zip(&self.needs).map(behind).fold(0, usize::saturating_add);
+        AllocRequest::new(blocks).sequence(self.request.id()).priority(self.request.urgency())
+    }
+
+    pub(crate) fn missing(&self) -> AllocRequest {
+        self.allocation(self.boundary(usize::MAX).0)
+    }
+
+    /// Tries once, without waiting. On an error the pool is unchanged.
+    pub(crate) fn try_now(&mut self) -> Result<(), AllocError> {
+        let _call = call();
+        self.check_fits()?;
+        let blocks = self.sequence.parts[0].pool_blocks().clone();
+        blocks.check_is_first(&self.allocation(0))?;
+        self.attempt(false, &mut |request, end, take| blocks.allocate_listed(request, Some(end), take))
+    }
+
+    /// Tries once, in the turn of a place in the queue. On an error the pool is unchanged.
+    pub(crate) fn try_in_turn(&mut self, place: &mut Waiting<'_>) -> Result<(), AllocError> {
+        // Before the counts, which determine whether to wait.
+        self.check_fits()?;
+        self.renew();
+        let (boundary, evictable) = self.boundary(usize::MAX);
+        place.check_counts(&self.allocation(boundary), evictable)?;
+        let outcome = self.attempt(true, &mut |request, end, take| place.allocate(request, Some(end), take));
+        if outcome.is_err() {
+            // The new head of the queue may have searched while the prefix was held.
+            place.kept_no_longer();
+        }
+        outcome
+    }
+
+    /// Returns an error if the whole pool has too few blocks for the sequence.
+    fn check_fits(&self) -> Result<(), AllocError> {
+        let blocks = self.sequence.parts[0].pool_blocks();
+        blocks.check_request(&self.allocation(0)).inspect_err(|error| blocks.count_refusal(error))
+    }
+
+    fn attempt(&mut self, is_in_line: bool, allocate: Allocate<'_>) -> Result<(), AllocError> {
+        let boundary = self.take_hit(is_in_line);
+        let request = self.allocation(boundary);
+        let mut fresh = Vec::with_capacity(request.blocks);
+        if request.blocks > 0
+            && let Err(error) = allocate(&request, ListEnd::default(), &mut |id| fresh.push(id))
+        {
+            self.sequence.parts.iter_mut().for_each(|part| part.give_back_hit(boundary, is_in_line));
+            return Err(error);
+        }
+        let mut rest = fresh.into_iter();
+        for (part, needs) in self.sequence.parts.iter_mut().zip(&self.needs) {
+            let blocks = part.blocks_behind(*needs, boundary);
+            let own: Vec<BlockId> = rest.by_ref().take(blocks).collect();
+            part.adopt_hit(boundary, own, needs.leave);
+        }
+        // The policy saw the lookup once, and places the blocks of all groups alike.
+        let context = self.sequence.parts[0].known.as_ref().map_or(0, |known| known.policy_info.context);
+        let known = self.sequence.parts.iter_mut().flat_map(|part| &mut part.known);
+        known.for_each(|known| known.policy_info.context = context);
+        Ok(())
+    }
+
+    /// Takes references at one boundary in every group, and returns it in tokens.
+    fn take_hit(&mut self, is_in_line: bool) -> usize {
+        let mut most = usize::MAX;
+        loop {
+            let boundary = self.boundary(most).0;
+            let mut taken = SmallVec::<[usize; 8]>::new();
+            for part in &mut self.sequence.parts {
+                taken.push(part.take_hit(self.request.prompt(), boundary, is_in_line));
+                if taken.last() != Some(&boundary) {
+                    break;
+                }
+            }
+            most = *taken.last().expect("a pool has a group");
+            if most == boundary {
+                return boundary;
+            }
+            // Blocks were evicted since they were counted. Reached by `groups_are_hit_beside_evictions`.
+            let taken = self.sequence.parts.iter_mut().zip(taken);
+            taken.for_each(|(part, hit)| part.give_back_hit(hit, is_in_line));
+        }
+    }
+
+    pub(crate) fn admitted(self) -> GroupedSequence {
+        self.sequence
+    }
+}
