@@ -29,7 +29,9 @@ fn models_whose_layers_differ_are_replayed_in_little_memory() {
         ),
     ] {
         let model = config(name);
-        let report = json(&format!("replay --model {model} {options} --threads 2 --json"));
+        let [report, beside] = [1, 2]
+            .map(|threads| json(&format!("replay --model {model} {options} --threads {threads} --json")));
+        assert_eq!((&beside["sound"], &beside["audit"]), (&Value::Bool(true), &"ok".into()), "{beside}");
         assert_eq!((&report["sound"], &report["audit"]), (&Value::Bool(true), &"ok".into()), "{report}");
         assert_eq!((&report["model"], &report["layout"]), (&model.as_str().into(), &Value::Null));
         assert_eq!((number(&report, "block_bytes"), number(&report, "block_tokens")), (block_bytes, 16));
