@@ -2,6 +2,7 @@
 
 mod comparison;
 mod layout;
+mod model;
 #[cfg(feature = "node")]
 mod peers;
 mod size;
@@ -31,6 +32,7 @@ use crate::trace::{Columns, Format, HashIds, REQUESTS_MAX, ReadOptions, TimeUnit
 
 pub use comparison::{Baseline, ComparisonArgs};
 pub use layout::LayoutArgs;
+pub use model::{GroupingArgs, ModelArgs};
 #[cfg(feature = "node")]
 pub use peers::{AdminArgs, DeclareEndedArgs, MigrateArgs, ReachArgs};
 
@@ -81,8 +83,8 @@ pub enum Command {
     /// Print the groups of layers of a model: what a sequence takes, and how many sequences fit
     ///
     /// The layers of some models differ: windows, states, an index beside K and V. Layers that keep
-    /// the same tokens form a group, and a block of a group is a run of frames. A pool has one
-    /// group: it does not run models with several yet.
+    /// the same tokens form a group, and a block of a group is a run of frames. `kvpool replay
+    /// --model` runs those whose groups keep all tokens, windows or chunks.
     ///
     /// Exit code: 0 for success, 2 for bad usage, or a configuration that is not understood.
     Layout(LayoutArgs),
@@ -174,6 +176,9 @@ pub struct ReplayArgs {
     /// The trace and the pool.
     #[command(flatten)]
     pub workload: WorkloadArgs,
+    /// The model, if its layers differ, and windows.
+    #[command(flatten)]
+    pub model: ModelArgs,
     /// Compaction.
     #[command(flatten)]
     pub compaction: CompactionArgs,

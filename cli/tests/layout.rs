@@ -1,10 +1,6 @@
 //! `kvpool layout`, end to end: the text, the JSON, and the errors of bad input.
 
-use super::common::{keys, kvpool, parse};
-
-fn config(name: &str) -> String {
-    format!("{}/../tests/configs/{name}.json", env!("CARGO_MANIFEST_DIR"))
-}
+use super::common::{config, keys, kvpool, parse};
 
 #[test]
 fn the_groups_of_a_model_and_the_sequences_that_fit() {

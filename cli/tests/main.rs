@@ -3,6 +3,7 @@
 mod common;
 
 mod layout;
+mod models;
 mod policy;
 mod replay;
 #[cfg(target_os = "linux")]

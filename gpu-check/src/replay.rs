@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kvpool::storage::{Dtype, KvLayout};
 use kvpool_cli::backend::Backend;
-use kvpool_cli::replay::{self, Compaction, ReplayPool};
+use kvpool_cli::replay::{self, Compaction, Layers, ReplayPool};
 use kvpool_cli::trace::Trace;
 use kvpool_load::Shape;
 
@@ -24,8 +24,14 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let trace = Trace::generated(7, requests);
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::F16).build()?;
     let shape = Shape::of(&layout);
-    let blocks = replay::blocks_for(&trace.requests, &shape);
-    let pool = ReplayPool::new(&Backend::Cuda(gpu.device.clone()), layout, blocks, blocks, None)?;
+    let blocks = replay::blocks_for(&trace.requests, |tokens| shape.blocks(tokens));
+    let pool = ReplayPool::new(
+        &Backend::Cuda(gpu.device.clone()),
+        &Layers::Alike(layout, None),
+        blocks,
+        blocks,
+        None,
+    )?;
     let compaction = Compaction { threshold: 0.02, interval: Duration::from_millis(2) };
     let usual = replay::Options::new(&trace, 4);
     let options = replay::Options { compaction: Some(compaction), ..usual };

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use kvpool::storage::{Elements, ElementsMut, Storage};
-use kvpool::{AllocError, Pool, SequenceError};
+use kvpool::storage::{CopyDone, Elements, ElementsMut, FrameMove, Storage};
+use kvpool::{AllocError, BuildError, Pool, PoolBuilder, SequenceError};
 
 use crate::content::Shape;
 
-/// The rows of tokens in the storage of a pool.
+/// The rows of tokens in the storage of a pool, or of its engine.
 ///
 /// Threads store tokens only into slots that they have just appended to their own sequences, under
 /// a batch in flight, and load only tokens of their own sequences.
@@ -15,9 +15,20 @@ use crate::content::Shape;
 pub struct Rows(Arc<dyn Storage>);
 
 impl Rows {
-    /// Returns the rows of a pool, which must have storage.
+    /// Returns the rows of a pool, which must have storage of its own.
     pub fn of(pool: &Pool) -> Result<Self, String> {
         pool.storage().cloned().map(Self).ok_or_else(|| "the pool has no storage".to_owned())
+    }
+
+    /// Builds a pool without storage, and returns it with rows in the storage of an engine, which no
+    /// one else uses: when the pool moves blocks, their frames are copied there.
+    pub fn build(builder: PoolBuilder, storage: Arc<dyn Storage>) -> Result<(Pool, Self), BuildError> {
+        let rows = storage.clone();
+        let copier = move |moves: &[FrameMove], done: CopyDone| {
+            // SAFETY: the frame rule, which the pool keeps until `done` is called.
+            unsafe { storage.copy_then(moves, done) }
+        };
+        Ok((builder.engine_copies(Arc::new(copier)).build()?, Self(rows)))
     }
 
     /// Returns the size of a token and of a block.

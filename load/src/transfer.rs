@@ -30,6 +30,8 @@ pub struct Corrupt {
     pub request: u32,
     /// Its attempt.
     pub attempt: u32,
+    /// The list of the sequence that has the block: 0, unless the pool has several.
+    pub list: usize,
     /// Index of the block in its table.
     pub block: usize,
 }
@@ -40,6 +42,7 @@ struct Part {
     content: Content,
     request: u32,
     attempt: u32,
+    list: usize,
     first: usize,
     count: usize,
 }
@@ -78,12 +81,12 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    /// Gathers tokens of a sequence, whose slots `slots` appends, and transfers them in full calls.
-    /// The rest waits for the next call, or for [`flush`](Self::flush).
+    /// Gathers tokens in one list of a sequence, whose slots `slots` appends, and transfers them in
+    /// full calls. Each list has other layers, and so other bytes for the same text. The rest waits for the next call, or for [`flush`](Self::flush).
     pub fn add(
         &mut self,
         access: Access,
-        (request, attempt): (u32, u32),
+        (request, attempt, list): (u32, u32, usize),
         text: &Text,
         tokens: Range<usize>,
         slots: impl Fn(Range<usize>, &mut Vec<i64>) -> Result<(), String>,
@@ -102,6 +105,7 @@ impl<'a> Transfer<'a> {
                 content,
                 request,
                 attempt,
+                list,
                 first: part.start,
                 count: part.len(),
             }));
@@ -128,10 +132,11 @@ impl<'a> Transfer<'a> {
                 let mut at = 0;
                 for part in parts.iter().filter(|_| row > 0) {
                     let rows = &mut rows[at * row..(at + part.count) * row];
+                    let of_model = part.list * shape.layers + layer;
                     match access {
-                        Access::Write => part.content.fill(layer, plane, part.first, row, rows),
+                        Access::Write => part.content.fill(of_model, plane, part.first, row, rows),
                         Access::Check => {
-                            self.corrupt.extend(part.corrupt(layer, plane, rows, shape.block_tokens));
+                            self.corrupt.extend(part.corrupt(of_model, plane, rows, shape.block_tokens));
                         }
                     }
                     at += part.count;
@@ -160,13 +165,13 @@ impl Part {
         block_tokens: usize,
     ) -> impl Iterator<Item = Corrupt> {
         let row = rows.len() / self.count.max(1);
-        let Self { content, request, attempt, first, count } = self;
+        let Self { content, request, attempt, list, first, count } = self;
         let mut from = first;
         std::iter::from_fn(move || {
             let token = content.find_wrong(layer, plane, from, row, &rows[(from - first) * row..])?;
             let block = token / block_tokens;
             from = ((block + 1) * block_tokens).min(first + count);
-            Some(Corrupt { request, attempt, block })
+            Some(Corrupt { request, attempt, list, block })
         })
     }
 }

@@ -302,6 +302,11 @@ impl PoolBuilder {
         self
     }
 
+    /// Returns the window of each list of blocks that a sequence has; `None` keeps all tokens.
+    pub fn windows(&self) -> &[Option<Window>] {
+        &self.windows
+    }
+
     pub(super) fn layered(mut self) -> Self {
         self.layered = Some((self.windows.clone(), self.states.clone()));
         self

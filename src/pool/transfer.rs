@@ -58,6 +58,7 @@ impl Pool {
     /// [`TransferError::Invalid`], [`TransferError::NoStorage`], [`TransferError::Sequence`] if the
     /// id is open here, [`TransferError::Alloc`] if there is no room; nothing was reserved.
     pub fn import(&self, manifest: &Manifest) -> Result<Import, TransferError> {
+        self.check_shares_cache()?;
         let import = Import::new(&self.end()?, manifest)?;
         self.0.migrations().stale_blocks += import.stale_blocks() as u64;
         Ok(import)
@@ -71,6 +72,7 @@ impl Pool {
     /// missing block, and [confirms](Import::arrived) them. Fails like [`import`](Self::import), or
     /// without a cache.
     pub fn import_prefix(&self, first: u32, hashes: &[BlockHash]) -> Result<Import, TransferError> {
+        self.check_shares_cache()?;
         Import::prefix(&self.end()?, first, hashes)
     }
 
@@ -80,6 +82,7 @@ impl Pool {
     /// bytes [written](Import::write) one block at a time. Fails like [`import`](Self::import), or
     /// if the source shares no head with this pool, or blocks differ in more than heads.
     pub fn import_heads(&self, manifest: &Manifest, own: HeadRange) -> Result<Import, TransferError> {
+        self.check_shares_cache()?;
         Import::of_heads(&self.end()?, manifest, own)
     }
 

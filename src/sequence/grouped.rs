@@ -290,6 +290,10 @@ impl GroupedSequence {
 
 impl Drop for GroupedSequence {
     fn drop(&mut self) {
+        // A fork that was refused.
+        if self.parts.is_empty() {
+            return;
+        }
         self.catch_up();
         self.close_states();
         // The first part last, which unregisters the id.
@@ -405,6 +409,35 @@ impl Batch {
         }
     }
 
+    /// Returns an error if a group has settled the block of a token: a write to another group would
+    /// let a withdrawal cut it below what it has given up.
+    fn check_writable_in_all(
+        &self,
+        sequence: &mut GroupedSequence,
+        position: usize,
+    ) -> Result<(), SequenceError> {
+        let id = sequence.id();
+        self.check(&sequence.parts[0].sequences, id)?;
+        sequence.catch_up();
+        let place = position / sequence.parts[0].sequences.block_tokens();
+        let ticket = self.ticket();
+        let refused = |part: &&Sequence| {
+            let settled = part.seals.settled() as usize;
+            place < part.list.len() && place < settled && !part.seals.is_promised_to(place as u32, ticket)
+        };
+        match sequence.parts.iter().find(refused) {
+            Some(part) => Err(SequenceError::NotWritable { id, position, block: part.list.id(place) }),
+            None => Ok(()),
+        }
+    }
+
+    /// As [`note_in_all`](Self::note_in_all), after a write to open blocks, which may be due.
+    fn wrote_in_all(&mut self, sequence: &mut GroupedSequence) {
+        self.note_in_all(sequence);
+        let ticket = self.ticket();
+        sequence.parts.iter_mut().for_each(|part| part.seals.wrote_again(ticket));
+    }
+
     fn open_parts(
         &mut self,
         sequence: &mut GroupedSequence,
@@ -420,6 +453,9 @@ impl Batch {
 
     /// Stores K and V of tokens in one layer of a group, as [`store`](Self::store).
     ///
+    /// # Errors
+    /// Also [`SequenceError::NotWritable`] if another group has sealed or given up the first block.
+    ///
     /// # Panics
     /// If the sequence has no such group.
     pub fn store_grouped(
@@ -430,13 +466,17 @@ impl Batch {
         k: Elements<'_>,
         v: Elements<'_>,
     ) -> Result<(), SequenceError> {
+        self.check_writable_in_all(sequence, tokens.start)?;
         let stored = self.store(&mut sequence.parts[group], layer, tokens, k, v);
-        self.note_in_all(sequence);
+        self.wrote_in_all(sequence);
         stored
     }
 
     /// Returns K and V of one block in one layer of a group for writing, as
     /// [`tile_mut`](Self::tile_mut). In a layout with dynamic scales, store instead.
+    ///
+    /// # Errors
+    /// Also [`SequenceError::NotWritable`] if another group has sealed or given up the block.
     ///
     /// # Panics
     /// If the sequence has no such group.
@@ -446,8 +486,12 @@ impl Batch {
         (group, layer): (usize, usize),
         index: usize,
     ) -> Result<(&'a mut [T], &'a mut [T]), SequenceError> {
+        self.check_writable_in_all(
+            sequence,
+            index.saturating_mul(sequence.parts[0].sequences.block_tokens()),
+        )?;
         self.tile_mut::<T>(&mut sequence.parts[group], layer, index)?;
-        self.note_in_all(sequence);
+        self.wrote_in_all(sequence);
         self.tile_mut(&mut sequence.parts[group], layer, index)
     }
 }

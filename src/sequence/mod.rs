@@ -8,7 +8,7 @@
 //!   `registry`, the open sequences by id, and their views.
 //! - The owner's operations: `sequence` (fork, commit, truncate), `reserve` (blocks for appends
 //!   that cannot fail), `footprint` (the blocks that a close gives back).
-//! - `grouped`: sequences and batches of pools with several groups of layers.
+//! - `grouped`, `group_admission`: sequences and batches of pools with several groups of layers.
 //! - Blocks: `list`, the shared list of ids; `frames`, the owner's copy of the frames;
 //!   `token_hashes`, the known token ids and their block hashes.
 //! - Appending: `batch`, `step` (many sequences, or none), `append`, `tokens` (what an append

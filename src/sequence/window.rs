@@ -75,7 +75,7 @@ impl Window {
     /// Returns the maximum number of blocks of a sequence while an append of `chunk` tokens is in
     /// flight: those of a hit at the first token of its last block, and those of that token and the
     /// ones behind it, of which all but the last may be there already.
-    pub(super) fn blocks_for(self, chunk: usize, block_tokens: usize) -> usize {
+    pub fn blocks_for(self, chunk: usize, block_tokens: usize) -> usize {
         let WindowBlocks { sinks, window } = self.blocks(block_tokens);
         chunk.saturating_add(block_tokens - 1).div_ceil(block_tokens).saturating_add(sinks + window)
     }

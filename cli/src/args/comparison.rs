@@ -11,7 +11,7 @@ use super::ReplayArgs;
 pub struct ComparisonArgs {
     /// Serve the same requests from a free list too, the queue of single blocks that vLLM has, and
     /// report its runs and hits [default: free-list for generated conversations, none for a trace
-    /// and with --resize-at]
+    /// and with --resize-at, --model or --window]
     #[arg(long, value_name = "WHAT", value_enum)]
     pub compare: Option<Baseline>,
     /// Print how contiguity depends on use: runs and hits while open sequences hold 30, 50, 65, 80,
@@ -39,14 +39,21 @@ pub enum Baseline {
 }
 
 impl ReplayArgs {
-    /// Returns whether a free list serves the same requests. It keeps its size.
+    /// Returns whether a free list serves the same requests. It keeps its size and all tokens.
     pub(crate) fn free_list(&self) -> anyhow::Result<bool> {
         match (self.comparison.compare, &self.resize_at) {
             (Some(Baseline::FreeList), Some(_)) => {
                 anyhow::bail!("--compare free-list does not follow --resize-at: a free list keeps its size")
             }
+            (Some(Baseline::FreeList), _) if self.model.has_groups() => {
+                anyhow::bail!(
+                    "--compare free-list has one list that keeps all tokens: it does not follow --model and --window"
+                )
+            }
             (Some(baseline), _) => Ok(baseline == Baseline::FreeList),
-            (None, resize_at) => Ok(self.workload.trace.is_none() && resize_at.is_none()),
+            (None, resize_at) => {
+                Ok(self.workload.trace.is_none() && resize_at.is_none() && !self.model.has_groups())
+            }
         }
     }
 }

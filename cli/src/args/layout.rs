@@ -1,7 +1,6 @@
 use clap::Args;
-use kvpool::Dtype;
 
-use super::{size, whole};
+use super::{GroupingArgs, size, whole};
 
 /// `kvpool layout`.
 #[derive(Clone, PartialEq, Eq, Debug, Args)]
@@ -16,12 +15,9 @@ pub struct LayoutArgs {
     /// Memory for blocks
     #[arg(long, value_name = "SIZE", default_value = "40GiB", value_parser = size::bytes)]
     pub memory: u64,
-    /// The type of the elements of K and V [default: the model's]
-    #[arg(long, value_name = "TYPE")]
-    pub dtype: Option<Dtype>,
-    /// With the layers that draft tokens (multi-token prediction)
-    #[arg(long)]
-    pub drafts: bool,
+    /// Groups of its layers.
+    #[command(flatten)]
+    pub grouping: GroupingArgs,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,

@@ -1,40 +1,20 @@
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment};
 use indicatif::{BinaryBytes, HumanCount, HumanFloatCount};
-use kvpool::storage::groups::{
-    Column, DraftLayers, GroupOptions, HASH_TOKENS, LayerGroup, LayerGroups, Reach,
-};
+use kvpool::storage::groups::{Column, HASH_TOKENS, LayerGroup, LayerGroups};
 use serde_json::{Value, json};
 
 use crate::EXIT_OK;
 use crate::args::LayoutArgs;
 use crate::error::output_failed;
+use crate::report::keeps;
 use crate::{fit, output};
 
 pub fn layout(args: &LayoutArgs) -> anyhow::Result<u8> {
-    let drafts = if args.drafts { DraftLayers::Included } else { DraftLayers::Omitted };
-    let mut options = GroupOptions::new().drafts(drafts);
-    options.dtype = args.dtype;
-    let groups = LayerGroups::described(&args.model, options)?;
+    let groups = LayerGroups::described(&args.model, args.grouping.options())?;
     let text = if args.json { json(&groups, args) } else { render(&groups, args, fit::width()) };
     output::print(&text).map_err(output_failed)?;
     Ok(EXIT_OK)
-}
-
-/// Describes what a sequence keeps, in few words.
-fn keeps(reach: Reach) -> String {
-    let count = |number| HumanCount(number).to_string();
-    match reach {
-        Reach::All => "all".to_owned(),
-        Reach::Compressed { ratio } => format!("1 in {}", count(ratio)),
-        Reach::Window { tokens, sinks: 0 } => format!("window {}", count(tokens)),
-        Reach::Window { tokens, sinks } => format!("window {} + {}", count(tokens), count(sinks)),
-        Reach::Chunk { tokens } => format!("chunk {}", count(tokens)),
-        Reach::State => "state".to_owned(),
-        Reach::Ring { tokens } => format!("ring {}", count(tokens)),
-        Reach::Draft { ahead } => format!("all, {} ahead", count(ahead)),
-        other => format!("{other:?}"),
-    }
 }
 
 fn json(groups: &LayerGroups, args: &LayoutArgs) -> String {

@@ -17,7 +17,7 @@ pub fn replay(args: &ReplayArgs) -> anyhow::Result<u8> {
         return sweep(args);
     }
     let free_list = args.free_list()?;
-    let workload = Workload::new(&args.workload)?;
+    let workload = Workload::of_model(&args.workload, &args.model)?;
     let blocks_max = args.resize_at.iter().flat_map(|schedule| &schedule.0).map(|(_, blocks)| *blocks).max();
     let pool = workload.pool(blocks_max.unwrap_or(0))?;
 
@@ -46,6 +46,7 @@ fn replay_on(pool: &ReplayPool, workload: &Workload, args: &ReplayArgs, free_lis
         compaction: args.compaction.compaction(),
         schedule: args.resize_at.clone().unwrap_or_default(),
         free_list,
+        step_tokens: args.model.step_tokens(),
         ..Options::new(trace, *threads)
     };
     let bar = progress_bar(trace.requests.len() as u64);
@@ -54,7 +55,7 @@ fn replay_on(pool: &ReplayPool, workload: &Workload, args: &ReplayArgs, free_lis
         if interrupt::is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     bar.finish_and_clear();
-    Report::new(trace, &args.workload.layout, pool.shape(), &options, &outcome)
+    Report::new(trace, (&args.workload.layout, args.model.model.as_deref()), pool, &options, &outcome)
 }
 
 #[cfg(test)]

@@ -1,19 +1,19 @@
 use std::path::PathBuf;
 use std::thread;
 
-use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use kvpool::storage::{Dtype, KvLayout};
+use indicatif::{BinaryBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use kvpool::storage::KvLayout;
 use kvpool_load::Shape;
 
-use crate::args::WorkloadArgs;
+use crate::args::{ModelArgs, WorkloadArgs};
 use crate::backend::Backend;
 use crate::error::named;
 use crate::output::{complain, is_plain};
-use crate::replay::{self, Eviction, Progress, ReplayPool};
+use crate::replay::{self, Eviction, Layers, Lists, Progress, ReplayPool, probe};
+use crate::schedule::BLOCKS_MAX;
 use crate::trace::{HashIds, Trace};
 
-/// The default layout of replays, with just enough bytes per token to distinguish all tokens, so
-/// that a replay measures the pool and not the memory.
+/// The name of the default layout of replays.
 const PROBE: &str = "probe";
 
 const REQUESTS_DEFAULT: usize = 30_000;
@@ -25,24 +25,34 @@ pub struct Workload {
     pub threads: usize,
     /// Eviction of the prefix cache, if there is one.
     pub eviction: Option<Eviction>,
-    layout: KvLayout,
+    layers: Layers,
     backend: Backend,
 }
 
 impl Workload {
     pub fn new(args: &WorkloadArgs) -> anyhow::Result<Self> {
+        Self::of_model(args, &ModelArgs::default())
+    }
+
+    /// Returns the workload for a pool of a model.
+    pub fn of_model(args: &WorkloadArgs, model: &ModelArgs) -> anyhow::Result<Self> {
         let eviction = args.prefix.eviction()?;
         let device = args.device;
         let backend = Backend::open(device).map_err(named(format_args!("--device {device}")))?;
-        let layout = layout(&args.layout, args.block_tokens as usize)?;
+        let layers = model.layers(device, || layout(&args.layout, args.block_tokens as usize))?;
+        let (shape, lists) = (Shape::of(&layers.stored()?), Lists::of(&layers)?);
         let trace = trace(args)?;
-        let shape = Shape::of(&layout);
-        let blocks =
-            args.blocks.map_or_else(|| replay::blocks_for(&trace.requests, &shape), |blocks| blocks as usize);
+        let blocks = match (args.blocks, model.memory) {
+            (Some(blocks), _) => blocks as usize,
+            (None, Some(bytes)) => blocks_in(bytes, &layers)?,
+            (None, None) => {
+                replay::blocks_for(&trace.requests, |tokens| lists.blocks(tokens, model.step_tokens()))
+            }
+        };
         let threads = args
             .threads
             .map_or_else(|| thread::available_parallelism().map_or(1, usize::from), |n| n as usize);
-        Ok(Self { trace, shape, blocks, threads, eviction, layout, backend })
+        Ok(Self { trace, shape, blocks, threads, eviction, layers, backend })
     }
 
     pub fn pool(&self, blocks_max: usize) -> anyhow::Result<ReplayPool> {
@@ -52,21 +62,34 @@ impl Workload {
     /// Builds a pool with another prefix cache, or without one.
     pub fn pool_with(&self, eviction: Option<Eviction>, blocks_max: usize) -> anyhow::Result<ReplayPool> {
         let (blocks, blocks_max) = (self.blocks, blocks_max.max(self.blocks));
-        self.backend.check_room(&self.layout, blocks_max, "--blocks")?;
-        ReplayPool::new(&self.backend, self.layout.clone(), blocks, blocks_max, eviction)
+        self.backend.check_room(&self.layers.stored()?, blocks_max, "--blocks")?;
+        ReplayPool::new(&self.backend, &self.layers, blocks, blocks_max, eviction)
             .map_err(named(format_args!("cannot build a pool of {} blocks", HumanCount(blocks as u64))))
     }
 }
 
+/// Returns the number of blocks in this much memory.
+fn blocks_in(bytes: u64, layers: &Layers) -> anyhow::Result<usize> {
+    let block_bytes = layers.block_bytes();
+    match bytes / block_bytes {
+        blocks @ 1..=BLOCKS_MAX => Ok(blocks as usize),
+        blocks => anyhow::bail!(
+            "--memory {}: {} blocks of {} bytes, which are not from 1 to {}",
+            BinaryBytes(bytes),
+            HumanCount(blocks),
+            HumanCount(block_bytes),
+            HumanCount(BLOCKS_MAX)
+        ),
+    }
+}
+
 fn layout(name: &str, block_tokens: usize) -> anyhow::Result<KvLayout> {
-    let builder = if name.eq_ignore_ascii_case(PROBE) {
-        Ok(KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::F16))
+    let layout = if name.eq_ignore_ascii_case(PROBE) {
+        probe(block_tokens)
     } else {
-        KvLayout::described(name)
+        KvLayout::described(name).and_then(|builder| builder.block_tokens(block_tokens).build())
     };
-    builder
-        .and_then(|builder| builder.block_tokens(block_tokens).build())
-        .map_err(named(format_args!("--layout {name}")))
+    layout.map_err(named(format_args!("--layout {name}")))
 }
 
 pub fn trace(args: &WorkloadArgs) -> anyhow::Result<Trace> {

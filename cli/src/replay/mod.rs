@@ -8,14 +8,17 @@
 
 mod cpu;
 mod free_list;
+mod layers;
 mod pool;
 mod resizer;
 mod scheduler;
+mod sequence;
 mod shared_clock;
 mod sizing;
 mod tally;
 #[cfg(test)]
 pub(crate) mod tests;
+mod usage;
 mod worker;
 
 use std::any::Any;
@@ -27,19 +30,24 @@ use std::time::{Duration, Instant};
 use indicatif::HumanCount;
 use kvpool::compact::DefragTotals;
 use kvpool::prefix::PrefixStats;
-use kvpool_load::{Shape, Texts};
+use kvpool_load::Texts;
 
+pub use layers::{Group, Layers, Lists, probe};
 pub use pool::{Compaction, Eviction, ReplayPool};
 pub use resizer::{Resize, ResizeRefusal};
-pub use shared_clock::step_ns;
+pub use shared_clock::{Refusal, step_ns};
 pub use sizing::blocks_for;
-pub use tally::{Distribution, Samples, TableRuns, Tally};
+pub use tally::{Distribution, GroupUse, Samples, TableRuns, Tally};
 
 use crate::schedule::{Schedule, Share};
 use crate::trace::Trace;
 use free_list::SharedList;
 use shared_clock::SharedClock;
+use usage::Usage;
 use worker::Worker;
+
+/// Most tokens of prompts in a step of a thread, unless set.
+pub const STEP_TOKENS: u64 = 8192;
 
 /// Samples of the pool over the span of a trace.
 const SAMPLES: u32 = 2000;
@@ -53,6 +61,8 @@ pub struct Options {
     pub threads: usize,
     /// Whether tokens are read back.
     pub verify: bool,
+    /// Most tokens of prompts in a step of a thread.
+    pub step_tokens: u64,
     /// Virtual time between two samples of the pool.
     pub sample_ns: u64,
     /// Background compaction.
@@ -74,6 +84,7 @@ impl Options {
         Self {
             threads: threads.max(1),
             verify: true,
+            step_tokens: STEP_TOKENS,
             sample_ns: (trace.span() / SAMPLES).as_nanos() as u64,
             compaction: None,
             schedule: Schedule::default(),
@@ -112,9 +123,10 @@ pub struct Outcome {
     pub wall: Duration,
     /// Processor time of the whole process in that duration; `None` without a clock for it.
     pub cpu: Option<Duration>,
-    /// Occupancy at the pool's first refusal: the share of blocks that were not free, and the share
-    /// that belonged to sequences.
-    pub first_refusal: Option<(f64, f64)>,
+    /// The pool's first refusal.
+    pub first_refusal: Option<Refusal>,
+    /// Most tokens of open sequences at a time, also those for which blocks are reserved.
+    pub peak_tokens: u64,
     /// Free blocks missing at the end.
     pub blocks_leaked: usize,
     /// Fragmentation at the end.
@@ -155,6 +167,7 @@ impl Outcome {
 struct Replaying<'a> {
     pool: &'a ReplayPool,
     clock: &'a SharedClock<'a>,
+    usage: &'a Usage,
     options: &'a Options,
     texts: Option<&'a Texts>,
     list: Option<&'a SharedList>,
@@ -176,8 +189,10 @@ pub fn replay(
     let clock = SharedClock::new(&trace.requests, options.threads, options.halt_at.map(|at| at.of(requests)));
     let texts = pool.prefix_cache().map(|_| Texts::of(&trace.requests, trace.hash_tokens));
     let block_tokens = pool.shape().block_tokens;
+    let usage = Usage::new(options.threads, pool.groups().len());
     let list = options.free_list.then(|| SharedList::new(blocks, block_tokens, texts.is_some()));
-    let at = Replaying { pool, clock: &clock, options, texts: texts.as_ref(), list: list.as_ref() };
+    let at =
+        Replaying { pool, clock: &clock, usage: &usage, options, texts: texts.as_ref(), list: list.as_ref() };
     let (start, cpu_start) = (Instant::now(), cpu::used());
     let compaction = options.compaction.map(|compaction| pool.start_compaction(compaction)).transpose();
     let (mut tally, resizes, interrupted) = at.run(requests, watch);
@@ -199,7 +214,7 @@ pub fn replay(
         (cache.policy().name().to_owned(), stats.evicted_blocks)
     });
     let interrupted = interrupted && tally.completed + tally.rejected < requests as u64;
-    if let Some(nothing) = nothing(&tally, pool.shape(), trace, options, (blocks, interrupted)) {
+    if let Some(nothing) = nothing(&tally, pool, trace, options, (blocks, interrupted)) {
         tally.find(nothing);
     }
     pool.evict_cached(0);
@@ -214,6 +229,7 @@ pub fn replay(
         wall,
         cpu,
         first_refusal: clock.first_refusal.get().copied(),
+        peak_tokens: usage.peak_tokens(),
         blocks_leaked: pool.total_blocks().saturating_sub(free_blocks),
         fragmentation_final,
         audit: pool.audit().map(drop).map_err(|error| error.to_string()),
@@ -323,7 +339,7 @@ fn miscounts(tally: &Tally, stats: &PrefixStats) -> Option<String> {
 /// Returns why no request was replayed or no token verified, if so: such a replay proves nothing.
 fn nothing(
     tally: &Tally,
-    shape: Shape,
+    pool: &ReplayPool,
     trace: &Trace,
     options: &Options,
     (blocks, interrupted): (usize, bool),
@@ -332,7 +348,8 @@ fn nothing(
         return None;
     }
     if tally.tokens == 0 && tally.rejected > 0 {
-        let smallest = trace.requests.iter().map(|request| shape.blocks(request.tokens())).min().unwrap_or(0);
+        let blocks_of = |tokens| pool.lists().blocks(tokens, options.step_tokens);
+        let smallest = trace.requests.iter().map(|request| blocks_of(request.tokens())).min().unwrap_or(0);
         return Some(format!(
             "nothing was replayed: every request was rejected ({}), the smallest needs {} blocks and the pool had {}",
             HumanCount(tally.rejected),

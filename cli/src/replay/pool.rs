@@ -11,11 +11,12 @@ use kvpool::compact::{DefragConfig, Defragmenter};
 use kvpool::prefix::policy::Millis;
 use kvpool::prefix::policy::PolicyKind;
 use kvpool::prefix::{HashKey, PrefixConfig};
-use kvpool::storage::{DeviceStream, KvLayout, Storage};
+use kvpool::storage::{DeviceStream, Storage};
 use kvpool::{AllocRequest, Batch, Pool};
 use kvpool_load::{Rows, Shape};
 use tokio::runtime::{self, Runtime};
 
+use super::layers::{Group, Layers, Lists};
 use crate::backend::Backend;
 
 /// Streams of a device. Further scheduler threads share them.
@@ -43,6 +44,9 @@ pub struct Eviction {
 pub struct ReplayPool {
     pool: Pool,
     rows: Rows,
+    lists: Lists,
+    groups: Vec<Group>,
+    block_bytes: u64,
     /// Runs compaction and resizing on one thread.
     runtime: Runtime,
     /// Milliseconds of the trace, for the eviction policy.
@@ -67,26 +71,29 @@ impl ReplayPool {
     /// The error of the memory, the pool or the runtime, as text.
     pub fn new(
         backend: &Backend,
-        layout: KvLayout,
+        layers: &Layers,
         blocks: usize,
         blocks_max: usize,
         eviction: Option<Eviction>,
     ) -> Result<Self, String> {
         // One additional frame for the null block.
-        let storage = backend.storage(layout, blocks + 1, blocks_max + 1).map_err(text)?;
+        // An engine's storage does not grow with the pool.
+        let frames = if matches!(layers, Layers::Groups(_)) { blocks_max } else { blocks } + 1;
+        let layout = layers.stored().map_err(text)?;
+        let storage = backend.storage(layout, frames, blocks_max + 1).map_err(text)?;
         let streams = backend.streams(STREAMS).map_err(text)?;
-        Self::on(storage, streams, blocks, blocks_max, eviction)
+        Self::on(storage, streams, layers, blocks, blocks_max, eviction)
     }
 
     pub(super) fn on(
         storage: Arc<dyn Storage>,
         streams: Vec<DeviceStream>,
+        layers: &Layers,
         blocks: usize,
         blocks_max: usize,
         eviction: Option<Eviction>,
     ) -> Result<Self, String> {
-        let builder = Pool::builder(storage.layout().clone()).blocks(blocks).blocks_max(blocks_max);
-        let mut builder = builder.storage(storage);
+        let mut builder = layers.builder().map_err(text)?.blocks(blocks).blocks_max(blocks_max);
         let now_ms = Arc::new(AtomicU64::new(0));
         if let Some(Eviction { policy, tolerance }) = eviction {
             let now = Arc::clone(&now_ms);
@@ -100,15 +107,23 @@ impl ReplayPool {
                 None => config,
             });
         }
-        let pool = builder.build().map_err(text)?;
-        let rows = Rows::of(&pool)?;
+        let (pool, rows) = match layers {
+            Layers::Alike(..) => {
+                let pool = builder.storage(storage).build().map_err(text)?;
+                let rows = Rows::of(&pool)?;
+                (pool, rows)
+            }
+            Layers::Groups(_) => Rows::build(builder, storage).map_err(text)?,
+        };
+        let lists = Lists::of(layers).map_err(text)?;
+        let (groups, block_bytes) = (layers.groups(), layers.block_bytes());
         let runtime = runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("kvpool-compact")
             .enable_time()
             .build()
             .map_err(|error| format!("no runtime for compaction: {error}"))?;
-        Ok(Self { pool, rows, runtime, now_ms, streams })
+        Ok(Self { pool, rows, lists, groups, block_bytes, runtime, now_ms, streams })
     }
 
     /// Returns the size of a token and of a block.
@@ -119,6 +134,26 @@ impl ReplayPool {
     /// Returns the rows of tokens.
     pub fn rows(&self) -> &Rows {
         &self.rows
+    }
+
+    /// Returns the lists of blocks of a sequence.
+    pub fn lists(&self) -> &Lists {
+        &self.lists
+    }
+
+    /// Returns the bytes of a block, as the model has them.
+    pub fn block_bytes(&self) -> u64 {
+        self.block_bytes
+    }
+
+    /// Returns the groups of layers; none if sequences have one list that keeps all tokens.
+    pub fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// Returns whether sequences are grouped.
+    pub fn is_grouped(&self) -> bool {
+        !self.groups.is_empty()
     }
 
     /// Returns the number of blocks that belong to no sequence: free, cached, or retired until

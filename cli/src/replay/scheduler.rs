@@ -3,8 +3,8 @@
 //! them.
 //!
 //! A job is admitted when the free blocks hold its whole prompt, the rest of the prompts of the
-//! running jobs, and one block more for each of them, so that an admission does not immediately
-//! cause a preemption. A step appends one token to each decoding job and up to a budget of prompt
+//! running jobs, and one block more for each of them (in each list of a sequence), so that an
+//! admission does not immediately cause a preemption. A step appends one token to each decoding job and up to a budget of prompt
 //! tokens to the others, earliest first. When the pool is full, the job that arrived last is
 //! preempted: its blocks are freed, and it restarts later with a prompt that includes the tokens
 //! decoded before.
@@ -99,17 +99,22 @@ impl<S> Scheduler<S> {
         before - self.waiting.len()
     }
 
-    /// Returns the blocks of the rest of the running jobs' prompts, plus one per job.
-    pub fn owed(&self, blocks: impl Fn(u64) -> usize) -> usize {
-        self.running.iter().map(|other| 1 + blocks(other.job.prompt.saturating_sub(other.held))).sum()
+    /// Returns the blocks that the running jobs still lack.
+    pub fn owed(&self, lacks: impl Fn(&Running<S>) -> usize) -> usize {
+        self.running.iter().map(lacks).sum()
     }
 
     /// Takes the first waiting job, if `free` blocks hold its prompt and what the running jobs are
     /// [owed](Self::owed).
-    pub fn admit(&mut self, free: usize, blocks: impl Fn(u64) -> usize) -> Option<Job> {
+    pub fn admit(
+        &mut self,
+        free: usize,
+        blocks: impl Fn(u64) -> usize,
+        lacks: impl Fn(&Running<S>) -> usize,
+    ) -> Option<Job> {
         let job = self.waiting.front()?;
         // The first token of the answer must fit too.
-        let wanted = blocks(job.total.min(job.prompt + 1)) + self.owed(&blocks);
+        let wanted = blocks(job.total.min(job.prompt + 1)) + self.owed(lacks);
         (self.running.len() < self.running_max && wanted <= free).then(|| self.waiting.pop_front()).flatten()
     }
 
@@ -149,6 +154,10 @@ mod tests {
         tokens.div_ceil(16) as usize
     }
 
+    fn lacks<S>(running: &Running<S>) -> usize {
+        1 + blocks(running.job.prompt.saturating_sub(running.held))
+    }
+
     #[test]
     fn a_prompt_goes_in_pieces_and_an_answer_token_by_token() {
         let mut running = Running { job: job(0, 20, 22), held: 0, sequence: () };
@@ -174,18 +183,22 @@ mod tests {
     fn admission_leaves_a_block_for_every_running_job() {
         let mut scheduler = Scheduler::new(8);
         scheduler.enqueue(job(0, 32, 40));
-        assert_eq!(scheduler.admit(2, blocks), None, "the first token of the answer needs a third block");
-        let first = scheduler.admit(3, blocks).unwrap();
+        assert_eq!(
+            scheduler.admit(2, blocks, lacks),
+            None,
+            "the first token of the answer needs a third block"
+        );
+        let first = scheduler.admit(3, blocks, lacks).unwrap();
         scheduler.start(first, 0, ());
         scheduler.enqueue(job(1, 16, 16));
         assert_eq!(
-            scheduler.admit(3, blocks),
+            scheduler.admit(3, blocks, lacks),
             None,
             "the first is still to load two blocks and to grow by one"
         );
         scheduler.running()[0].held = 32;
-        assert_eq!(scheduler.admit(1, blocks), None);
-        assert!(scheduler.admit(2, blocks).is_some());
+        assert_eq!(scheduler.admit(1, blocks, lacks), None);
+        assert!(scheduler.admit(2, blocks, lacks).is_some());
     }
 
     #[test]
@@ -199,8 +212,9 @@ mod tests {
         assert_eq!(scheduler.preempt().unwrap().job.request, 2);
         assert_eq!(scheduler.preempt().unwrap().job.request, 1);
         assert!(!scheduler.wants_request(), "a job waits");
-        let order: Vec<u32> =
-            std::iter::from_fn(|| scheduler.admit(usize::MAX, blocks)).map(|job| job.request).collect();
+        let order: Vec<u32> = std::iter::from_fn(|| scheduler.admit(usize::MAX, blocks, lacks))
+            .map(|job| job.request)
+            .collect();
         assert_eq!(order, [1, 2, 3]);
         assert_eq!(scheduler.running().len(), 1);
     }
@@ -221,7 +235,7 @@ mod tests {
         scheduler.start(job(0, 1, 2), 0, ());
         assert!(!scheduler.wants_request());
         scheduler.enqueue(job(1, 1, 1));
-        assert_eq!(scheduler.admit(100, blocks), None);
+        assert_eq!(scheduler.admit(100, blocks, lacks), None);
     }
 
     proptest! {
@@ -241,7 +255,7 @@ mod tests {
             while done < jobs.len() {
                 steps += 1;
                 prop_assert!(steps < 100_000, "stuck at {} of {}", done, jobs.len());
-                while let Some(job) = scheduler.admit(pool - used, blocks) {
+                while let Some(job) = scheduler.admit(pool - used, blocks, lacks) {
                     scheduler.start(job, 0, ());
                 }
                 let mut index = 0;

@@ -40,6 +40,17 @@ pub const fn step_ns(prompt_tokens: u64, decode_tokens: u64) -> u64 {
     10_000_000 + prompt_tokens * 10_000 + decode_tokens * 100_000
 }
 
+/// The state of the pool at a refusal.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Refusal {
+    /// The share of blocks that were not free.
+    pub used: f64,
+    /// The share that belonged to sequences.
+    pub owned: f64,
+    /// Tokens of open sequences, also those for which blocks are reserved.
+    pub tokens: u64,
+}
+
 /// See the [module](self). Counters are Relaxed: they are hints and figures. Blocks and bytes pass
 /// between threads through the pool, which orders them.
 pub struct SharedClock<'a> {
@@ -54,9 +65,7 @@ pub struct SharedClock<'a> {
     pub tokens: AtomicU64,
     /// Writes and reads of tokens: a measure of progress of all threads.
     pub transfers: AtomicU64,
-    /// Occupancy at the pool's first refusal: the share of blocks that were not free, and the share
-    /// that belonged to sequences.
-    pub first_refusal: OnceLock<(f64, f64)>,
+    pub first_refusal: OnceLock<Refusal>,
     stopped: AtomicBool,
     /// Number of settled requests at which all threads halt, or [`NEVER`].
     halt_at: AtomicU64,

@@ -161,6 +161,17 @@ pub struct Tally {
     pub fragmentation: Samples,
     /// Shares of the blocks that were free, and reserved for growth of sequences.
     pub reserved_for_growth: Samples,
+    /// What sequences hold and give up in each group of layers, if there are groups.
+    pub groups: Vec<GroupUse>,
+}
+
+/// The use of a pool by a group of layers.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct GroupUse {
+    /// Frames of open sequences, also those reserved. Shared ones count for each.
+    pub frames: Samples,
+    /// Frames that sequences gave up before their end, behind a window.
+    pub given_up: u64,
 }
 
 impl Tally {
@@ -205,6 +216,11 @@ impl Tally {
         self.utilization.merge(&other.utilization);
         self.fragmentation.merge(&other.fragmentation);
         self.reserved_for_growth.merge(&other.reserved_for_growth);
+        self.groups.resize(self.groups.len().max(other.groups.len()), GroupUse::default());
+        for (sum, group) in self.groups.iter_mut().zip(&other.groups) {
+            sum.frames.merge(&group.frames);
+            sum.given_up += group.given_up;
+        }
     }
 }
 

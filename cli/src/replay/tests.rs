@@ -2,12 +2,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvpool::prefix::policy::PolicyKind;
+use kvpool::storage::groups::{GroupOptions, LayerCache, LayerGroups, Reach, Row};
 use kvpool::storage::{CopyDone, Dtype, Elements, ElementsMut, FrameMove, HostStorage, KvLayout, Storage};
 use kvpool::{AllocRequest, DeviceId, StorageError};
 
 use super::*;
 use crate::trace::{HASH_BLOCK_TOKENS, Request};
-use kvpool_load::Corrupt;
+use kvpool_load::{Corrupt, Shape};
 
 /// A fault of the storage. All but the last two occur once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -132,10 +133,31 @@ fn faulty(
     let layout = KvLayout::builder().layers(2).kv_heads(1).head_dim(4).dtype(Dtype::F16);
     let layout = layout.block_tokens(SHAPE.block_tokens).build().unwrap();
     assert_eq!(Shape::of(&layout), SHAPE);
-    let host = HostStorage::new(layout, blocks + 1, blocks_max + 1).unwrap();
+    faulty_in(&Layers::Alike(layout, None), (blocks, blocks_max), eviction, fault, calls)
+}
+
+fn faulty_in(
+    layers: &Layers,
+    (blocks, blocks_max): (usize, usize),
+    eviction: Option<Eviction>,
+    fault: Fault,
+    calls: usize,
+) -> ReplayPool {
+    let host = HostStorage::new(layers.stored().unwrap(), blocks + 1, blocks_max + 1).unwrap();
     let (countdown, is_done, first) = (AtomicUsize::new(calls), AtomicBool::new(false), Mutex::default());
     let storage = Arc::new(Faulty { host, fault, countdown, is_done, first });
-    ReplayPool::on(storage, vec![], blocks, blocks_max, eviction).unwrap()
+    ReplayPool::on(storage, vec![], layers, blocks, blocks_max, eviction).unwrap()
+}
+
+/// A pool of two layers with a window of 40 tokens, and one that keeps all: three lists.
+fn grouped(blocks: usize, eviction: Option<Eviction>, fault: Fault) -> ReplayPool {
+    let row = Row::Heads { kv_heads: 1, k_dim: 4, v_dim: 4 };
+    let window = LayerCache { row, reach: Reach::Window { tokens: 40, sinks: 0 } };
+    let layers = [vec![window], vec![window], vec![LayerCache::all(row)]];
+    let layers = Layers::Groups(LayerGroups::of_layers(&layers, GroupOptions::new()).unwrap());
+    let pool = faulty_in(&layers, (blocks, blocks), eviction, fault, 40);
+    assert_eq!((pool.lists().count(), pool.groups().len()), (3, 2));
+    pool
 }
 
 /// A pool whose fault occurs after some steps.
@@ -216,8 +238,9 @@ fn a_pool_that_is_far_too_small_completes_every_request() {
     }
     let outcome = run(&pool(40, Fault::None), &trace, 2);
     assert!(outcome.tally.preempted > 0);
-    let (used, owned) = outcome.first_refusal.unwrap();
-    assert!(used > 0.8 && owned <= used);
+    let refusal = outcome.first_refusal.unwrap();
+    assert!(refusal.used > 0.8 && refusal.owned <= refusal.used);
+    assert!((1..=outcome.peak_tokens).contains(&refusal.tokens), "{outcome:?}");
 }
 
 /// Three requests of 11 blocks at a time fill a third of the pool. Those of the second and third
@@ -306,6 +329,29 @@ fn one_fault_anywhere_is_found() {
     assert!(outcome.tally.findings[0].starts_with("not every block can be allocated"), "{outcome:?}");
 }
 
+/// A pool of groups that holds a few requests serves all of them, and a fault in any list is found.
+#[test]
+fn groups_are_served_and_verified() {
+    let trace = crowd(100);
+    for threads in [1, 2, 3] {
+        for eviction in [None, Some(LRU)] {
+            for blocks in [40, 100] {
+                let outcome = run(&grouped(blocks, eviction, Fault::None), &trace, threads);
+                assert!(outcome.is_sound(100), "{blocks} blocks, {threads} threads: {outcome:?}");
+                assert_eq!(outcome.tally.completed, 100);
+                assert!(outcome.tally.refused > 0 && outcome.peak_tokens > 0, "{outcome:?}");
+                let [window, all] = &outcome.tally.groups[..] else { panic!("{outcome:?}") };
+                assert!(window.given_up > 0 && all.given_up == 0, "{outcome:?}");
+            }
+            for fault in [Fault::FlippedBit, Fault::DoubleOwner, Fault::LostStore, Fault::WrongFrame] {
+                let outcome = run(&grouped(100, eviction, fault), &trace, threads);
+                assert!(!outcome.tally.corrupt.is_empty(), "{fault:?} went unnoticed: {outcome:?}");
+                assert!(!outcome.is_sound(100));
+            }
+        }
+    }
+}
+
 /// Other threads do not wait forever for the blocks of a dead thread.
 #[test]
 fn a_thread_that_panics_is_a_finding() {
@@ -319,7 +365,7 @@ fn a_thread_that_panics_is_a_finding() {
 #[test]
 fn one_thread_is_deterministic() {
     let trace = Trace::generated(3, 120);
-    let blocks = blocks_for(&trace.requests, &SHAPE) / 2;
+    let blocks = blocks_for(&trace.requests, |tokens| SHAPE.blocks(tokens)) / 2;
     let counts = || {
         let tally = run(&pool(blocks, Fault::None), &trace, 1).tally;
         (tally.tokens, tally.tokens_verified, tally.preempted, tally.blocks_allocated, tally.tables.runs)
@@ -337,7 +383,7 @@ fn one_thread_is_deterministic() {
 #[test]
 fn prefixes_are_found_again_and_verified() {
     let trace = Trace::generated(3, 120);
-    let blocks = 2 * blocks_for(&trace.requests, &SHAPE);
+    let blocks = 2 * blocks_for(&trace.requests, |tokens| SHAPE.blocks(tokens));
     let all: u64 = trace.requests.iter().map(Request::tokens).sum();
     for threads in [1, 2, 3] {
         let outcome = run(&caching(blocks, Fault::None), &trace, threads);
@@ -387,7 +433,7 @@ fn a_wrong_hit_is_found() {
     // With two layers, the first request stores its prompt and 20 tokens.
     let outcome = run(&faulty(60, 60, Some(LRU), Fault::DoubleOwner, 42), &trace, 1);
     assert_eq!(outcome.tally.hit_blocks, 3, "{outcome:?}");
-    let hits = [0, 1, 2].map(|block| Corrupt { request: 1, attempt: 0, block });
+    let hits = [0, 1, 2].map(|block| Corrupt { request: 1, attempt: 0, list: 0, block });
     assert_eq!(outcome.tally.corrupt, hits.into());
 }
 

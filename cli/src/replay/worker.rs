@@ -11,28 +11,33 @@
 //! With a prefix cache a sequence begins with the cached part of its prompt. Those tokens cost no
 //! time and are not written, but read back at the end like the others, and must have the bytes of
 //! this prompt.
+//!
+//! In a pool of several groups of layers, all of this is done in each list of a sequence. Tokens
+//! that were given up are not read back; the next token must not see any of them.
+
+mod check;
 
 use std::mem;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use kvpool::{Batch, BlockTable, Sequence, SequenceId};
+use kvpool::{Batch, BlockTable, SequenceId};
 use kvpool_load::{Access, Shape, Text, Transfer, full, slots};
 
 use super::Replaying;
 use super::free_list::Listed;
+use super::layers::Group;
 use super::scheduler::{Job, Running, Scheduler};
-use super::shared_clock::step_ns;
-use super::tally::Tally;
+use super::sequence::ReplaySequence;
+use super::shared_clock::{Refusal, step_ns};
+use super::tally::{GroupUse, Tally};
 
 /// Time without progress of any thread after which the replay fails: blocks were lost.
 const STUCK: Duration = Duration::from_secs(10);
 
 /// Maximum that counts as waited between two checks for progress.
 const CHECK_MAX: Duration = Duration::from_millis(100);
-
-const STEP_TOKENS: u64 = 8192;
 
 const RUNNING_MAX: usize = 256;
 
@@ -49,6 +54,8 @@ pub struct Worker<'a> {
     previous: Option<Batch>,
     transfer: Transfer<'a>,
     table: BlockTable,
+    /// The frames of a sequence in all lists, in a reused buffer.
+    frames: Vec<i32>,
     /// The ids of a prompt, in a reused buffer.
     prompt: Vec<u32>,
     /// The running jobs with new tokens in this step, by index in the scheduler.
@@ -59,9 +66,13 @@ pub struct Worker<'a> {
 }
 
 struct Open {
-    sequence: Sequence,
+    sequence: ReplaySequence,
     text: Text,
     found: usize,
+    /// Tokens that had blocks when it was opened: cached, or reserved for.
+    admitted: u64,
+    /// The blocks in a list of each group that the cached prefix does without.
+    skipped: Vec<usize>,
     listed: Listed,
     /// Whether its runs count: in a closed loop, not if it began while the pool was being filled.
     counts: bool,
@@ -100,6 +111,8 @@ enum Turn {
 struct StepTokens {
     prompt: u64,
     decode: u64,
+    /// Those for which no blocks had been reserved.
+    held: u64,
     /// Whether a job was preempted: at most one per step, because its blocks are retired until the
     /// step has ended.
     preempted: bool,
@@ -119,12 +132,18 @@ impl<'a> Worker<'a> {
             previous: None,
             transfer: Transfer::new(at.pool.rows(), &at.clock.transfers),
             table: BlockTable::default(),
+            frames: Vec::new(),
             prompt: Vec::new(),
             advanced: Vec::new(),
             next_sample_ns: 0,
             stalled: None,
-            tally: Tally::default(),
+            tally: Tally { groups: vec![GroupUse::default(); at.pool.groups().len()], ..Tally::default() },
         }
+    }
+
+    /// Returns the most blocks that a sequence has held by the time that it has this many tokens.
+    fn blocks(&self, tokens: u64) -> usize {
+        self.at.pool.lists().blocks(tokens, self.at.options.step_tokens)
     }
 
     /// Runs until no request is left. An error ends the replay and becomes a finding.
@@ -189,8 +208,9 @@ impl<'a> Worker<'a> {
 
     /// Rejects waiting requests that no longer fit into the shrunken pool.
     fn reject_oversized(&mut self) {
-        let (shape, total) = (self.shape, self.at.pool.total_blocks());
-        for _ in 0..self.scheduler.reject(|job| shape.blocks(job.total) <= total) {
+        let Replaying { pool, options, .. } = self.at;
+        let fits = |job: &Job| pool.lists().blocks(job.total, options.step_tokens) <= pool.total_blocks();
+        for _ in 0..self.scheduler.reject(fits) {
             self.reject();
         }
     }
@@ -209,7 +229,7 @@ impl<'a> Worker<'a> {
                 let Some((index, request)) = self.at.clock.take_due(now) else {
                     break;
                 };
-                if self.shape.blocks(request.tokens()) > self.at.pool.total_blocks() {
+                if self.blocks(request.tokens()) > self.at.pool.total_blocks() {
                     self.reject();
                 } else {
                     self.scheduler.enqueue(Job::new(index, request));
@@ -221,12 +241,16 @@ impl<'a> Worker<'a> {
             if !self.scheduler.has_waiting() || self.at.clock.is_admission_paused() || is_short {
                 return Ok(());
             }
-            let (shape, free) = (self.shape, self.at.pool.free_blocks());
-            let blocks = |tokens| shape.blocks(tokens);
-            let used = || self.at.pool.total_blocks().saturating_sub(free) + self.scheduler.owed(blocks);
+            let (Replaying { pool, options, .. }, free) = (self.at, self.at.pool.free_blocks());
+            let blocks = |tokens| pool.lists().blocks(tokens, options.step_tokens);
+            let lacks = |running: &Running<Open>| {
+                let rest = blocks(running.job.prompt.saturating_sub(running.held));
+                pool.lists().count() + rest.saturating_sub(running.sequence.sequence.reserved_blocks())
+            };
+            let used = || pool.total_blocks().saturating_sub(free) + self.scheduler.owed(lacks);
             let is_full = self.at.options.fill.is_some_and(|fill| used() >= fill)
                 && !self.scheduler.running().is_empty();
-            let Some(job) = (!is_full).then(|| self.scheduler.admit(free, blocks)).flatten() else {
+            let Some(job) = (!is_full).then(|| self.scheduler.admit(free, blocks, lacks)).flatten() else {
                 self.is_filled = true;
                 return Ok(());
             };
@@ -236,8 +260,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Opens a job's sequence with the cached part of its prompt; false if the pool is too small
-    /// for it.
+    /// Opens a job's sequence with the cached part of its prompt; false if the pool has no room for
+    /// it.
     fn start(&mut self, job: Job) -> Result<bool, String> {
         let Job { request, attempt, prompt, .. } = job;
         self.prompt.clear();
@@ -247,22 +271,42 @@ impl<'a> Worker<'a> {
                 text.ids(prompt as usize, &mut self.prompt);
                 text
             }
-            None => Text::of_attempt(request, attempt),
-        };
-        let id = u64::from(attempt) << 32 | u64::from(request);
-        let builder = self.at.pool.sequence(SequenceId(id));
-        let opened = if self.prompt.is_empty() { builder.open() } else { builder.tokens(&self.prompt) };
-        let sequence = match opened.map_err(full) {
-            Ok(sequence) => sequence,
-            Err(Ok(_)) => {
-                self.scheduler.enqueue(job);
-                return Ok(false);
+            None => {
+                // An admission has the blocks of a prompt, whatever its tokens.
+                let tokens = if self.at.pool.is_grouped() { prompt as usize } else { 0 };
+                self.prompt.resize(tokens, 0);
+                Text::of_attempt(request, attempt)
             }
-            Err(Err(reason)) => return Err(format!("request {request}: opening it: {reason}")),
+        };
+        let id = SequenceId(u64::from(attempt) << 32 | u64::from(request));
+        let step_tokens = self.at.options.step_tokens;
+        let sequence = loop {
+            match ReplaySequence::open(self.at.pool, id, &self.prompt, step_tokens).map_err(full) {
+                Ok(sequence) => break sequence,
+                Err(Ok(_)) if self.end_previous() => {}
+                Err(Ok(space)) => {
+                    self.count_refusal(space, 0);
+                    self.scheduler.enqueue(job);
+                    return Ok(false);
+                }
+                Err(Err(reason)) => return Err(format!("request {request}: opening it: {reason}")),
+            }
         };
         let block_tokens = self.shape.block_tokens;
         let (cached, found) = (sequence.len(), sequence.len() / block_tokens);
-        let open = Open { sequence, text, found, listed: Listed::default(), counts: self.is_filled };
+        let admitted = if self.at.pool.is_grouped() { prompt } else { cached as u64 };
+        self.at.usage.grow(admitted);
+        let groups = self.at.pool.groups().iter();
+        let skipped = groups.map(|group| sequence.list(group.lists.start).blocks_given_up()).collect();
+        let open = Open {
+            sequence,
+            text,
+            found,
+            admitted,
+            skipped,
+            listed: Listed::default(),
+            counts: self.is_filled,
+        };
         self.scheduler.start(job, cached as u64, open);
         Ok(true)
     }
@@ -282,11 +326,13 @@ impl<'a> Worker<'a> {
                 Turn::Preempted => {}
             }
         }
+        self.at.usage.grow(tokens.held);
         self.transfer.flush(Access::Write)?;
         self.check_last(&batch)?;
         self.end_previous();
         self.previous = Some(batch);
         self.retire_done()?;
+        self.publish_frames();
 
         if self.advanced.is_empty() {
             // No job got a token: other threads have the blocks.
@@ -302,7 +348,7 @@ impl<'a> Worker<'a> {
     /// Executes one sequence's part of a step: appends tokens and gathers them for writing.
     fn turn(&mut self, batch: &mut Batch, place: usize, step: &mut StepTokens) -> Result<Turn, String> {
         let running = &mut self.scheduler.running()[place];
-        let budget = STEP_TOKENS.saturating_sub(step.prompt);
+        let budget = self.at.options.step_tokens.saturating_sub(step.prompt);
         let (tokens, in_prompt) = (running.next_tokens(budget), running.in_prompt());
         if tokens == 0 {
             return Ok(Turn::Skipped);
@@ -313,7 +359,8 @@ impl<'a> Worker<'a> {
             // A piece of a prompt is truncated to the free blocks.
             let held = self.scheduler.running()[place].held;
             let block_tokens = self.shape.block_tokens as u64;
-            let fitting = (held.div_ceil(block_tokens) + free as u64) * block_tokens - held;
+            let free = (free / self.at.pool.lists().count()) as u64;
+            let fitting = (held.div_ceil(block_tokens) + free) * block_tokens - held;
             if in_prompt && (1..tokens).contains(&fitting) {
                 tokens = fitting;
                 refused = self.append(batch, place, tokens)?;
@@ -322,9 +369,10 @@ impl<'a> Worker<'a> {
         if let Some(space) = refused {
             return self.refused(batch, place, tokens, space, step);
         }
-        let Running { job, held, sequence: Open { sequence, text, listed, .. } } =
+        let Running { job, held, sequence: Open { sequence, text, admitted, listed, .. } } =
             &mut self.scheduler.running()[place];
         let new = *held as usize..(*held + tokens) as usize;
+        step.held += (*held + tokens).max(*admitted) - (*held).max(*admitted);
         *held += tokens;
         if let Some(list) = self.at.list {
             let hits = list.grow(listed, text, new.end, job.prompt as usize);
@@ -333,8 +381,10 @@ impl<'a> Worker<'a> {
         *(if in_prompt { &mut step.prompt } else { &mut step.decode }) += tokens;
         self.tally.tokens += tokens;
         self.at.clock.resume_admission(job.request);
-        let slots = slots(batch, sequence);
-        self.transfer.add(Access::Write, (job.request, job.attempt), text, new, slots)?;
+        for list in 0..sequence.lists() {
+            let (of, slots) = ((job.request, job.attempt, list), slots(batch, sequence.list(list)));
+            self.transfer.add(Access::Write, of, text, new.clone(), slots)?;
+        }
         Ok(Turn::Advanced)
     }
 
@@ -350,20 +400,20 @@ impl<'a> Worker<'a> {
             let running = &mut self.scheduler.running()[place];
             let in_prompt = running.in_prompt();
             let Running { held, sequence: Open { sequence, text, found, .. }, job } = running;
-            let blocks = (self.shape.blocks(*held + tokens) - self.shape.blocks(*held)) as u64;
+            let blocks = (self.shape.blocks(*held + tokens) - self.shape.blocks(*held)) * sequence.lists();
             let start = (blocks > 0).then(Instant::now);
             // The cache finds decoded tokens by their ids: for the next request of a conversation,
             // or for this one after a preemption.
             let appended = if self.at.texts.is_some() && !in_prompt {
-                batch.append(sequence, &[text.id(*held as usize)])
+                sequence.append(batch, &[text.id(*held as usize)])
             } else {
-                batch.append(sequence, tokens as usize)
+                sequence.append(batch, tokens as usize)
             };
             let Err(error) = appended else {
                 if let Some(start) = start {
                     self.tally.allocate.record_time(start.elapsed());
                 }
-                self.tally.blocks_allocated += blocks;
+                self.tally.blocks_allocated += blocks as u64;
                 // As the cache does, at the first append.
                 let block_tokens = self.shape.block_tokens;
                 if self.at.texts.is_some() && *held as usize == *found * block_tokens {
@@ -389,20 +439,16 @@ impl<'a> Worker<'a> {
         (free, retired): (usize, usize),
         step: &mut StepTokens,
     ) -> Result<Turn, String> {
-        // A waiting job retries in every step, and counts as refused once.
-        self.tally.refused += u64::from(self.stalled.is_none());
+        self.count_refusal((free, retired), step.held);
         let total = self.at.pool.total_blocks();
-        let used = 1.0 - free as f64 / total as f64;
-        let owned = 1.0 - (free + retired) as f64 / total as f64;
-        self.at.clock.first_refusal.get_or_init(|| (used, owned));
-        self.tally.utilization.max = self.tally.utilization.max.max(used);
         let running = &self.scheduler.running()[place];
-        let request = running.job.request;
+        let (request, all) = (running.job.request, running.job.total);
         let wanted = self.shape.blocks(running.held + tokens) - self.shape.blocks(running.held);
+        let wanted = running.sequence.sequence.lacks(wanted);
         if step.preempted || free + retired >= wanted {
             return Ok(Turn::Skipped);
         }
-        let fits = self.shape.blocks(running.job.total) <= total;
+        let fits = self.blocks(all) <= total;
         if fits && self.scheduler.running().len() == 1 && self.at.clock.is_oldest(request) {
             self.at.clock.pause_admission(request);
             return Ok(Turn::Skipped);
@@ -419,6 +465,18 @@ impl<'a> Worker<'a> {
             self.release(gone);
         }
         Ok(if last == place { Turn::Preempted } else { Turn::Skipped })
+    }
+
+    /// Counts a refusal, in a step that has added `tokens` tokens to those held.
+    fn count_refusal(&mut self, (free, retired): (usize, usize), tokens: u64) {
+        // A waiting job retries in every step, and counts as refused once.
+        self.tally.refused += u64::from(self.stalled.is_none());
+        let total = self.at.pool.total_blocks() as f64;
+        let (used, owned) = (1.0 - free as f64 / total, 1.0 - (free + retired) as f64 / total);
+        let usage = self.at.usage;
+        let refusal = || Refusal { used, owned, tokens: usage.tokens() + tokens };
+        self.at.clock.first_refusal.get_or_init(refusal);
+        self.tally.utilization.max = self.tally.utilization.max.max(used);
     }
 
     fn retire_done(&mut self) -> Result<(), String> {
@@ -442,60 +500,20 @@ impl<'a> Worker<'a> {
     }
 
     fn release(&mut self, gone: Running<Open>) {
-        self.tally.blocks_freed += (self.shape.blocks(gone.held) - gone.sequence.found) as u64;
+        let Open { sequence, found, admitted, skipped, .. } = &gone.sequence;
+        self.tally.blocks_freed += ((self.shape.blocks(gone.held) - found) * sequence.lists()) as u64;
+        self.at.usage.close(gone.held.max(*admitted));
+        for ((group, skipped), used) in self.at.pool.groups().iter().zip(skipped).zip(&mut self.tally.groups)
+        {
+            let given_up = sequence.list(group.lists.start).blocks_given_up() - skipped;
+            used.given_up += (given_up * group.lists.len()) as u64;
+        }
         let start = Instant::now();
         drop(gone.sequence.sequence);
         self.tally.free.record_time(start.elapsed());
         if let Some(list) = self.at.list {
             list.free(gone.sequence.listed);
         }
-    }
-
-    /// Reads back the last token of every sequence with new tokens, through its slot.
-    fn check_last(&mut self, batch: &Batch) -> Result<(), String> {
-        if !self.at.options.verify {
-            return Ok(());
-        }
-        for &place in &self.advanced {
-            let Running { job, held, sequence: Open { sequence, text, .. } } =
-                &self.scheduler.running()[place];
-            let last = *held as usize - 1..*held as usize;
-            let slots = slots(batch, sequence);
-            self.transfer.add(Access::Check, (job.request, job.attempt), text, last, slots)?;
-        }
-        self.transfer.flush(Access::Check)
-    }
-
-    /// Counts the runs of a sequence's block table, and reads back every token through it.
-    fn check_all(&mut self, batch: &Batch, running: &Running<Open>) -> Result<(), String> {
-        let Running { job, held, sequence: Open { sequence, text, listed, counts, .. } } = running;
-        let (held, block_tokens) = (*held as usize, self.shape.block_tokens);
-        batch.block_table([sequence], &mut self.table).map_err(|error| error.to_string())?;
-        let table = self.table.row(0);
-        let blocks = self.shape.blocks(held as u64);
-        if table.len() != blocks {
-            let found = table.len();
-            return Err(format!("request {}: a table of {found} blocks for {held} tokens", job.request));
-        }
-        if *counts && self.is_steady() {
-            self.tally.tables.count(table, running.is_done());
-            self.tally.listed.count(&listed.blocks, running.is_done());
-        }
-        if !self.at.options.verify {
-            return Ok(());
-        }
-        self.transfer.add(Access::Check, (job.request, job.attempt), text, 0..held, |tokens, out| {
-            let mut token = tokens.start;
-            while token < tokens.end {
-                let (block, offset) = (token / block_tokens, token % block_tokens);
-                let count = (block_tokens - offset).min(tokens.end - token);
-                let slot = i64::from(table[block]) * block_tokens as i64 + offset as i64;
-                out.extend(slot..slot + count as i64);
-                token += count;
-            }
-            Ok(())
-        })?;
-        self.transfer.flush(Access::Check)
     }
 
     /// Returns false in a closed loop until the pool is filled, and once no request waits.
@@ -517,6 +535,18 @@ impl<'a> Worker<'a> {
         self.tally
             .reserved_for_growth
             .add(fragmentation.reserved_for_growth as f64 / self.at.pool.total_blocks() as f64);
+        for (group, frames) in self.tally.groups.iter_mut().zip(self.at.usage.frames()) {
+            group.frames.add(frames as f64);
+        }
+    }
+
+    /// Publishes the frames of this thread's sequences in each group.
+    fn publish_frames(&mut self) {
+        for (index, Group { lists, .. }) in self.at.pool.groups().iter().enumerate() {
+            let held = |running: &Running<Open>| running.sequence.sequence.held_blocks(lists.start);
+            let frames = self.scheduler.running().iter().map(held).sum::<usize>() * lists.len();
+            self.at.usage.set_frames(self.thread, index, frames);
+        }
     }
 
     fn wait_for_others(&mut self) -> Result<(), String> {

@@ -5,9 +5,12 @@ mod table;
 
 use serde_json::{Value, json};
 
-use kvpool_load::Shape;
+use indicatif::HumanCount;
+use kvpool::storage::groups::Reach;
 
-use crate::replay::{Distribution, Options, Outcome, Resize, TableRuns, failed_copies};
+use crate::replay::{
+    Distribution, Group, GroupUse, Options, Outcome, ReplayPool, Resize, TableRuns, failed_copies,
+};
 use crate::trace::Trace;
 
 pub use table::render;
@@ -23,11 +26,18 @@ pub struct Report {
 }
 
 impl Report {
-    pub fn new(trace: &Trace, layout: &str, shape: Shape, options: &Options, outcome: &Outcome) -> Self {
+    /// Returns the report of a replay on a pool with this layout, or of this model.
+    pub fn new(
+        trace: &Trace,
+        (layout, model): (&str, Option<&str>),
+        pool: &ReplayPool,
+        options: &Options,
+        outcome: &Outcome,
+    ) -> Self {
         let Outcome { tally, blocks_total, blocks_leaked, fragmentation_final, .. } = outcome;
         let requests = trace.requests.len();
         let (wall_s, trace_s) = (outcome.wall.as_secs_f64(), trace.span().as_secs_f64());
-        let block_bytes = shape.layers * (shape.k_bytes + shape.v_bytes) * shape.block_tokens;
+        let block_tokens = pool.shape().block_tokens;
         // The share of the full blocks of prompts that were cached.
         let hit_rate = tally.hit_blocks as f64 / tally.lookup_blocks.max(1) as f64;
         // Each request counts at its first admission; `resumed`: after a preemption.
@@ -70,7 +80,9 @@ impl Report {
         });
         let figures = json!({
             "trace": trace.name,
-            "layout": layout,
+            // One of them is null.
+            "layout": model.is_none().then_some(layout),
+            "model": model,
             "requests": requests,
             "completed": tally.completed,
             "rejected": tally.rejected,
@@ -84,8 +96,11 @@ impl Report {
             "speedup": trace_s / wall_s.max(f64::MIN_POSITIVE),
             // Appended and written, also by preempted attempts.
             "tokens": tally.tokens,
-            "block_tokens": shape.block_tokens,
-            "block_bytes": block_bytes,
+            // Of open sequences, with cached ones and prompts for which all blocks are reserved.
+            "peak_tokens_held": outcome.peak_tokens,
+            "tokens_held_at_first_refusal": outcome.first_refusal.map(|refusal| refusal.tokens),
+            "block_tokens": block_tokens,
+            "block_bytes": pool.block_bytes(),
             // At the start.
             "blocks_total": blocks_total,
             // Without blocks found in the cache.
@@ -104,8 +119,8 @@ impl Report {
             "utilization": {
                 "mean": tally.utilization.mean(),
                 "peak": tally.utilization.max,
-                "at_first_refusal": outcome.first_refusal.map(|(used, _)| used),
-                "owned_at_first_refusal": outcome.first_refusal.map(|(_, owned)| owned),
+                "at_first_refusal": outcome.first_refusal.map(|refusal| refusal.used),
+                "owned_at_first_refusal": outcome.first_refusal.map(|refusal| refusal.owned),
             },
             // Shares of the free frames outside the free aligned runs of the pool's order. Frames
             // of cached blocks do not count; in the end, every block is free.
@@ -121,6 +136,8 @@ impl Report {
             // The number of such runs in the table of a completed request: the descriptors that a
             // transfer of the whole sequence needs.
             "runs_per_sequence": runs(&tally.tables),
+            // Of each group of layers, with --model or --window.
+            "groups": pool.groups().iter().zip(&tally.groups).map(group).collect::<Vec<_>>(),
             "free_list": free_list,
             "defrag": defrag,
             "resize": outcome.resizes.iter().map(resize).collect::<Vec<_>>(),
@@ -138,10 +155,40 @@ impl Report {
     }
 }
 
+/// Describes what a sequence keeps, in few words.
+pub(crate) fn keeps(reach: Reach) -> String {
+    let count = |number| HumanCount(number).to_string();
+    match reach {
+        Reach::All => "all".to_owned(),
+        Reach::Compressed { ratio } => format!("1 in {}", count(ratio)),
+        Reach::Window { tokens, sinks: 0 } => format!("window {}", count(tokens)),
+        Reach::Window { tokens, sinks } => format!("window {} + {}", count(tokens), count(sinks)),
+        Reach::Chunk { tokens } => format!("chunk {}", count(tokens)),
+        Reach::State => "state".to_owned(),
+        Reach::Ring { tokens } => format!("ring {}", count(tokens)),
+        Reach::Draft { ahead } => format!("all, {} ahead", count(ahead)),
+        other => format!("{other:?}"),
+    }
+}
+
 /// Returns the mean and the quantiles of the runs of completed requests.
 pub(crate) fn runs(tables: &TableRuns) -> Value {
     let runs = &tables.per_sequence;
     json!({ "mean": runs.mean(), "p50": runs.at(0.5), "p99": runs.at(0.99) })
+}
+
+fn group((group, used): (&Group, &GroupUse)) -> Value {
+    json!({
+        "keeps": keeps(group.reach),
+        "layers": group.layers,
+        "block_frames": group.lists.len(),
+        // Frames of open sequences, with those reserved, over virtual time. Shared ones count for
+        // each sequence.
+        "frames_mean": used.frames.mean(),
+        "frames_peak": used.frames.max as u64,
+        // Blocks of a frame each, before the end of their sequence.
+        "blocks_given_up": used.given_up,
+    })
 }
 
 fn times(times: &Distribution) -> Value {

@@ -47,7 +47,8 @@ pub fn render(report: &Report, width: Option<usize>) -> String {
         1 => "1 thread".to_owned(),
         threads => format!("{threads} threads"),
     };
-    let heading = format!("{} on {threads}, layout {}", text(&json["trace"]), text(&json["layout"]));
+    let on = if json["model"].is_null() { "layout" } else { "model" };
+    let heading = format!("{} on {threads}, {on} {}", text(&json["trace"]), text(&json[on]));
     // Coloured by the same rules as the table: only on a terminal.
     let (colour, verdict) = verdict(report);
     let mut line = output::table(NOTHING);
@@ -76,6 +77,11 @@ fn rows(json: &Value) -> Vec<Row> {
         _ => ["read back and compared", ""],
     };
     row("tokens", "tokens_verified", checked);
+    let held = match &json["tokens_held_at_first_refusal"] {
+        Value::Null => "by open sequences".to_owned(),
+        tokens => format!("by open sequences; {} at the first refusal", count(tokens)),
+    };
+    row("tokens", "peak_tokens_held", &held);
     let pool_bytes = BinaryBytes(number(&json["block_bytes"]) * number(&json["blocks_total"]));
     row("blocks", "blocks_total", &format!("of {} tokens, {pool_bytes} in all", json["block_tokens"]));
     row("blocks", "blocks_allocated", "");
@@ -87,6 +93,14 @@ fn rows(json: &Value) -> Vec<Row> {
         format!("p50, of a completed request; mean {:.1}, p99 {}", share(&runs["mean"]), count(&runs["p99"]))
     };
     row("blocks", "runs_per_sequence", &runs(&json["runs_per_sequence"]));
+    for group in list(&json["groups"]) {
+        let mut note = format!("{}, {} layers", text(&group["keeps"]), count(&group["layers"]));
+        note += &format!("; mean {}", HumanCount(share(&group["frames_mean"]).round() as u64));
+        if group["blocks_given_up"] != 0 {
+            note += &format!("; {} given up", count(&group["blocks_given_up"]));
+        }
+        row("groups", "frames_peak", &note);
+    }
     let free_list = &json["free_list"];
     if !free_list.is_null() {
         row("free_list", "run_len_mean", "the same requests, in a queue of single blocks");

@@ -43,6 +43,11 @@ pub fn parse(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).expect("JSON and nothing else")
 }
 
+/// Returns the path of a model's configuration.
+pub fn config(name: &str) -> String {
+    format!("{}/../tests/configs/{name}.json", env!("CARGO_MANIFEST_DIR"))
+}
+
 /// Returns the sorted keys of an object.
 pub fn keys(value: &Value) -> Vec<&str> {
     let mut keys: Vec<_> = value.as_object().expect("an object").keys().map(String::as_str).collect();

@@ -1,0 +1,127 @@
+//! The layers of the model whose pool is replayed: what a sequence keeps in each list of its blocks.
+
+use std::ops::Range;
+
+use kvpool::storage::groups::{GroupId, LayerGroup, LayerGroups, Reach};
+use kvpool::storage::{Dtype, KvLayout};
+use kvpool::{Invalid, Pool, PoolBuilder, Window};
+use kvpool_load::Shape;
+
+/// The layers of a model.
+#[derive(Clone, Debug)]
+pub enum Layers {
+    /// All have the same layout, and the same window if they have one. The pool has their bytes.
+    Alike(KvLayout, Option<Window>),
+    /// Groups, whose frames have a [few bytes](probe) for each token instead of their own.
+    Groups(LayerGroups),
+}
+
+impl Layers {
+    /// Returns the layout of the bytes that are written and read back.
+    pub fn stored(&self) -> Result<KvLayout, Invalid> {
+        match self {
+            Self::Alike(layout, _) => Ok(layout.clone()),
+            Self::Groups(model) => {
+                let tokens = model.groups().iter().find_map(|group| group.block_tokens());
+                probe(tokens.unwrap_or(1) as usize)
+            }
+        }
+    }
+
+    /// Returns a builder of the pool, without its number of blocks.
+    ///
+    /// # Errors
+    /// For a model that does not run yet.
+    pub fn builder(&self) -> Result<PoolBuilder, Invalid> {
+        match self {
+            Self::Alike(layout, None) => Ok(Pool::builder(layout.clone())),
+            Self::Alike(layout, Some(window)) => Ok(Pool::builder(layout.clone()).window(*window)),
+            Self::Groups(model) => Pool::layered(model),
+        }
+    }
+
+    /// Returns the groups; none if a sequence has one list that keeps all tokens.
+    pub fn groups(&self) -> Vec<Group> {
+        match self {
+            Self::Alike(_, None) => Vec::new(),
+            Self::Alike(layout, Some(window)) => {
+                let (tokens, sinks) = (window.tokens() as u64, window.sink_tokens() as u64);
+                vec![Group { reach: Reach::Window { tokens, sinks }, layers: layout.layers(), lists: 0..1 }]
+            }
+            Self::Groups(model) => {
+                let group = |(index, group): (usize, &LayerGroup)| Group {
+                    reach: group.reach(),
+                    layers: group.layers().len(),
+                    lists: Pool::layer_lists(model, GroupId(index)),
+                };
+                model.groups().iter().enumerate().map(group).collect()
+            }
+        }
+    }
+
+    /// Returns the bytes of a block, as the model has them.
+    pub fn block_bytes(&self) -> u64 {
+        match self {
+            Self::Alike(layout, _) => {
+                let shape = Shape::of(layout);
+                (shape.layers * (shape.k_bytes + shape.v_bytes) * shape.block_tokens) as u64
+            }
+            Self::Groups(model) => model.frame_bytes(),
+        }
+    }
+}
+
+/// A group of layers that keep the same tokens.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Group {
+    /// What a sequence keeps.
+    pub reach: Reach,
+    /// The number of layers.
+    pub layers: usize,
+    /// The lists of a sequence: one for each frame of a block.
+    pub lists: Range<usize>,
+}
+
+/// Returns the default layout of replays, with just enough bytes per token to distinguish all tokens,
+/// so that a replay measures the pool and not the memory.
+pub fn probe(block_tokens: usize) -> Result<KvLayout, Invalid> {
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::F16);
+    layout.block_tokens(block_tokens).build()
+}
+
+/// The lists of blocks of a sequence.
+#[derive(Clone, Debug)]
+pub struct Lists {
+    block_tokens: usize,
+    /// The window of each.
+    windows: Vec<Option<Window>>,
+}
+
+impl Lists {
+    /// Returns the lists of sequences in the pool of a model.
+    ///
+    /// # Errors
+    /// For a model that does not run yet.
+    pub fn of(layers: &Layers) -> Result<Self, Invalid> {
+        let windows = layers.builder()?.windows().to_vec();
+        Ok(Self { block_tokens: layers.stored()?.block_tokens(), windows })
+    }
+
+    /// Returns the number of lists.
+    pub fn count(&self) -> usize {
+        self.windows.len()
+    }
+
+    /// Returns the window of a list; `None` if it keeps all tokens.
+    pub fn window(&self, list: usize) -> Option<Window> {
+        self.windows[list]
+    }
+
+    /// Returns the most blocks that a sequence has held by the time that it has `tokens` tokens, if
+    /// it grows by up to `step_tokens` at a time.
+    pub fn blocks(&self, tokens: u64, step_tokens: u64) -> usize {
+        let all = tokens.div_ceil(self.block_tokens as u64) as usize;
+        let most = |window: &Window| window.blocks_for(step_tokens as usize, self.block_tokens);
+        self.windows.iter().map(|window| window.as_ref().map_or(all, |window| all.min(most(window)))).sum()
+    }
+}

@@ -1,0 +1,82 @@
+//! A sequence of a replay: with one list of blocks, or with one for each frame of a group's blocks.
+
+use kvpool::{AdmitRequest, Batch, GroupedSequence, Sequence, SequenceError, SequenceId, Tokens};
+
+use super::pool::ReplayPool;
+
+/// A sequence of a replayed pool.
+#[expect(clippy::large_enum_variant, reason = "all sequences of a pool are of one variant")]
+pub enum ReplaySequence {
+    /// One list, which keeps all tokens.
+    One(Sequence),
+    /// Lists in groups of layers.
+    Grouped(GroupedSequence),
+}
+
+impl ReplaySequence {
+    /// Opens a sequence with the cached part of its prompt, which has no ids without a cache. In a
+    /// pool of groups, all groups reserve the blocks of the rest, or none does, for steps of at most
+    /// `step_tokens`.
+    pub fn open(
+        pool: &ReplayPool,
+        id: SequenceId,
+        prompt: &[u32],
+        step_tokens: u64,
+    ) -> Result<Self, SequenceError> {
+        if pool.is_grouped() {
+            let request = AdmitRequest::new(id, prompt).chunk(step_tokens as usize);
+            return pool.admit_grouped(&request).map(Self::Grouped);
+        }
+        let builder = pool.sequence(id);
+        if prompt.is_empty() { builder.open() } else { builder.tokens(prompt) }.map(Self::One)
+    }
+
+    /// Appends tokens in all lists, or in none.
+    pub fn append<'t>(
+        &mut self,
+        batch: &mut Batch,
+        tokens: impl Into<Tokens<'t>>,
+    ) -> Result<(), SequenceError> {
+        match self {
+            Self::One(sequence) => batch.append(sequence, tokens).map(drop),
+            Self::Grouped(sequence) => batch.append_grouped(sequence, tokens).map(drop),
+        }
+    }
+
+    /// Returns the number of its lists.
+    pub fn lists(&self) -> usize {
+        match self {
+            Self::One(_) => 1,
+            Self::Grouped(sequence) => sequence.groups(),
+        }
+    }
+
+    /// Returns one of its lists, for tables and slots.
+    pub fn list(&self, list: usize) -> &Sequence {
+        match self {
+            Self::One(sequence) => sequence,
+            Self::Grouped(sequence) => sequence.group(list),
+        }
+    }
+
+    /// Returns the number of its tokens.
+    pub fn len(&self) -> usize {
+        self.list(0).len()
+    }
+
+    /// Returns the blocks that an append must allocate which adds `blocks` to each list.
+    pub fn lacks(&self, blocks: usize) -> usize {
+        (0..self.lists()).map(|list| blocks.saturating_sub(self.list(list).reserved_blocks())).sum()
+    }
+
+    /// Returns the blocks reserved in all lists.
+    pub fn reserved_blocks(&self) -> usize {
+        (0..self.lists()).map(|list| self.list(list).reserved_blocks()).sum()
+    }
+
+    /// Returns the blocks of a list that it holds, with those reserved.
+    pub fn held_blocks(&self, list: usize) -> usize {
+        let list = self.list(list);
+        list.block_count() - list.blocks_given_up() + list.reserved_blocks()
+    }
+}
