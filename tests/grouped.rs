@@ -644,9 +644,16 @@ proptest! {
 #[test]
 #[cfg(feature = "model-config")]
 fn models_hold_what_their_layers_need() {
-    for (name, gib, lists) in
-        [("gpt-oss-120b", 4, 2), ("gemma-4-31b", 16, 11), ("gemma-3-27b", 8, 31), ("llama-4-scout", 4, 4)]
-    {
+    for (name, gib, lists) in [
+        ("gpt-oss-120b", 4, 2),
+        ("gemma-4-31b", 16, 11),
+        ("gemma-3-27b", 8, 31),
+        ("llama-4-scout", 4, 4),
+        ("qwen3.5-35b-a3b", 8, 2),
+        ("nemotron-3-super-120b", 16, 1),
+        ("kimi-k3", 16, 1),
+        ("jamba-1.5-mini", 2, 4),
+    ] {
         let config = std::fs::read_to_string(format!("tests/configs/{name}.json")).unwrap();
         let model = LayerGroups::from_config(&config, GroupOptions::new().step_tokens(256)).unwrap();
         assert_eq!(

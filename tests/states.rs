@@ -6,8 +6,6 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use kvpool::prefix::{HashKey, PrefixConfig};
-#[cfg(feature = "model-config")]
-use kvpool::storage::groups::{GroupId, GroupOptions, LayerGroups};
 use kvpool::storage::{CopyDone, FrameMove};
 use kvpool::{
     AdmitRequest, AllocError, Batch, GroupedSequence, KvLayout, Pool, SequenceError, SequenceId, StateCopy,
@@ -315,27 +313,38 @@ fn a_checkpoint_of_an_abandoned_batch_is_not_found() {
     engine.close();
 }
 
-/// The run needs consecutive frames: a request that waits has blocks moved for it.
+/// The run needs consecutive frames: without them an admission is refused, or waits.
 #[test]
 fn an_admission_waits_for_a_run() {
-    let engine = Engine::new(40, 4);
-    let all: Vec<u32> = (0..8).collect();
-    // Every second frame is used by a block that can move.
-    let mut open = Vec::new();
+    let (engine, all) = (Engine::new(40, 4), (0..8).collect::<Vec<u32>>());
     let lease = engine.pool.allocate(kvpool::AllocRequest::new(40)).unwrap();
     let error = engine.admit(1, &all).unwrap_err();
     assert!(matches!(error, SequenceError::Alloc(AllocError::Exhausted { .. })), "{error}");
     drop(lease);
-    for id in 0..3 {
-        open.push(engine.admit(id, &all[..1]).unwrap());
-    }
-    let held: usize = open.iter().map(|sequence| sequence.held_blocks() + sequence.reserved_blocks()).sum();
-    assert_eq!(held, 27);
+    // Leased blocks are not moved: 20 frames are free, none beside another.
+    let mut singles: Vec<_> =
+        (0..40).map(|_| engine.pool.allocate_owned(kvpool::AllocRequest::new(1)).unwrap()).collect();
+    let frame = |lease: &kvpool::Lease<'_>| engine.pool.info(lease.handles().next().unwrap()).unwrap().frame;
+    singles.sort_by_key(frame);
+    let mut place = 0;
+    singles.retain(|_| {
+        place += 1;
+        place % 2 == 0
+    });
+    let error = engine.admit(1, &all).unwrap_err();
+    assert!(matches!(error, SequenceError::Alloc(AllocError::NoRun { asked: 5, .. })), "{error}");
+    assert_eq!((engine.pool.free_blocks(), engine.pool.sequence_count()), (20, 0));
     let request = AdmitRequest::new(SequenceId(9), &all);
-    let deadline = std::time::Instant::now() + std::time::Duration::from_millis(20);
-    let late = block_on(engine.pool.admit_grouped_async(&request).until(deadline));
-    assert!(late.is_ok(), "13 blocks are free: {late:?}");
-    drop((late, open));
+    let waits = engine.pool.admit_grouped_async(&request);
+    let sequence = thread::scope(|scope| {
+        scope.spawn(move || {
+            thread::sleep(std::time::Duration::from_millis(10));
+            drop(singles);
+        });
+        block_on(waits).unwrap()
+    });
+    assert_eq!(sequence.state(0).len(), 5);
+    drop(sequence);
     let huge = Pool::builder(engine.pool.layout().clone()).blocks(8).without_storage().states([9]).build();
     assert!(huge.unwrap_err().to_string().contains("from 1 to 8 frames"));
     let stored = Pool::builder(engine.pool.layout().clone()).blocks(8).states([2]).build().unwrap_err();
@@ -482,6 +491,7 @@ impl Run {
         for (sequence, all) in self.open.values_mut() {
             // Withdraws what was abandoned.
             sequence.truncate(usize::MAX).unwrap_err();
+            all.truncate(sequence.group(0).announced());
             self.engine.check(sequence, all);
         }
         self.engine.pool.audit().unwrap();

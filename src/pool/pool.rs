@@ -231,6 +231,8 @@ impl Pool {
     /// [`KvEvent::Stored`](crate::prefix::KvEvent::Stored) names the block before each, also for an
     /// unfinished last block that was [registered](crate::AdmitRequest::reuse_tail).
     ///
+    /// In a pool with [states](super::PoolBuilder::states), no earlier checkpoint is found any more.
+    ///
     /// Visits every block. Remembers the newest 65,536 hashes. Frames that a batch in flight may
     /// see become free when it ends.
     ///

@@ -7,7 +7,8 @@
 //!
 //! The blocks of a checkpoint are found by hashes that follow from that of the last block of tokens
 //! before the boundary, so a state is never found behind other tokens than those it was computed
-//! from. It is a hit only if all of its blocks are cached. A sequence that was hit holds them until
+//! from. They also follow from the number of uncache calls: after one, no earlier checkpoint is
+//! found, because it may be wrong too. It is a hit only if all of its blocks are cached. A sequence that was hit holds them until
 //! its first append, which names the copies to its own run.
 //!
 //! A state cannot be taken back: it is valid at one length, `at`. If an abandoned batch wrote to
@@ -168,10 +169,11 @@ impl Sequences {
         let (core, blocks) = (&self.0.blocks, self.states()[state]);
         for behind in (1..=most).rev() {
             let Some(last) = known.hash(behind as u32 - 1) else { continue };
-            if cache.count_prefix(core, &[last.of_state(state, 0)], known.era()).0 == 0 {
+            if cache.count_prefix(core, &[last.of_state(state, 0, known.looked)], known.era()).0 == 0 {
                 continue;
             }
-            let hashes: Vec<_> = (0..blocks).map(|block| last.of_state(state, block)).collect();
+            let hashes = (0..blocks).map(|block| last.of_state(state, block, known.looked));
+            let hashes: Vec<_> = hashes.collect();
             let (found, evictable) = cache.count_prefix(core, &hashes, known.era());
             if found == blocks {
                 return (behind, evictable);

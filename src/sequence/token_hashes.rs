@@ -107,7 +107,7 @@ impl TokenHashes {
         Some(Self {
             chain: ChainHash::after(last, 0),
             root: last,
-            hashes: (0..blocks).map(|block| last.of_state(state, block)).collect(),
+            hashes: (0..blocks).map(|block| last.of_state(state, block, self.looked)).collect(),
             tokens: Vec::new(),
             full_at: usize::MAX,
             extra_keys: Vec::new(),
