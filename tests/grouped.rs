@@ -683,7 +683,7 @@ fn models_hold_what_their_layers_need() {
                 }
                 open.push(sequence);
             };
-            assert!(matches!(refused, SequenceError::Alloc(AllocError::Exhausted { .. })), "{refused}");
+            assert!(matches!(refused, SequenceError::Alloc(_)), "{refused}");
             let (held, exact) = (open.len() as f64, model.sequences_in(memory, tokens as u64) as f64);
             println!("{name}: {held} sequences of {tokens} tokens in {gib} GiB; {exact} fit exactly");
             assert!(held >= 0.97 * exact, "{name}: {held} of {exact} sequences of {tokens} tokens");
@@ -692,9 +692,7 @@ fn models_hold_what_their_layers_need() {
             assert_eq!(pool.stats().used, 0);
         }
     }
-    for (name, why) in
-        [("qwen3.5-27b", "State"), ("deepseek-v4-flash", "138 frames"), ("mimo-v2-flash", "whole layers")]
-    {
+    for (name, why) in [("deepseek-v4-flash", "138 frames"), ("mimo-v2-flash", "whole layers")] {
         let config = std::fs::read_to_string(format!("tests/configs/{name}.json")).unwrap();
         let model = LayerGroups::from_config(&config, GroupOptions::new()).unwrap();
         let error = Pool::layered(&model).map(drop).unwrap_err().to_string();

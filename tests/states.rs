@@ -270,46 +270,120 @@ fn a_state_is_not_taken_back() {
     engine.close();
 }
 
-/// A checkpoint under a batch that fails, or after one that fails later, is not found.
+/// A checkpoint under a batch that fails, or after one that fails later, is not found, even where
+/// the tokens before it are.
 #[test]
 fn a_checkpoint_of_an_abandoned_batch_is_not_found() {
     let (engine, all) = (Engine::new(300, 4), (0..64).collect::<Vec<u32>>());
-    for way in 0..4 {
+    for way in 0..5 {
         let mut sequence = engine.admit(way, &all[..41]).unwrap();
         assert_eq!(sequence.len(), 0, "way {way}");
         let mut first = engine.pool.begin_batch();
         engine.step(&mut first, &mut sequence, &all, Tokens::Announced(20)).unwrap();
         let mut second = engine.pool.begin_batch();
         engine.step(&mut second, &mut sequence, &all, Tokens::Announced(20)).unwrap();
-        engine.copies(&second.checkpoint(&mut sequence).unwrap());
+        if way != 4 {
+            engine.copies(&second.checkpoint(&mut sequence).unwrap());
+        }
         match way {
             0 => {
                 first.finish();
                 drop(second);
+                drop(sequence);
             }
             1 => {
                 drop(first);
                 second.finish();
+                drop(sequence);
             }
             2 => {
                 second.finish();
                 drop(sequence);
                 drop(first);
-                engine.pool.clear_prefix_cache();
-                continue;
             }
-            _ => {
+            3 => {
                 drop(second);
                 drop(sequence);
                 first.finish();
-                engine.pool.clear_prefix_cache();
-                continue;
+            }
+            // Its run would become a checkpoint.
+            _ => {
+                drop(sequence);
+                second.finish();
+                drop(first);
             }
         }
-        drop(sequence);
-        assert!(engine.admit(10, &all).unwrap().len() <= 20, "way {way}");
+        let mut again = engine.admit(10, &all[..41]).unwrap();
+        let mut batch = engine.pool.begin_batch();
+        let missing = 40 - again.len();
+        engine.step(&mut batch, &mut again, &all, Tokens::Announced(missing)).unwrap();
+        batch.finish();
+        again.commit(40).unwrap();
+        assert_eq!(again.group(0).settled_blocks(), 10, "way {way}: the tokens are cached");
+        assert_eq!(engine.admit(11, &all).unwrap().len(), 0, "way {way}");
+        again.truncate(0).unwrap();
+        drop(again);
         engine.pool.clear_prefix_cache();
     }
+    engine.close();
+}
+
+/// One poll of an admission returns, also if blocks that a batch sees are what it lacks.
+#[test]
+fn a_poll_of_a_waiting_admission_returns() {
+    let (engine, all) = (Engine::new(24, 4), (0..40).collect::<Vec<u32>>());
+    let mut sequence = engine.admit(1, &all[..24]).unwrap();
+    engine.prefill(&mut sequence, &all[..24]).unwrap();
+    let batch = engine.pool.begin_batch();
+    drop(sequence);
+    let request = AdmitRequest::new(SequenceId(2), &all[1..]);
+    let mut waiting = Box::pin(engine.pool.admit_grouped_async(&request).into_future());
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(waiting.as_mut().poll(&mut context).is_pending());
+    assert_eq!(engine.pool.stats().waiting, 1);
+    batch.finish();
+    drop(block_on(waiting).unwrap());
+    engine.close();
+}
+
+/// Of a request that does not fit, no part evicts anything.
+#[test]
+fn a_refused_admission_evicts_nothing() {
+    let (engine, all) = (Engine::new(40, 4), (0..100).collect::<Vec<u32>>());
+    let mut sequence = engine.admit(1, &all[..40]).unwrap();
+    engine.prefill(&mut sequence, &all[..40]).unwrap();
+    drop(sequence);
+    let lease = engine.pool.allocate(kvpool::AllocRequest::new(engine.pool.free_blocks() + 6)).unwrap();
+    let before = engine.pool.stats();
+    let other: Vec<u32> = (200..260).collect();
+    let error = engine.admit(2, &other).unwrap_err();
+    assert!(matches!(error, SequenceError::Alloc(AllocError::Exhausted { .. })), "{error}");
+    assert_eq!(engine.pool.stats().evictable, before.evictable);
+    assert!(before.evictable > 7, "the run would fit");
+    drop(lease);
+    engine.close();
+}
+
+/// After an abandoned batch, a sequence says what its next call will find.
+#[test]
+fn a_lost_sequence_says_so() {
+    let (engine, all) = (Engine::new(100, 4), (0..64).collect::<Vec<u32>>());
+    let mut sequence = engine.admit(1, &all).unwrap();
+    let mut batch = engine.pool.begin_batch();
+    engine.step(&mut batch, &mut sequence, &all, Tokens::Announced(16)).unwrap();
+    batch.finish();
+    let (state, held) = (sequence.state(0), sequence.held_blocks() + sequence.reserved_blocks());
+    let mut batch = engine.pool.begin_batch();
+    engine.step(&mut batch, &mut sequence, &all, Tokens::Announced(16)).unwrap();
+    drop(batch);
+    assert_eq!((sequence.len(), sequence.next_cut()), (0, Some(60)));
+    assert_eq!((sequence.state(0), sequence.state(1).len()), (state, 2));
+    assert!(sequence.held_blocks() <= held, "{} of {held}", sequence.held_blocks());
+    let mut batch = engine.pool.begin_batch();
+    engine.step(&mut batch, &mut sequence, &all, Tokens::Announced(16)).unwrap();
+    assert_eq!(sequence.len(), 16);
+    batch.finish();
+    drop(sequence);
     engine.close();
 }
 
@@ -332,7 +406,7 @@ fn an_admission_waits_for_a_run() {
         place % 2 == 0
     });
     let error = engine.admit(1, &all).unwrap_err();
-    assert!(matches!(error, SequenceError::Alloc(AllocError::NoRun { asked: 5, .. })), "{error}");
+    assert!(matches!(error, SequenceError::Alloc(AllocError::NoRun { asked: 7, .. })), "{error}");
     assert_eq!((engine.pool.free_blocks(), engine.pool.sequence_count()), (20, 0));
     let request = AdmitRequest::new(SequenceId(9), &all);
     let waits = engine.pool.admit_grouped_async(&request);
@@ -490,7 +564,9 @@ impl Run {
         }
         for (sequence, all) in self.open.values_mut() {
             // Withdraws what was abandoned.
+            let known = sequence.len();
             sequence.truncate(usize::MAX).unwrap_err();
+            assert_eq!(sequence.len(), known);
             all.truncate(sequence.group(0).announced());
             self.engine.check(sequence, all);
         }

@@ -414,12 +414,17 @@ impl PoolBuilder {
                 return refused(&"a pool with storage", "a pool without, whose engine copies states");
             }
             if self.states.len() > GROUPS_MAX {
-                return refused(&self.states.len(), "at most 64");
+                let limit = format_args!("at most {GROUPS_MAX}");
+                return Err(Invalid::new("states", self.states.len(), limit));
             }
             let most = blocks.min(TOKENS_MAX / self.layout.block_tokens());
             if let Some(at) = self.states.iter().position(|frames| !(1..=most).contains(frames)) {
                 let limit = format_args!("from 1 to {most} frames");
                 return Err(Invalid::new("states", self.states[at], limit).at(at));
+            }
+            let all = self.states.iter().sum::<usize>();
+            if all > blocks {
+                return refused(&format_args!("{all} frames in all"), "at most as many as the pool has");
             }
         }
         if self.zero_on_free && !has_storage {
@@ -429,7 +434,8 @@ impl PoolBuilder {
             Backing::Given(storage) => storage.device(),
             _ => DeviceId::Host,
         };
-        self.shape.check(blocks, device)
+        let config = self.shape.check(blocks, device)?;
+        Ok(BlocksConfig { run_frames: self.states.iter().sum(), ..config })
     }
 }
 

@@ -20,7 +20,7 @@ impl GroupedSequence {
         let first = &self.parts[0];
         let block_tokens = first.sequences.block_tokens();
         let cut = first.announced().saturating_sub(1) / block_tokens * block_tokens;
-        (!self.states.is_empty() && cut > first.len()).then_some(cut)
+        (!self.states.is_empty() && cut > self.len()).then_some(cut)
     }
 
     /// Returns the hashes of each state behind all tokens. `None`: they cannot be found, or are.
@@ -60,8 +60,9 @@ impl GroupedSequence {
 impl Batch {
     /// Keeps the states of a sequence, so that prompts with the same tokens can be hit here. Returns
     /// the copies that the engine makes, behind the batch's own work on the sequence and before
-    /// later work. Empty: nothing has to be copied, because they are cached already, the tokens are
-    /// not all known, or the pool has no states or no prefix cache.
+    /// later work. Empty: no copies are needed, because the states are cached already; or none can be
+    /// found, because tokens are unknown or not final, a block was uncached, the cache was cleared, or
+    /// the pool has no states or no prefix cache. Also before the first append behind a cached prefix.
     ///
     /// The copies are found when the batch has ended. They are evicted like other cached blocks.
     /// When a sequence is closed at such a length, its states are kept without a copy.

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! hit        references at one boundary in every group, and on a checkpoint of each state
-//! allocate   a run for each state, then the blocks of all groups
-//! refused    all are given back;  with a checkpoint, once more without a hit: its memory may be what is missing
+//! allocate   one run for all states, and the blocks of all groups
+//! refused    the hit is given back; with a checkpoint, once more without: its memory may be missing
 //! ```
 
 use smallvec::SmallVec;
@@ -42,12 +42,6 @@ struct Hit {
     tokens: usize,
     /// The hashes and blocks of a checkpoint of each state, unless there are no tokens.
     states: Vec<(TokenHashes, Vec<BlockId>)>,
-}
-
-/// Blocks that were allocated behind a boundary.
-struct Fresh {
-    runs: Vec<Vec<BlockId>>,
-    rest: Vec<BlockId>,
 }
 
 impl Sequences {
@@ -202,41 +196,28 @@ impl GroupedAdmission<'_> {
         Ok(())
     }
 
-    /// Allocates what is needed behind a boundary: all, or nothing.
-    fn allocate(&self, boundary: usize, allocate: Allocate<'_>) -> Result<Fresh, AllocError> {
-        let pool = self.sequence.parts[0].pool_blocks();
-        let mut request = self.allocation(boundary);
-        let mut fresh = Fresh { runs: Vec::new(), rest: Vec::new() };
-        let mut outcome = Ok(());
-        for &frames in self.sequence.parts[0].sequences.states() {
-            let mut run = Vec::with_capacity(frames);
-            let one = AllocRequest { blocks: frames, ..request }.contiguous();
-            outcome = allocate(&one, ListEnd::default(), &mut |id| run.push(id));
-            if outcome.is_err() {
-                break;
-            }
-            request.blocks -= frames;
-            fresh.runs.push(run);
+    /// Allocates what is needed behind a boundary: the states' blocks, then the others; or nothing.
+    fn allocate(&self, boundary: usize, allocate: Allocate<'_>) -> Result<Vec<BlockId>, AllocError> {
+        let request = self.allocation(boundary);
+        let mut fresh = Vec::with_capacity(request.blocks);
+        if request.blocks > 0 {
+            let run = self.sequence.parts[0].sequences.states().iter().sum();
+            allocate(&request, ListEnd { run, ..ListEnd::default() }, &mut |id| fresh.push(id))?;
         }
-        if outcome.is_ok() && request.blocks > 0 {
-            let mut rest = Vec::with_capacity(request.blocks);
-            outcome = allocate(&request, ListEnd::default(), &mut |id| rest.push(id));
-            fresh.rest = rest;
-        }
-        if outcome.is_err() {
-            fresh.runs.iter().for_each(|run| pool.release_unpublished(run));
-        }
-        outcome.map(|()| fresh)
+        Ok(fresh)
     }
 
-    fn adopt(&mut self, hit: Hit, fresh: Fresh) {
-        let mut rest = fresh.rest.into_iter();
+    fn adopt(&mut self, hit: Hit, fresh: Vec<BlockId>) {
+        let (first, mut fresh) = (self.sequence.parts[0].sequences.clone(), fresh.into_iter());
+        for (state, &frames) in self.sequence.states.iter_mut().zip(first.states()) {
+            let run: Vec<BlockId> = fresh.by_ref().take(frames).collect();
+            state.adopt_run(&run);
+        }
         for (part, needs) in self.sequence.parts.iter_mut().zip(&self.needs) {
             let blocks = part.blocks_behind(*needs, hit.tokens);
-            let own: Vec<BlockId> = rest.by_ref().take(blocks).collect();
+            let own: Vec<BlockId> = fresh.by_ref().take(blocks).collect();
             part.adopt_hit(hit.tokens, own, needs.leave);
         }
-        self.sequence.states.iter_mut().zip(&fresh.runs).for_each(|(state, run)| state.adopt_run(run));
         for (state, (known, blocks)) in self.sequence.states.iter_mut().zip(hit.states) {
             state.adopt_checkpoint(hit.tokens, known, &blocks);
         }
@@ -280,7 +261,8 @@ impl GroupedAdmission<'_> {
             let Some(blocks) = first.sequences.take_checkpoint(&hashes, is_in_line) else { return false };
             hit.states.push((hashes, blocks));
         }
-        true
+        // Blocks may have been uncached, and computed again, between the two lookups.
+        first.sequences.cache().is_none_or(|cache| cache.uncached().newest() == known.looked)
     }
 
     /// Gives back a hit, of which only the first parts have been taken.

@@ -66,9 +66,16 @@ impl GroupedSequence {
         self.parts[0].id()
     }
 
-    /// Returns the number of its tokens, in every group.
+    /// Returns the number of its tokens, in every group. In a pool with
+    /// [states](crate::pool::PoolBuilder::states), 0 after an abandoned batch appended to it: a state
+    /// cannot be taken back, so that the sequence begins again.
     pub fn len(&self) -> usize {
-        self.parts[0].len()
+        if self.is_lost() { 0 } else { self.parts[0].len() }
+    }
+
+    /// Returns whether it will begin again, at its next call.
+    fn is_lost(&self) -> bool {
+        self.states.iter().any(State::is_lost)
     }
 
     /// Returns whether it has no tokens.
@@ -93,7 +100,7 @@ impl GroupedSequence {
     /// the same until the sequence is closed.
     ///
     /// Kernels overwrite them in the order of the tokens. If an append begins at position 0, they
-    /// hold nothing yet: the engine initializes them.
+    /// hold nothing yet: the engine initializes them, in stream order behind earlier work on them.
     ///
     /// # Panics
     /// If the pool has no such state.
@@ -109,11 +116,12 @@ impl GroupedSequence {
     /// Returns the number of blocks that it holds, without those given up, in all groups.
     pub fn held_blocks(&self) -> usize {
         let parts = self.parts.iter().map(|part| part.block_count() - part.blocks_given_up());
-        parts.sum::<usize>() + self.state_blocks()
+        let sources = self.states.iter().map(State::source_blocks);
+        parts.sum::<usize>() + self.state_blocks() + sources.sum::<usize>()
     }
 
     fn state_blocks(&self) -> usize {
-        self.states.iter().map(|state| state.run.block_count()).sum()
+        self.states.iter().map(|state| state.run.list.len()).sum()
     }
 
     /// Lets all parts see the same abandoned batches, and the same uncached blocks.

@@ -33,7 +33,8 @@ impl Sequence {
     ) -> Result<Vec<BlockId>, AllocError> {
         let (pool, mut fresh) = (self.pool_blocks(), Vec::with_capacity(request.blocks));
         if request.blocks > 0 {
-            let end = ListEnd { next: last.map(|last| FrameId(pool.frame(last).0 + 1)), reserves: false };
+            let end =
+                ListEnd { next: last.map(|last| FrameId(pool.frame(last).0 + 1)), reserves: false, run: 0 };
             let outcome = allocate(request, end, &mut |id| fresh.push(id));
             if outcome.is_err()
                 && last.is_some()

@@ -432,7 +432,7 @@ impl Sequence {
         let next = last.map(|last| FrameId(last.0 + 1));
         // The next frame may be the first of a unit that another sequence reserves.
         let reserves = next.is_some() && self.reserved_for_growth.map(unit_of) == next.map(unit_of);
-        ListEnd { next, reserves }
+        ListEnd { next, reserves, run: 0 }
     }
 
     #[inline]

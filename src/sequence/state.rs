@@ -8,11 +8,11 @@
 //! The blocks of a checkpoint are found by hashes that follow from that of the last block of tokens
 //! before the boundary, so a state is never found behind other tokens than those it was computed
 //! from. They also follow from the number of uncache calls: after one, no earlier checkpoint is
-//! found, because it may be wrong too. It is a hit only if all of its blocks are cached. A sequence that was hit holds them until
-//! its first append, which names the copies to its own run.
+//! found, because it may be wrong too. It is a hit only if all of its blocks are cached. A sequence
+//! that was hit holds them until its first append, which names the copies to its own run.
 //!
 //! A state cannot be taken back: it is valid at one length, `at`. If an abandoned batch wrote to
-//! the sequence, it begins again with no tokens, unless it still has that length.
+//! the sequence, it begins again with no tokens.
 //!
 //! # Theorem
 //!
@@ -66,12 +66,22 @@ impl State {
         Self { number, run, source, at: 0 }
     }
 
+    /// Returns its frames, also while an abandoned batch is not yet noticed.
     pub(super) fn frames(&self) -> Range<usize> {
-        let blocks = self.run.block_count();
-        let ids = self.run.blocks();
-        let frames = ids.map(|id| self.run.pool_blocks().frame(id).index());
-        let first = frames.min().unwrap_or(0);
-        first..first + blocks
+        // A block that is not sealed keeps its frame.
+        let first = self.run.listed().next();
+        let first = first.map_or(0, |id| self.run.pool_blocks().frame(id).index());
+        first..first + self.run.list.len()
+    }
+
+    /// Returns the number of blocks of the checkpoint with which it begins.
+    pub(super) fn source_blocks(&self) -> usize {
+        self.source.list.len()
+    }
+
+    /// Returns whether an abandoned batch wrote to it, so that it will begin again.
+    pub(super) fn is_lost(&self) -> bool {
+        self.run.block_count() < self.run.list.len()
     }
 
     /// Makes these consecutive blocks its run.
@@ -138,7 +148,7 @@ impl State {
     fn copies(&self, from: &Sequence, to: &Sequence) -> StateCopy {
         let pool = self.run.pool_blocks();
         let frame = |id: BlockId| pool.frame(id);
-        let frames = from.blocks().zip(to.blocks()).map(|(from, to)| FrameMove::new(frame(from), frame(to)));
+        let frames = from.listed().zip(to.listed()).map(|(from, to)| FrameMove::new(frame(from), frame(to)));
         StateCopy { state: self.number, frames: frames.collect() }
     }
 

@@ -177,11 +177,14 @@ impl Core {
     ) -> Result<(), AllocError> {
         let asked = request.blocks;
         if request.contiguous && asked > 1 {
-            return self.gather_run(cache, asked, grab, wake_guard);
+            return self.gather_run(cache, asked, 0, grab, wake_guard);
         }
         let mut end = None;
         match aim {
             Aim::List(list) => {
+                if list.run > 0 {
+                    self.gather_run(cache, list.run, asked - list.run, grab, wake_guard)?;
+                }
                 end = list.next;
                 self.gather_list(list, request, grab);
             }
@@ -248,23 +251,34 @@ impl Core {
         }
     }
 
+    /// Gathers a run of `asked` frames for a request of `more` frames beside it.
     fn gather_run(
         &self,
         cache: Option<CountedRef<'_>>,
         asked: usize,
+        more: usize,
         grab: &mut Grab,
         wake_guard: &WakeGuard<'_>,
     ) -> Result<(), AllocError> {
         (grab.rounds, grab.is_all) = (0, true);
         loop {
             let is_known = self.known_runs().is_some_and(|known| known.longest < asked);
-            if !is_known && let Some(run) = self.space.frames.allocate_run(asked as u32, self.start(cache)) {
+            let frames = &self.space.frames;
+            let allocate = || match self.config.run_frames {
+                0 => frames.allocate_run(asked as u32, self.start(cache)),
+                _ => frames.allocate_first(asked as u32),
+            };
+            if !is_known && let Some(run) = allocate() {
                 grab.extend(Some(run));
                 return Ok(());
             }
             if !self.climb(grab, wake_guard) {
                 break;
             }
+        }
+        if more > 0 && self.recount().free() + self.evictable() < asked + more {
+            // An eviction for the run would be wasted.
+            return Err(self.exhausted(asked + more));
         }
         self.evict_for_reserve();
         if let Some(run) = self.evict_run(asked, wake_guard) {
@@ -285,7 +299,7 @@ impl Core {
         if runs.free >= asked {
             return Err(AllocError::NoRun { asked, longest_run: runs.longest, free: runs.free });
         }
-        Err(self.exhausted(asked))
+        Err(self.exhausted(asked + more))
     }
 
     fn gather_runs(&self, cache: Option<CountedRef<'_>>, wanted: u32, grab: &mut Grab) {

@@ -17,6 +17,7 @@ fn one_block() -> (Blocks, Arc<PrefixCache>) {
         threads: 1,
         has_null_block: false,
         reserve: 0,
+        run_frames: 0,
         device: DeviceId::Host,
     };
     let key = PrefixConfig::new().key(HashKey::from_bytes([7; 32]));
