@@ -21,6 +21,7 @@ mod frame_placement;
 mod frame_pool;
 mod frame_stress;
 mod grouped;
+mod grouped_blocks;
 mod growth_hostile;
 mod hostile_code;
 mod hostile_waiting;

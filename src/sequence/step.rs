@@ -8,7 +8,7 @@ use crate::sync::call;
 
 use super::append::{Appended, Room};
 use super::batch::Batch;
-use super::grow::Copied;
+use super::grow::{Copied, Tail};
 use super::plan::Growth;
 use super::sequence::{Access, Sequence};
 use super::tokens::Tokens;
@@ -71,7 +71,8 @@ impl Batch {
     /// # Errors
     /// [`StepError::Lacking`] names the sequences for which blocks were missing, in the order of
     /// the step; [`StepError::Sequence`] for another error. No sequence has changed, except that
-    /// after a failed copy on write the earlier copies stay, in blocks that may have been reserved.
+    /// sealed last blocks may be open again, and that after a failed copy on write the earlier
+    /// copies stay, in blocks that may have been reserved.
     ///
     /// # Panics
     /// If the storage panics during a copy; then as after an error.
@@ -176,21 +177,37 @@ impl Batch {
     }
 
     /// `None` if the last block takes the tokens, otherwise the plan and the number of blocks.
+    /// Reopens a last block that need not be copied, whatever becomes of the append.
     // Always inline: see `room`.
     #[inline(always)]
-    fn plan_one(
-        &self,
+    pub(super) fn plan_one(
+        &mut self,
         sequence: &mut Sequence,
         tokens: Tokens<'_>,
     ) -> Result<Option<(Growth, usize)>, SequenceError> {
         Ok(match self.room_now(sequence, tokens)? {
             Room::NoTokens | Room::InPlace(_) => None,
             Room::InList(growth, tail) => {
-                // A reopened block needs none, but is copied if it is being moved at that moment.
-                let copies = tail.is_some_and(|tail| tail.access != Access::Open);
+                let copies = tail.is_some_and(|tail| self.copies_unless_reopened(sequence, &growth, &tail));
                 Some((growth, growth.fresh as usize + usize::from(copies)))
             }
         })
+    }
+
+    /// Returns whether the last block must be copied, and otherwise makes it open.
+    fn copies_unless_reopened(&mut self, sequence: &mut Sequence, growth: &Growth, tail: &Tail) -> bool {
+        match tail.access {
+            Access::Open => false,
+            Access::Copy => true,
+            // Copied if it is being moved at this moment.
+            Access::Reopen | Access::Withdraw => {
+                let is_open = self.step.sequences.0.blocks.reopen(tail.id);
+                if is_open {
+                    self.reopened(sequence, growth.first, tail, tail.id);
+                }
+                !is_open
+            }
+        }
     }
 
     /// Reserves and counts the blocks that a sequence lacks of `needed`. Once the pool has refused
@@ -209,23 +226,6 @@ impl Batch {
                 Ok(request.blocks)
             }
         }
-    }
-
-    /// Returns the number of blocks that an append to a sequence that has caught up must allocate.
-    pub(super) fn lacks(&self, sequence: &mut Sequence, tokens: Tokens<'_>) -> Result<usize, SequenceError> {
-        let Some((_, needed)) = self.plan_one(sequence, tokens)? else { return Ok(0) };
-        Ok(needed.saturating_sub(sequence.reserved.len()))
-    }
-
-    /// Plans an append to a sequence that has caught up, and reserves the blocks that it lacks.
-    pub(super) fn plan_and_reserve(
-        &self,
-        sequence: &mut Sequence,
-        tokens: Tokens<'_>,
-    ) -> Result<Option<(Growth, usize)>, SequenceError> {
-        let Some((growth, needed)) = self.plan_one(sequence, tokens)? else { return Ok(None) };
-        let reserved = self.provide(sequence, needed, None)?;
-        Ok(Some((growth, reserved)))
     }
 
     /// Appends by a plan for which the blocks are reserved and the last block is open.

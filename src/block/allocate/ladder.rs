@@ -22,6 +22,7 @@ use crate::sync::{Ordering::Relaxed, yield_now};
 
 use super::grab::Grab;
 use super::growth::ListEnd;
+use super::lists::ListShare;
 use super::own::own_row;
 use crate::block::core::{Blocks, Core, WakeGuard};
 use crate::block::request::{AllocRequest, Priority};
@@ -72,7 +73,7 @@ impl Blocks {
     pub(super) fn allocate_into(
         &self,
         request: &AllocRequest,
-        aim: Aim,
+        aim: Aim<'_>,
         grab: &mut Grab,
     ) -> Result<(), AllocError> {
         self.with_thread_cache(|cache| {
@@ -91,11 +92,13 @@ impl Blocks {
 }
 
 #[derive(Clone, Copy)]
-pub(in crate::block) enum Aim {
+pub(in crate::block) enum Aim<'a> {
     /// In the thread's magazines if they are few, else in the bitmaps.
     Any,
     /// For a list: behind its end, and in whole units.
     List(ListEnd),
+    /// As [`List`](Self::List), for several lists that share the request.
+    Lists(&'a [ListShare]),
     /// In the bitmaps: one run, then few runs.
     Runs,
 }
@@ -147,7 +150,7 @@ impl Core {
         &self,
         cache: Option<CountedRef<'_>>,
         request: &AllocRequest,
-        aim: Aim,
+        aim: Aim<'_>,
         grab: &mut Grab,
         wake_guard: &WakeGuard<'_>,
     ) -> Result<(), AllocError> {
@@ -171,7 +174,7 @@ impl Core {
         &self,
         cache: Option<CountedRef<'_>>,
         request: &AllocRequest,
-        aim: Aim,
+        aim: Aim<'_>,
         grab: &mut Grab,
         wake_guard: &WakeGuard<'_>,
     ) -> Result<(), AllocError> {
@@ -183,12 +186,13 @@ impl Core {
         match aim {
             Aim::List(list) => {
                 end = list.next;
-                self.gather_list(list, request, grab);
+                self.gather_list(list, asked, request, grab);
             }
+            Aim::Lists(shares) => self.gather_lists(shares, request, grab),
             Aim::Runs => self.gather_runs(cache, asked as u32, grab),
             Aim::Any => {}
         }
-        let is_list = matches!(aim, Aim::List(_));
+        let is_list = matches!(aim, Aim::List(_) | Aim::Lists(_));
         if !is_list && grab.frames < asked && asked <= self.config.magazine_blocks.div_ceil(4) {
             self.take_cached(cache, asked, grab);
         }
