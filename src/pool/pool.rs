@@ -91,7 +91,8 @@ impl Pool {
     }
 
     /// Returns a read-only view of an open sequence's blocks, usable while its owner continues;
-    /// `None` if the sequence is not open.
+    /// `None` if the sequence is not open. Of a sequence with several groups of layers, the view is
+    /// that of the first one: [`SequenceView::group`] returns those of the others.
     pub fn view(&self, id: SequenceId) -> Option<SequenceView> {
         let _call = call();
         self.0.sequences.view(id)
