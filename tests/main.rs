@@ -53,6 +53,7 @@ mod stress_prefix;
 mod stress_waiting;
 mod tiles;
 mod transfer;
+mod uncached_chains;
 mod uncaching;
 mod waiting;
 mod window_edges;

@@ -33,6 +33,12 @@
 //! queue. So do an append and a reservation, after all groups are planned: a refused one evicts
 //! nothing, and holds no blocks for which another thread is refused. Model:
 //! `loom-tests/tests/grouped.rs`.
+//!
+//! # Uncached blocks
+//!
+//! A group cannot tell by its own hashes whether a block of another was uncached. So the newest call
+//! up to which the sequence was checked is that of the look at all groups, when an operation
+//! begins: blocks that are noted later are not registered if there was a call in between.
 
 use std::fmt;
 use std::ops::Range;
@@ -124,6 +130,9 @@ impl GroupedSequence {
         if self.parts.iter().any(is_wrong) {
             self.parts.iter_mut().flat_map(|part| &mut part.known).for_each(|known| known.forget());
         }
+        let checked = self.parts.iter().flat_map(|part| &part.known).map(|known| known.looked).min();
+        let known = self.parts.iter_mut().flat_map(|part| &mut part.known);
+        known.zip(checked.into_iter().cycle()).for_each(|(known, checked)| known.checked = checked);
     }
 
     /// Cuts all parts to what the shortest has, after a log that dropped batches: parts may have
