@@ -227,7 +227,7 @@ impl Batch {
     }
 
     #[inline(always)]
-    fn tail(&self, sequence: &Sequence, place: u32, id: BlockId) -> Tail {
+    pub(super) fn tail(&self, sequence: &Sequence, place: u32, id: BlockId) -> Tail {
         let word = self.step.sequences.0.blocks.word(id);
         let access = sequence.access(place, word, self.ticket());
         debug_assert!(access != Access::Open || sequence.frames.last() == Some(word.frame()));

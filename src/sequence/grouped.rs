@@ -307,7 +307,7 @@ impl Batch {
         sequence.catch_up();
         let (mut plans, mut lacking) = (SmallVec::<[Plan; 8]>::new(), Counts::new());
         for part in &mut sequence.parts {
-            let plan = self.plan_one(part, tokens)?;
+            let plan = self.plan_and_open(part, tokens)?;
             lacking.push(plan.map_or(0, |(_, needed)| needed.saturating_sub(part.reserved.len())));
             plans.push(plan.map(|(growth, _)| growth));
         }

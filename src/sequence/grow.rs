@@ -148,17 +148,17 @@ impl Batch {
             }
             sequence.list.replace(plan.first as usize, to);
         }
-        self.reopened(sequence, plan.first, tail, copy.unwrap_or(tail.id));
+        if tail.access == Access::Withdraw {
+            self.step.promised.retain(|promised| promised.handle.id != tail.id);
+        }
+        self.opened(sequence, plan.first, copy.unwrap_or(tail.id));
         Ok(grown)
     }
 
     /// Records that the last block is open: itself, or its copy.
-    pub(super) fn reopened(&mut self, sequence: &mut Sequence, place: u32, tail: &Tail, open: BlockId) {
+    pub(super) fn opened(&self, sequence: &mut Sequence, place: u32, id: BlockId) {
         // A block may have moved until it was reopened.
-        sequence.frames.set(place as usize, self.step.sequences.0.blocks.frame(open));
-        if tail.access == Access::Withdraw {
-            self.step.promised.retain(|promised| promised.handle.id != tail.id);
-        }
+        sequence.frames.set(place as usize, self.step.sequences.0.blocks.frame(id));
         sequence.seals.reopen(place);
     }
 

@@ -8,7 +8,7 @@ use crate::sync::call;
 
 use super::append::{Appended, Room};
 use super::batch::Batch;
-use super::grow::{Copied, Tail};
+use super::grow::Copied;
 use super::plan::Growth;
 use super::sequence::{Access, Sequence};
 use super::tokens::Tokens;
@@ -147,13 +147,16 @@ impl Batch {
             sequence.catch_up();
             let error = match self.plan_one(sequence, tokens) {
                 Ok(None) => continue,
-                Ok(Some((growth, needed))) => match self.provide(sequence, needed, refusal) {
-                    Ok(reserved) => {
-                        step.push(Planned { place, growth, reserved });
-                        continue;
+                Ok(Some((growth, needs_opening))) => {
+                    let needed = self.open_and_count(sequence, &growth, needs_opening);
+                    match self.provide(sequence, needed, refusal) {
+                        Ok(reserved) => {
+                            step.push(Planned { place, growth, reserved });
+                            continue;
+                        }
+                        Err(error) => error.into(),
                     }
-                    Err(error) => error.into(),
-                },
+                }
                 Err(error) => error,
             };
             let id = sequence.id();
@@ -176,38 +179,58 @@ impl Batch {
         Err(StepError::Lacking { sequences: lacking, error })
     }
 
-    /// `None` if the last block takes the tokens, otherwise the plan and the number of blocks.
-    /// Reopens a last block that need not be copied, whatever becomes of the append.
+    /// `None` if the last block takes the tokens, otherwise the plan, and whether that block is not open.
     // Always inline: see `room`.
     #[inline(always)]
-    pub(super) fn plan_one(
-        &mut self,
+    fn plan_one(
+        &self,
         sequence: &mut Sequence,
         tokens: Tokens<'_>,
-    ) -> Result<Option<(Growth, usize)>, SequenceError> {
+    ) -> Result<Option<(Growth, bool)>, SequenceError> {
         Ok(match self.room_now(sequence, tokens)? {
             Room::NoTokens | Room::InPlace(_) => None,
             Room::InList(growth, tail) => {
-                let copies = tail.is_some_and(|tail| self.copies_unless_reopened(sequence, &growth, &tail));
-                Some((growth, growth.fresh as usize + usize::from(copies)))
+                Some((growth, tail.is_some_and(|tail| tail.access != Access::Open)))
             }
         })
     }
 
-    /// Returns whether the last block must be copied, and otherwise makes it open.
-    fn copies_unless_reopened(&mut self, sequence: &mut Sequence, growth: &Growth, tail: &Tail) -> bool {
-        match tail.access {
-            Access::Open => false,
+    /// Returns the number of blocks that a plan needs. A sealed last block that need not be copied is
+    /// opened, whatever becomes of the append.
+    #[inline]
+    fn open_and_count(&self, sequence: &mut Sequence, growth: &Growth, needs_opening: bool) -> usize {
+        growth.fresh as usize
+            + usize::from(needs_opening && self.copies_unless_opened(sequence, growth.first))
+    }
+
+    #[cold]
+    fn copies_unless_opened(&self, sequence: &mut Sequence, place: u32) -> bool {
+        let Some(id) = sequence.list.last() else { return false };
+        match self.tail(sequence, place, id).access {
+            // Not sealed, so not being moved: nothing keeps this batch from opening it later.
+            Access::Open | Access::Withdraw => false,
             Access::Copy => true,
-            // Copied if it is being moved at this moment.
-            Access::Reopen | Access::Withdraw => {
-                let is_open = self.step.sequences.0.blocks.reopen(tail.id);
+            Access::Reopen => {
+                // Copied if it is being moved at this moment.
+                let is_open = self.step.sequences.0.blocks.reopen(id);
                 if is_open {
-                    self.reopened(sequence, growth.first, tail, tail.id);
+                    self.opened(sequence, place, id);
                 }
                 !is_open
             }
         }
+    }
+
+    /// Plans an append to a sequence that has caught up. `None` if its last block takes the tokens,
+    /// otherwise the plan and the number of blocks.
+    pub(super) fn plan_and_open(
+        &self,
+        sequence: &mut Sequence,
+        tokens: Tokens<'_>,
+    ) -> Result<Option<(Growth, usize)>, SequenceError> {
+        let Some((growth, needs_opening)) = self.plan_one(sequence, tokens)? else { return Ok(None) };
+        let needed = self.open_and_count(sequence, &growth, needs_opening);
+        Ok(Some((growth, needed)))
     }
 
     /// Reserves and counts the blocks that a sequence lacks of `needed`. Once the pool has refused

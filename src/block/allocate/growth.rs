@@ -81,7 +81,8 @@ impl Core {
 
     /// Takes frames for a list that needs `blocks` of the request's: behind its end, and whole units.
     /// The rest goes into holes.
-    #[inline]
+    // Always inline: most requests are for one list.
+    #[inline(always)]
     pub(in crate::block) fn gather_list(
         &self,
         end: ListEnd,
