@@ -22,7 +22,7 @@ use crate::sync::{Ordering::Relaxed, yield_now};
 
 use super::grab::Grab;
 use super::growth::ListEnd;
-use super::lists::ListShare;
+use super::lists::{ListShare, lists_of};
 use super::own::own_row;
 use crate::block::core::{Blocks, Core, WakeGuard};
 use crate::block::request::{AllocRequest, Priority};
@@ -67,6 +67,25 @@ impl Blocks {
         self.allocate_into(request, list.map_or(Aim::Any, Aim::List), &mut grab)?;
         self.count_further(-(request.blocks as isize));
         self.hand_out(&grab, request, take);
+        Ok(())
+    }
+
+    /// Like [`allocate_listed`](Self::allocate_listed), for several lists, all or nothing. `request`
+    /// is for the sum. Passes on the index of the list and a block of it, in the list's order.
+    pub fn allocate_for_lists(
+        &self,
+        request: &AllocRequest,
+        shares: &[ListShare],
+        take: &mut dyn FnMut(usize, BlockId),
+    ) -> Result<(), AllocError> {
+        self.check_turn(request)?;
+        let mut grab = Grab::new();
+        self.allocate_into(request, Aim::Lists(shares), &mut grab)?;
+        self.count_further(-(request.blocks as isize));
+        let mut lists = lists_of(shares);
+        self.hand_out(&grab, request, |id| {
+            take(lists.next().expect("a request gets as many blocks as it asked for"), id);
+        });
         Ok(())
     }
 

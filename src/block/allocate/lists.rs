@@ -7,13 +7,9 @@
 
 use std::cell::Cell;
 
-use crate::error::AllocError;
-use crate::ids::BlockId;
-
 use super::grab::Grab;
 use super::growth::ListEnd;
-use super::ladder::Aim;
-use crate::block::core::{Blocks, Core};
+use crate::block::core::Core;
 use crate::block::request::AllocRequest;
 
 /// What one of several lists asks for.
@@ -31,33 +27,6 @@ impl ListShare {
     }
 }
 
-impl Blocks {
-    /// Allocates blocks for several lists, all or nothing, like
-    /// [`allocate_listed`](Self::allocate_listed) for one. Passes on the index of the list and a
-    /// block of it, in the list's order. `request` is for the sum.
-    pub fn allocate_for_lists(
-        &self,
-        request: &AllocRequest,
-        shares: &[ListShare],
-        take: &mut dyn FnMut(usize, BlockId),
-    ) -> Result<(), AllocError> {
-        debug_assert_eq!(request.blocks, shares.iter().map(|share| share.blocks).sum::<usize>());
-        self.check_turn(request)?;
-        let mut grab = Grab::new();
-        self.allocate_into(request, Aim::Lists(shares), &mut grab)?;
-        self.count_further(-(request.blocks as isize));
-        // The frames of each list alone come first, in the order of the lists.
-        let own = shares.iter().map(|share| share.own.get());
-        let rest = shares.iter().map(|share| share.blocks - share.own.get());
-        let of = |(list, blocks)| std::iter::repeat_n(list, blocks);
-        let mut lists = own.enumerate().chain(rest.enumerate()).flat_map(of);
-        self.hand_out(&grab, request, |id| {
-            take(lists.next().expect("a request gets as many blocks as it asked for"), id);
-        });
-        Ok(())
-    }
-}
-
 impl Core {
     /// Takes frames for each list at its end, and whole units.
     pub(super) fn gather_lists(&self, shares: &[ListShare], request: &AllocRequest, grab: &mut Grab) {
@@ -67,4 +36,12 @@ impl Core {
             share.own.set(grab.frames - before);
         }
     }
+}
+
+/// Returns the list of each frame that a granted request has gathered, in their order: those of each
+/// list alone come first.
+pub(super) fn lists_of(shares: &[ListShare]) -> impl Iterator<Item = usize> {
+    let own = shares.iter().map(|share| share.own.get());
+    let rest = shares.iter().map(|share| share.blocks - share.own.get());
+    own.enumerate().chain(rest.enumerate()).flat_map(|(list, blocks)| std::iter::repeat_n(list, blocks))
 }
