@@ -143,6 +143,7 @@ uncache_no_fence uncached
 uncached_once uncached
 registered_uncached uncached
 renoted_uncached uncached
+chain_registered uncached
 unlinked_no_fence sequences
 reopen_relaxed moves
 dequeued_relaxed evictable

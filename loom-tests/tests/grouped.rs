@@ -1,8 +1,8 @@
 //! Theorem: an admission to several groups of layers hits one boundary in all of them, whatever is
 //! evicted meanwhile, and a refused one, or one that goes on at a shorter boundary, gives back each
 //! reference that it took. The same with a state: a boundary is hit only with all blocks of its
-//! checkpoint.
-//! No checkpoint is found that holds the effect of an abandoned batch.
+//! checkpoint. No checkpoint is found that holds the effect of an abandoned batch. Of two appends
+//! that compete for the blocks of one, one succeeds.
 //!
 //! Not covered: more than two preemptions, windows (the search for a boundary is
 //! arithmetic, tested in the library), more than two groups, and memory that does not suffice for a
@@ -38,6 +38,13 @@ fn cached(blocks: usize, prompt: &[u32]) -> Pool {
     drop(first);
     assert_eq!(pool.stats().evictable, 2);
     pool
+}
+
+/// Creates a pool of `blocks` blocks for two groups.
+fn empty(blocks: usize) -> Pool {
+    let builder = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(blocks).without_null_block();
+    let builder = builder.segment_blocks(4).without_storage().magazine_blocks(0);
+    builder.groups([None, None]).build().unwrap()
 }
 
 fn close(pool: &Pool) {
@@ -150,6 +157,35 @@ fn a_checkpoint_beside_an_abandoned_batch() {
         drop(third);
         again.truncate(0).unwrap();
         drop(again);
+        close(&pool);
+    });
+}
+
+/// Two threads append a block in each group, and there is one for each group of one sequence.
+#[test]
+fn two_appends_compete() {
+    check_to(2, "grouped::two_appends_compete", || {
+        let pool = empty(2);
+        let open = |id| {
+            let mut sequence = pool.admit_grouped(&AdmitRequest::new(SequenceId(id), &[1])).unwrap();
+            assert_eq!(sequence.release_reservation(), 2);
+            sequence
+        };
+        let [mut one, mut two] = [open(1), open(2)];
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            let mut batch = other.begin_batch();
+            let outcome = batch.append_grouped(&mut two, BLOCK_TOKENS).map(drop);
+            batch.finish();
+            (outcome.is_ok(), two)
+        });
+        let mut batch = pool.begin_batch();
+        let first = batch.append_grouped(&mut one, BLOCK_TOKENS).is_ok();
+        batch.finish();
+        let (second, two) = join_last(thread);
+        assert!(first != second, "{first}, {second}");
+        assert_eq!([&one, &two].map(|of| of.held_blocks() + of.reserved_blocks()).iter().sum::<usize>(), 2);
+        drop((one, two));
         close(&pool);
     });
 }

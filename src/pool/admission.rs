@@ -54,7 +54,12 @@ impl Pool {
 
     /// Opens a sequence in every [group of layers](super::PoolBuilder::groups): with its longest
     /// cached prefix that all groups have, and the blocks for the rest in all groups, or none. Never
-    /// waits. Errors are those of [`admit`](Self::admit).
+    /// waits.
+    ///
+    /// # Errors
+    /// Those of [`admit`](Self::admit), and [`SequenceError::Invalid`] for a request with
+    /// [`contiguous`](AdmitRequest::contiguous) or [`reuse_tail`](AdmitRequest::reuse_tail), also in
+    /// a pool with one group.
     pub fn admit_grouped(&self, request: &AdmitRequest<'_>) -> Result<GroupedSequence, SequenceError> {
         let _call = call();
         let _timing = self.0.sampler.start(Operation::Admit);

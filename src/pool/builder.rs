@@ -226,6 +226,9 @@ impl PoolBuilder {
     /// sequences of one list are refused. Of a model whose groups have unequal numbers of layers, a
     /// larger group is passed as several of the size of the smallest.
     ///
+    /// [`build`](Self::build) requires 1 to 64 groups, and the null block, which tables show in place
+    /// of blocks that were given up, if one of them has a window.
+    ///
     /// ```
     /// use kvpool::{AdmitRequest, BlockTable, KvLayout, Pool, SequenceId, Tokens, Window};
     ///

@@ -36,20 +36,25 @@ impl Pool {
     ///
     /// # Errors
     /// For a group that keeps a ring, or compressed or drafted tokens, for groups with unequal tokens
-    /// per block, and for frames with parts of a layer: such models do not run yet.
+    /// per block, and for frames with parts of a layer: such models do not run yet. Also for a window
+    /// or chunk that [`Window::new`] refuses. Each names the group by its index.
     pub fn layered(model: &LayerGroups) -> Result<PoolBuilder, Invalid> {
         let (mut windows, mut states) = (Vec::new(), Vec::new());
         let block_tokens = model.groups().iter().find_map(LayerGroup::block_tokens);
         for (index, group) in model.groups().iter().enumerate() {
             let refused = |got: String, limit: String| Invalid::new("group of layers", got, limit).at(index);
+            let window = |tokens: u64| {
+                let tokens = usize::try_from(tokens).unwrap_or(usize::MAX);
+                Window::new(tokens).map_err(|error| error.at(index))
+            };
             let keeps = match group.reach() {
                 Reach::All => None,
                 Reach::Window { tokens, sinks } => {
                     let sinks = u32::try_from(sinks)
                         .map_err(|_| refused(format!("{sinks} sinks"), format!("at most {}", u32::MAX)))?;
-                    Some(Window::new(tokens as usize)?.sinks(sinks))
+                    Some(window(tokens)?.sinks(sinks))
                 }
-                Reach::Chunk { tokens } => Some(Window::new(tokens as usize)?),
+                Reach::Chunk { tokens } => Some(window(tokens)?),
                 Reach::State => {
                     states.push(group.block_frames() as usize);
                     continue;

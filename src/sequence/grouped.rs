@@ -30,17 +30,25 @@
 //! # All groups or none
 //!
 //! An admission allocates the blocks of all groups by one request, so it waits in one place of the
-//! queue. Model: `loom-tests/tests/grouped.rs`.
+//! queue. So do an append and a reservation, after all groups are planned: a refused one evicts
+//! nothing, and holds no blocks for which another thread is refused. Model:
+//! `loom-tests/tests/grouped.rs`.
+//!
+//! # Uncached blocks
+//!
+//! A group cannot tell by its own hashes whether a block of another was uncached. So the newest call
+//! up to which the sequence was checked is that of the look at all groups, when an operation
+//! begins: blocks that are noted later are not registered if there was a call in between.
 
 use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
-use crate::block::AllocRequest;
+use crate::block::{AllocRequest, ListShare};
 use crate::error::{AllocError, SequenceError};
-use crate::ids::SequenceId;
+use crate::ids::{BlockId, SequenceId};
 use crate::prefix::ExtraKey;
 use crate::storage::{Element, Elements};
 use crate::sync::{Ordering::Relaxed, call};
@@ -152,6 +160,9 @@ impl GroupedSequence {
         if self.parts.iter().any(is_wrong) {
             self.parts.iter_mut().flat_map(|part| &mut part.known).for_each(|known| known.forget());
         }
+        let checked = self.parts.iter().flat_map(|part| &part.known).map(|known| known.looked).min();
+        let known = self.parts.iter_mut().flat_map(|part| &mut part.known);
+        known.zip(checked.into_iter().cycle()).for_each(|(known, checked)| known.checked = checked);
     }
 
     /// Cuts all parts to what the shortest has, after a log that dropped batches: parts may have
@@ -222,26 +233,31 @@ impl GroupedSequence {
     /// As [`Sequence::reserve`], in every group, or in none.
     pub fn reserve(&mut self, tokens: usize) -> Result<(), SequenceError> {
         self.catch_up();
-        let mut needed = 0;
+        let mut lacking = Counts::new();
         for part in &mut self.parts {
-            needed += part.reservation(tokens)?.map_or(0, |request| request.blocks);
+            lacking.push(part.reservation(tokens)?.map_or(0, |request| request.blocks));
         }
-        self.check_fits(needed)?;
-        let mut reserved = SmallVec::<[usize; 8]>::new();
-        let outcome = self.parts.iter_mut().try_for_each(|part| {
-            let Some(request) = part.reservation(tokens)? else {
-                reserved.push(0);
-                return Ok(());
-            };
-            let pool = part.pool_blocks().clone();
-            part.allocate_reserved(&pool, &request)?;
-            reserved.push(request.blocks);
-            Ok(())
-        });
-        if outcome.is_err() {
-            self.unreserve(reserved);
+        Ok(self.allocate_reserved(&lacking)?)
+    }
+
+    /// Allocates this number of blocks for the reservation of each part, all or none.
+    fn allocate_reserved(&mut self, lacking: &[usize]) -> Result<(), AllocError> {
+        let sum = lacking.iter().sum();
+        if sum == 0 {
+            return Ok(());
         }
-        outcome
+        let pool = self.parts[0].pool_blocks().clone();
+        let request =
+            |blocks| AllocRequest::new(blocks).sequence(self.id()).priority(self.parts[0].priority());
+        // Otherwise no free would satisfy it.
+        pool.check_request(&request(self.held_now() + sum))?;
+        let share = |(part, &blocks): (&Sequence, &usize)| ListShare::new(part.list_end(), blocks);
+        let shares: SmallVec<[ListShare; 8]> = self.parts.iter().zip(lacking).map(share).collect();
+        let mut fresh: SmallVec<[SmallVec<[BlockId; 4]>; 8]> = smallvec![SmallVec::new(); shares.len()];
+        pool.allocate_for_lists(&request(sum), &shares, &mut |list, id| fresh[list].push(id))?;
+        let fresh = self.parts.iter_mut().zip(fresh).filter(|(_, fresh)| !fresh.is_empty());
+        fresh.for_each(|(part, fresh)| part.add_reserved(&fresh));
+        Ok(())
     }
 
     /// As [`Sequence::release_reservation`], in every group.
@@ -249,22 +265,14 @@ impl GroupedSequence {
         self.parts.iter_mut().map(Sequence::release_reservation).sum()
     }
 
-    /// Returns an error if the whole pool has too few blocks for all lists and `more` blocks.
-    fn check_fits(&self, more: usize) -> Result<(), AllocError> {
-        if more == 0 {
-            return Ok(());
-        }
-        let whole = AllocRequest::new(self.held_now() + more).sequence(self.id());
-        self.parts[0].pool_blocks().check_request(&whole.priority(self.parts[0].priority()))
-    }
-
     fn held_now(&self) -> usize {
         let held = |part: &Sequence| part.list.len() - part.gap().len() + part.reserved.len();
         self.parts.iter().map(held).sum::<usize>() + self.state_blocks()
     }
 
-    fn unreserve(&mut self, reserved: impl IntoIterator<Item = usize>) {
-        self.parts.iter_mut().zip(reserved).for_each(|(part, blocks)| part.unreserve(blocks));
+    /// Releases what is left of these numbers of blocks, which were allocated last.
+    fn unreserve(&mut self, reserved: &[usize]) {
+        self.parts.iter_mut().zip(reserved).for_each(|(part, &blocks)| part.unreserve(blocks));
     }
 
     /// As [`Sequence::fork`], in every group.
@@ -331,15 +339,18 @@ pub struct GroupedAppended {
     pub restored: Vec<StateCopy>,
 }
 
-type Plan = Option<(Growth, usize)>;
+type Plan = Option<Growth>;
+
+/// Numbers of blocks, one for each part.
+type Counts = SmallVec<[usize; 8]>;
 
 impl Batch {
     /// Appends tokens in every group of layers, as [`append`](Self::append).
     ///
     /// # Errors
-    /// As [`append`](Self::append). No group has grown, except that after a failed copy on write the
-    /// earlier copies stay, in blocks that may have been reserved. [`SequenceError::Invalid`] for
-    /// drafts in a pool with states, which cannot be taken back.
+    /// As [`append`](Self::append). No group has grown. Sealed last blocks may be open again; after
+    /// a failed copy on write the earlier copies stay, in blocks that may have been reserved.
+    /// [`SequenceError::Invalid`] for drafts in a pool with states, which cannot be taken back.
     ///
     /// # Panics
     /// If the storage panics during a copy; then as after an error.
@@ -355,24 +366,13 @@ impl Batch {
             return Err(SequenceError::invalid(sequence.id(), "tokens", "drafts", limit));
         }
         sequence.catch_up();
-        let mut lacking = 0;
+        let (mut plans, mut lacking) = (SmallVec::<[Plan; 8]>::new(), Counts::new());
         for part in &mut sequence.parts {
-            lacking += self.lacks(part, tokens)?;
+            let plan = self.plan_and_open(part, tokens)?;
+            lacking.push(plan.map_or(0, |(_, needed)| needed.saturating_sub(part.reserved.len())));
+            plans.push(plan.map(|(growth, _)| growth));
         }
-        sequence.check_fits(lacking)?;
-        let mut plans = SmallVec::<[Plan; 8]>::new();
-        let unreserve = |sequence: &mut GroupedSequence, plans: &[Plan]| {
-            sequence.unreserve(plans.iter().map(|plan| plan.map_or(0, |(_, reserved)| reserved)));
-        };
-        for part in &mut sequence.parts {
-            match self.plan_and_reserve(part, tokens) {
-                Ok(plan) => plans.push(plan),
-                Err(error) => {
-                    unreserve(sequence, &plans);
-                    return Err(error);
-                }
-            }
-        }
+        sequence.allocate_reserved(&lacking)?;
         let opened = catch_unwind(AssertUnwindSafe(|| self.open_parts(sequence, &plans)));
         // Whatever the outcome: a copy is noted from the beginning of its block, in its part alone.
         self.note_in_all(sequence);
@@ -380,20 +380,20 @@ impl Batch {
             Ok(Ok(copied)) => copied,
             // Reached by `a_failed_copy_grows_no_group`.
             Ok(Err(error)) => {
-                unreserve(sequence, &plans);
+                sequence.unreserve(&lacking);
                 return Err(error);
             }
             Err(panic) => {
-                unreserve(sequence, &plans);
+                sequence.unreserve(&lacking);
                 resume_unwind(panic);
             }
         };
         let from = sequence.parts[0].list.tokens() as usize;
         let mut new_blocks = copied.len();
         for (part, plan) in sequence.parts.iter_mut().zip(&plans) {
-            new_blocks += self.append_planned(part, plan.as_ref().map(|(growth, _)| growth), tokens);
+            new_blocks += self.append_planned(part, plan.as_ref(), tokens);
         }
-        unreserve(sequence, &plans);
+        sequence.unreserve(&lacking);
         let length = sequence.parts[0].list.tokens();
         let mut restored = Vec::new();
         if length as usize > from {
@@ -453,7 +453,7 @@ impl Batch {
     ) -> Result<Vec<(usize, Copied)>, SequenceError> {
         let mut copies = Vec::new();
         for (group, (part, plan)) in sequence.parts.iter_mut().zip(plans).enumerate() {
-            let Some((growth, _)) = plan else { continue };
+            let Some(growth) = plan else { continue };
             copies.extend(self.open_tail(part, growth)?.map(|copied| (group, copied)));
         }
         Ok(copies)

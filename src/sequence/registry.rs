@@ -422,7 +422,8 @@ impl SequenceView {
             .chain(self.others.as_deref().unwrap_or_default().iter().map(|list| &**list))
     }
 
-    /// Returns the number of its tokens, including drafted ones.
+    /// Returns the number of its tokens, including drafted ones; of several groups of layers, in the
+    /// first one. The owner changes the groups one after the other, to the same number.
     pub fn len(&self) -> usize {
         let _call = call();
         self.list.tokens() as usize

@@ -174,6 +174,13 @@ impl Sequence {
         self.access(place, self.pool_blocks().word(tail), Ticket(0)) != Access::Open
     }
 
+    /// Adds new blocks, in order, to its reservation.
+    pub(super) fn add_reserved(&mut self, blocks: &[BlockId]) {
+        self.reserved.splice(..0, blocks.iter().rev().copied());
+        self.note_reserved();
+        self.reserve_end();
+    }
+
     fn take_reserved(
         &mut self,
         allocate: impl FnOnce(&mut dyn FnMut(BlockId)) -> Result<(), AllocError>,

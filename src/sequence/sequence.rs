@@ -393,12 +393,16 @@ impl Sequence {
         &self.sequences.0.blocks
     }
 
-    /// Finds out whether the first `written` blocks were uncached. Returns the newest uncache call.
+    /// Finds out whether the first `written` blocks were uncached.
     #[inline]
-    pub(super) fn look_for_uncached(&mut self, written: usize) -> u64 {
-        let Some((known, cache)) = self.known.as_mut().zip(self.sequences.cache()) else { return u64::MAX };
-        known.look_for_uncached(cache, written);
-        known.looked
+    pub(super) fn look_for_uncached(&mut self, written: usize) {
+        if let Some((known, cache)) = self.known.as_mut().zip(self.sequences.cache()) {
+            let newest = known.look_for_uncached(cache, written);
+            // With several groups, blocks of others may be wrong: see `GroupedSequence::catch_up`.
+            if self.sequences.windows().len() == 1 {
+                known.checked = newest;
+            }
+        }
     }
 
     pub(super) fn writing(&self) -> Option<BatchRef> {

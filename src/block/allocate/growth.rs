@@ -93,11 +93,20 @@ impl Core {
         self.space.frames.growth_frames()
     }
 
-    /// Takes frames for a list: behind its end, and whole units. The rest goes into holes.
-    pub(in crate::block) fn gather_list(&self, end: ListEnd, request: &AllocRequest, grab: &mut Grab) {
-        let (asked, frames) = (request.blocks, &self.space.frames);
+    /// Takes frames for a list that needs `blocks` of the request's: behind its end, and whole units.
+    /// The rest goes into holes.
+    // Always inline: most requests are for one list.
+    #[inline(always)]
+    pub(in crate::block) fn gather_list(
+        &self,
+        end: ListEnd,
+        blocks: usize,
+        request: &AllocRequest,
+        grab: &mut Grab,
+    ) {
+        let (asked, frames) = (grab.frames + blocks, &self.space.frames);
         if let Some(next) = end.next {
-            let len = frames.extend(next, asked as u32, end.reserves);
+            let len = frames.extend(next, blocks as u32, end.reserves);
             grab.extend(len.map(|len| Run { start: next, len }));
         }
         for round in 0..=ROUNDS {
@@ -119,7 +128,8 @@ impl Core {
             }
             let missing = asked - grab.frames;
             let fits_holes = (is_rest && missing >> FAN_LOG2 == 0) || holes > self.holes_max();
-            if missing == 0 || fits_holes || round == ROUNDS || !self.evicts_for_units(missing, request) {
+            if missing == 0 || fits_holes || round == ROUNDS || !self.evicts_for_units(missing, request, grab)
+            {
                 return;
             }
             // Where single owned blocks are scattered, evictions make holes, up to the limit.
@@ -129,10 +139,10 @@ impl Core {
         }
     }
 
-    fn evicts_for_units(&self, missing: usize, request: &AllocRequest) -> bool {
+    fn evicts_for_units(&self, missing: usize, request: &AllocRequest, grab: &Grab) -> bool {
         // Otherwise an eviction would be wasted.
         let most = self.space.frames.free_counted() + self.evictable() + self.reserved_for(request);
-        self.has_units() && most >= missing && self.evicts_first(missing)
+        self.has_units() && most >= request.blocks - grab.frames && self.evicts_first(missing)
     }
 
     /// Returns whether the pool is large enough to evict more blocks than a request is missing.
