@@ -331,9 +331,10 @@ fn a_checkpoint_of_an_abandoned_batch_is_not_found() {
 /// One poll of an admission returns, also if blocks that a batch sees are what it lacks.
 #[test]
 fn a_poll_of_a_waiting_admission_returns() {
-    let (engine, all) = (Engine::new(24, 4), (0..40).collect::<Vec<u32>>());
-    let mut sequence = engine.admit(1, &all[..24]).unwrap();
-    engine.prefill(&mut sequence, &all[..24]).unwrap();
+    let (engine, all) = (Engine::new(26, 4), (0..40).collect::<Vec<u32>>());
+    let lease = engine.pool.allocate(kvpool::AllocRequest::new(7)).unwrap();
+    let mut sequence = engine.admit(1, &all[..18]).unwrap();
+    engine.prefill(&mut sequence, &all[..18]).unwrap();
     let batch = engine.pool.begin_batch();
     drop(sequence);
     let request = AdmitRequest::new(SequenceId(2), &all[1..]);
@@ -343,6 +344,7 @@ fn a_poll_of_a_waiting_admission_returns() {
     assert_eq!(engine.pool.stats().waiting, 1);
     batch.finish();
     drop(block_on(waiting).unwrap());
+    drop(lease);
     engine.close();
 }
 
