@@ -331,13 +331,15 @@ fn a_checkpoint_of_an_abandoned_batch_is_not_found() {
 /// One poll of an admission returns, also if blocks that a batch sees are what it lacks.
 #[test]
 fn a_poll_of_a_waiting_admission_returns() {
-    let (engine, all) = (Engine::new(26, 4), (0..40).collect::<Vec<u32>>());
-    let lease = engine.pool.allocate(kvpool::AllocRequest::new(7)).unwrap();
-    let mut sequence = engine.admit(1, &all[..18]).unwrap();
-    engine.prefill(&mut sequence, &all[..18]).unwrap();
+    let (engine, all) = (Engine::new(60, 4), (0..42).collect::<Vec<u32>>());
+    let mut sequence = engine.admit(1, &all).unwrap();
+    engine.prefill(&mut sequence, &all).unwrap();
     let batch = engine.pool.begin_batch();
     drop(sequence);
-    let request = AdmitRequest::new(SequenceId(2), &all[1..]);
+    // Enough for the run of 7 frames, and not for the rest.
+    let lease = engine.pool.allocate(kvpool::AllocRequest::new(engine.pool.free_blocks() - 8)).unwrap();
+    assert!(engine.pool.available_blocks() > 19);
+    let request = AdmitRequest::new(SequenceId(2), &all[3..]);
     let mut waiting = Box::pin(engine.pool.admit_grouped_async(&request).into_future());
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     assert!(waiting.as_mut().poll(&mut context).is_pending());
