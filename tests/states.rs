@@ -27,7 +27,7 @@ struct Engine {
 
 /// What is computed from these tokens, by a layer or a frame of a state.
 fn stamp(of: usize, tokens: &[u32]) -> u64 {
-    let mix = |sum: u64, &token: &u32| (sum ^ u64::from(token) + 1).wrapping_mul(0x0000_0100_0000_01b3);
+    let mix = |sum: u64, &token: &u32| (sum ^ (u64::from(token) + 1)).wrapping_mul(0x0000_0100_0000_01b3);
     tokens.iter().fold(0xcbf2_9ce4_8422_2325 ^ of as u64, mix)
 }
 
@@ -563,7 +563,7 @@ impl Run {
             }
             Step::Close(slot) => drop(self.open.remove(&slot)),
             Step::Evict(keep) => drop(self.engine.pool.evict_cached(keep)),
-            Step::Clear => drop(self.engine.pool.clear_prefix_cache()),
+            Step::Clear => self.engine.pool.clear_prefix_cache(),
             Step::Compact => drop(block_on(self.engine.pool.defragment()).unwrap()),
         }
         for (sequence, all) in self.open.values_mut() {
