@@ -143,6 +143,9 @@ uncache_no_fence uncached
 uncached_once uncached
 registered_uncached uncached
 renoted_uncached uncached
+chain_registered uncached
+checkpoint_in_part grouped
+checkpoint_without_notes grouped
 unlinked_no_fence sequences
 reopen_relaxed moves
 dequeued_relaxed evictable

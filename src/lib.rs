@@ -169,7 +169,7 @@ pub use pool::{
 pub use sequence::{
     AdmitRequest, Append, Appended, Batch, BlockTable, Copied, CsrTable, Finish, FinishError,
     GroupedAppended, GroupedSequence, Listed, Moved, MovedEntry, PinnedInfo, PinnedPrefix, ResumeOptions,
-    Sequence, SequenceBuilder, SequenceView, Since, Stepped, TOKENS_MAX, Tokens, Window,
+    Sequence, SequenceBuilder, SequenceView, Since, StateCopy, Stepped, TOKENS_MAX, Tokens, Window,
 };
 #[doc(inline)]
 pub use {

@@ -644,9 +644,16 @@ proptest! {
 #[test]
 #[cfg(feature = "model-config")]
 fn models_hold_what_their_layers_need() {
-    for (name, gib, lists) in
-        [("gpt-oss-120b", 4, 2), ("gemma-4-31b", 16, 11), ("gemma-3-27b", 8, 31), ("llama-4-scout", 4, 4)]
-    {
+    for (name, gib, lists) in [
+        ("gpt-oss-120b", 4, 2),
+        ("gemma-4-31b", 16, 11),
+        ("gemma-3-27b", 8, 31),
+        ("llama-4-scout", 4, 4),
+        ("qwen3.5-35b-a3b", 8, 2),
+        ("nemotron-3-super-120b", 16, 1),
+        ("kimi-k3", 16, 1),
+        ("jamba-1.5-mini", 2, 4),
+    ] {
         let config = std::fs::read_to_string(format!("tests/configs/{name}.json")).unwrap();
         let model = LayerGroups::from_config(&config, GroupOptions::new().step_tokens(256)).unwrap();
         assert_eq!(
@@ -676,7 +683,7 @@ fn models_hold_what_their_layers_need() {
                 }
                 open.push(sequence);
             };
-            assert!(matches!(refused, SequenceError::Alloc(AllocError::Exhausted { .. })), "{refused}");
+            assert!(matches!(refused, SequenceError::Alloc(_)), "{refused}");
             let (held, exact) = (open.len() as f64, model.sequences_in(memory, tokens as u64) as f64);
             println!("{name}: {held} sequences of {tokens} tokens in {gib} GiB; {exact} fit exactly");
             assert!(held >= 0.97 * exact, "{name}: {held} of {exact} sequences of {tokens} tokens");
@@ -685,9 +692,7 @@ fn models_hold_what_their_layers_need() {
             assert_eq!(pool.stats().used, 0);
         }
     }
-    for (name, why) in
-        [("qwen3.5-27b", "State"), ("deepseek-v4-flash", "138 frames"), ("mimo-v2-flash", "whole layers")]
-    {
+    for (name, why) in [("deepseek-v4-flash", "138 frames"), ("mimo-v2-flash", "whole layers")] {
         let config = std::fs::read_to_string(format!("tests/configs/{name}.json")).unwrap();
         let model = LayerGroups::from_config(&config, GroupOptions::new()).unwrap();
         let error = Pool::layered(&model).map(drop).unwrap_err().to_string();

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use kvpool::prefix::PrefixConfig;
+use kvpool::storage::groups::{GroupOptions, LayerCache, LayerGroups, Reach, Row};
 use kvpool::{
     AdmitRequest, Batch, BlockId, BlockTable, Dtype, KvLayout, LowestPriorityFirst, Pool, Preempt, Sequence,
     SequenceError, SequenceId, TOKENS_MAX, Tokens, TransferError, Window,
@@ -384,4 +385,18 @@ fn slide_once(pool: &Pool, random: &mut fastrand::Rng, id: u64, window: Window) 
         check_numbers(pool, &sequence, kind, window);
     }
     true
+}
+
+/// The error of a model with a window that no pool has names the group.
+#[test]
+fn a_refused_window_names_its_group() {
+    let row = Row::Heads { kv_heads: 1, k_dim: 8, v_dim: 8 };
+    let tokens = TOKENS_MAX as u64 + 1;
+    for reach in [Reach::Window { tokens, sinks: 0 }, Reach::Chunk { tokens }] {
+        let layers = [vec![LayerCache::all(row)], vec![LayerCache { row, reach }]];
+        let model = LayerGroups::of_layers(&layers, GroupOptions::new()).unwrap();
+        let place = model.groups().iter().position(|group| group.reach() == reach).unwrap();
+        let error = Pool::layered(&model).map(drop).unwrap_err();
+        assert_eq!((error.what, error.index), ("window", Some(place)), "{error}");
+    }
 }

@@ -53,6 +53,7 @@ fn owned(frames: usize) -> (Blocks, Vec<BlockId>) {
         threads: 2,
         has_null_block: false,
         reserve: 0,
+        run_frames: 0,
         device: DeviceId::Host,
     };
     let (blocks, mut ids) = (Blocks::new(config, None), Vec::with_capacity(frames));

@@ -72,6 +72,7 @@ impl TouchedBlocks {
             threads: 2,
             has_null_block: false,
             reserve: 0,
+            run_frames: 0,
             device: DeviceId::Host,
         }
     }

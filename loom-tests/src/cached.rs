@@ -44,6 +44,7 @@ impl CachedBlocks {
             threads: 2,
             has_null_block: false,
             reserve: 0,
+            run_frames: 0,
             device: DeviceId::Host,
         };
         let key = prefix.key(HashKey::from_bytes([7; 32]));

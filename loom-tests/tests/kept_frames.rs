@@ -30,6 +30,7 @@ impl Model {
             threads: 2,
             has_null_block: false,
             reserve: 0,
+            run_frames: 0,
             device: DeviceId::Host,
         };
         let blocks = Blocks::new(config, None);

@@ -24,6 +24,7 @@ fn pool(frames: usize, block_tokens: usize) -> (Blocks, Sequences) {
             threads: 1,
             has_null_block: false,
             reserve: 0,
+            run_frames: 0,
             device: DeviceId::Host,
         },
         None,

@@ -1,7 +1,8 @@
 //! Theorem: once a call that uncaches a hash has returned, no lookup finds a block that was written
 //! before it, whichever threads hit, released, registered or took back the note of the block
-//! meanwhile. No owner loses its bytes, and no block is lost. And a sequence that hit the block
-//! during the call sees a newer call afterwards.
+//! meanwhile; nor one that was computed from it and was not cached when the call returned. No owner
+//! loses its bytes, and no block is lost. And a sequence that hit the block during the call sees a
+//! newer call afterwards.
 #![cfg(kvpool_loom)]
 
 use kvpool::BlockId;
@@ -42,7 +43,33 @@ fn against_the_end_of_a_batch() {
     });
 }
 
-/// As above, of a block whose sequence is closed meanwhile.
+/// As above, of a block and one that was computed from it.
+#[test]
+fn against_the_end_of_a_batch_with_a_chain() {
+    check("uncached::against_the_end_of_a_batch_with_a_chain", || {
+        let pool = CachedBlocks::new(2);
+        let (first, since) = written(&pool);
+        let second = pool.take_listed().unwrap();
+        models::note(&pool.cache, second, CachedBlocks::hash(2));
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            let chain = [first, second].map(|id| other.blocks.handle(id));
+            models::register_chain(&other.cache, &other.blocks, since, &chain);
+        });
+        uncache(&pool);
+        let was_cached = pool.blocks.word(second).is_cached();
+        join_last(thread);
+        assert_eq!(pool.hit(1), None, "registered after the call");
+        if let Some(found) = pool.hit(2) {
+            assert!(was_cached, "what was computed from it was registered after the call");
+            pool.leave(found);
+        }
+        pool.leave_all(&[second, first]);
+        pool.finish();
+    });
+}
+
+/// As the first, of a block whose sequence is closed meanwhile.
 #[test]
 fn against_the_end_of_a_batch_and_a_release() {
     check("uncached::against_the_end_of_a_batch_and_a_release", || {

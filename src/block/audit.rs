@@ -402,6 +402,7 @@ mod tests {
             threads: 1,
             has_null_block: true,
             reserve: 0,
+            run_frames: 0,
             device: DeviceId::Host,
         };
         Blocks::new(config, None)

@@ -68,7 +68,7 @@ pub use self::core::WeakBlocks;
 pub use self::core::{Blocks, BlocksConfig, Core, Evictable, Evictor, NotEvicted};
 pub(crate) use accounts::Accounts;
 pub use accounts::Unaccounted;
-pub use allocate::ListEnd;
+pub use allocate::{ListEnd, ListShare};
 pub(crate) use allocate::{WordCell, unit_of};
 pub use audit::{AuditError, AuditReport, FramePlace};
 pub use cache_handle::{KeepAlive, flush_thread};

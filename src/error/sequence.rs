@@ -111,6 +111,16 @@ pub enum SequenceError {
         /// First position behind the blocks that were given up.
         kept_from: usize,
     },
+    /// A [state](crate::pool::PoolBuilder::states) is behind more tokens, and cannot be taken back.
+    #[error("the states of sequence {id} are behind {tokens} tokens, and cannot be taken back to {asked}")]
+    StateAhead {
+        /// Id of the sequence.
+        id: SequenceId,
+        /// Number of tokens asked for.
+        asked: usize,
+        /// Number of tokens that the states were computed from.
+        tokens: usize,
+    },
     /// The batch and the sequence belong to different pools.
     #[error("sequence {id} and the batch belong to different pools")]
     ForeignSequence {

@@ -10,12 +10,15 @@
 //! Steps 1 to 4 are bounded: an unbounded search for the best hole costs more than the hole saves.
 //! Threads stay in groups of their own, since `near` is where each allocated last.
 
+use std::ops::ControlFlow;
+
 use super::FrameMask;
 use super::bits::{
     LEAF_CLASSES, best_aligned, best_run, class_that_holds, class_that_may_hold, longest_run, ones, runs,
 };
 use super::claim::Claimed;
 use super::map::{Level, Map};
+use super::scan::Attempt;
 use crate::config::{FAN, FAN_LOG2};
 use crate::ids::{FrameId, Order, Run};
 use crate::sync::Ordering;
@@ -285,6 +288,51 @@ impl<'a> Map<'a> {
         let mut left = count;
         self.allocate_units(&mut left, self.directory.unit_near(near.index()), take);
         count - left
+    }
+
+    /// As [`allocate_fresh`](Self::allocate_fresh), at the end of the pool.
+    pub(super) fn allocate_last(self, count: u32, take: &mut dyn FnMut(Run)) -> u32 {
+        let mut left = count;
+        let mut units = left.div_ceil(FAN as u32);
+        while units > 0 && left > 0 {
+            let len = (units << FAN_LOG2).min(left);
+            match self.place_last(units, len) {
+                Some(run) => {
+                    left -= run.len;
+                    take(run);
+                    units = units.min(left.div_ceil(FAN as u32));
+                }
+                None => units /= 2,
+            }
+        }
+        count - left
+    }
+
+    /// Claims `len` frames at the start of the last run of so many whole units.
+    fn place_last(self, units: u32, len: u32) -> Option<Run> {
+        if units == 1 {
+            let gives_back = len < FAN as u32;
+            let pick = |word: u64| word.checked_ilog2().map(|bit| 1 << bit);
+            let claim = |group| self.claim_word(Level::Unit, group, gives_back, pick);
+            let claimed = (0..self.directory.groups()).rev().find_map(claim)?;
+            return Some(self.keep(claimed, len));
+        }
+        let mut last = None;
+        self.walk(true, units << FAN_LOG2, FrameId(0), |free| {
+            let start = (free.end() >> FAN_LOG2).checked_sub(units).map(|unit| unit << FAN_LOG2);
+            last = start.filter(|&start| start >= free.start.0).or(last);
+            ControlFlow::Continue(())
+        });
+        let run = Run { start: FrameId(last?), len };
+        matches!(self.claim_run(run), Attempt::Found(())).then_some(run)
+    }
+
+    /// Claims the first `len` consecutive frames.
+    pub(super) fn allocate_first(self, len: u32) -> Option<Run> {
+        if len == 0 || len as usize > self.directory.frames() {
+            return None;
+        }
+        self.with_reserved().scan_run(len, 1)
     }
 
     /// Claims `left` frames in whole units of one run, or of the longest runs, by halving the

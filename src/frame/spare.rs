@@ -78,6 +78,17 @@ impl Frames {
         self.count_many(near, taken)
     }
 
+    /// As [`allocate_fresh`](Self::allocate_fresh), at the end of the pool.
+    pub fn allocate_last(&self, count: u32, take: &mut dyn FnMut(Run)) -> u32 {
+        let taken = self.with(|map| map.allocate_last(count, take));
+        self.count_many(FrameId(0), taken)
+    }
+
+    /// Claims the first `len` consecutive frames, reserved for growth or not.
+    pub fn allocate_first(&self, len: u32) -> Option<Run> {
+        self.with(|map| map.allocate_first(len)).inspect(|run| self.count_taken(*run))
+    }
+
     /// As [`allocate_some`](Self::allocate_some), then from units reserved for growth.
     pub fn allocate_with_reserved(&self, count: u32, near: FrameId, take: &mut dyn FnMut(Run)) -> u32 {
         let taken = self.with(|map| {

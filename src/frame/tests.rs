@@ -49,10 +49,14 @@ impl Checked {
         self.frames.free_run(run);
     }
 
-    fn has_run(&self, len: usize, align: usize) -> bool {
+    fn first_run(&self, len: usize, align: usize) -> Option<usize> {
         (0..self.free.len().saturating_sub(len - 1))
             .step_by(align)
-            .any(|at| (at..at + len).all(|frame| self.free[frame] && !self.closed[frame]))
+            .find(|&at| (at..at + len).all(|frame| self.free[frame] && !self.closed[frame]))
+    }
+
+    fn has_run(&self, len: usize, align: usize) -> bool {
+        self.first_run(len, align).is_some()
     }
 
     fn open_frames(&self) -> usize {
@@ -107,6 +111,8 @@ enum Op {
     Spare { frame: u32, on: bool },
     Extend { from: u32, want: u32, reserves: bool },
     Fresh { count: u32, near: u32 },
+    Last { count: u32 },
+    First { len: u32 },
     Grow { frames: usize },
     Shrink { to: usize, gives_up: bool },
 }
@@ -127,6 +133,8 @@ fn any_op() -> impl Strategy<Value = Op> {
         3 => (near.clone(), len.clone(), any::<bool>())
             .prop_map(|(from, want, reserves)| Op::Extend { from, want, reserves }),
         2 => (len.clone(), near.clone()).prop_map(|(count, near)| Op::Fresh { count, near }),
+        2 => len.clone().prop_map(|count| Op::Last { count }),
+        2 => len.clone().prop_map(|len| Op::First { len }),
         1 => (1usize..300).prop_map(|frames| Op::Grow { frames }),
         3 => (0usize..1500, any::<bool>()).prop_map(|(to, gives_up)| Op::Shrink { to, gives_up }),
     ]
@@ -240,6 +248,23 @@ fn apply(pool: &mut Checked, owned: &mut Vec<Run>, op: Op) {
             got.iter().for_each(|run| pool.take(*run));
             owned.extend(got);
         }
+        Op::Last { count } => {
+            let (units, mut got) = (pool.frames.free_units(), Vec::new());
+            let taken = pool.frames.allocate_last(count, &mut |run| got.push(run));
+            assert_eq!(taken as usize, (count as usize).min(units * FAN));
+            assert!(got.iter().all(|run| run.start.index().is_multiple_of(FAN)));
+            got.iter().for_each(|run| pool.take(*run));
+            owned.extend(got);
+        }
+        Op::First { len } => match pool.frames.allocate_first(len) {
+            Some(run) => {
+                assert_eq!(run.len, len);
+                assert_eq!(Some(run.start.index()), pool.first_run(len as usize, 1));
+                pool.take(run);
+                owned.push(run);
+            }
+            None => assert!(!pool.has_run(len as usize, 1)),
+        },
         Op::Grow { frames } => {
             let total = pool.free.len();
             let mut prepared = None;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use crate::block::Blocks;
 use crate::error::{AllocError, Invalid, TransferError};
 use crate::ids::{BlockHandle, BlockId, SequenceId};
-use crate::prefix::{BlockHash, KvEvent, Origin, is_older};
+use crate::prefix::{BlockHash, KvEvent, Origin, Since, is_older};
 use crate::sequence::{Arrival, BlockRefs, Outline, ResumeOptions, Sequence};
 use crate::storage::Storage;
 use crate::storage::backend::check;
@@ -489,7 +489,7 @@ impl Import {
             }
         }
         let event = |(place, id)| -> (BlockHandle, _) { (pool.handle(id), stored(place, id)) };
-        cache.register(pool, cached.since, arrived().map(event));
+        cache.register(pool, Since::Written(cached.since), arrived().map(event));
         Ok(())
     }
 }

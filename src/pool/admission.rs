@@ -54,7 +54,12 @@ impl Pool {
 
     /// Opens a sequence in every [group of layers](super::PoolBuilder::groups): with its longest
     /// cached prefix that all groups have, and the blocks for the rest in all groups, or none. Never
-    /// waits. Errors are those of [`admit`](Self::admit).
+    /// waits.
+    ///
+    /// # Errors
+    /// Those of [`admit`](Self::admit), and [`SequenceError::Invalid`] for a request with
+    /// [`contiguous`](AdmitRequest::contiguous) or [`reuse_tail`](AdmitRequest::reuse_tail), also in
+    /// a pool with one group.
     pub fn admit_grouped(&self, request: &AdmitRequest<'_>) -> Result<GroupedSequence, SequenceError> {
         let _call = call();
         let _timing = self.0.sampler.start(Operation::Admit);
@@ -72,7 +77,7 @@ impl Pool {
         Wait::new(move |deadline| async move {
             let mut admission = self.0.sequences.grouped_admission(request)?;
             match admission.try_now() {
-                Err(AllocError::Behind { .. } | AllocError::Exhausted { .. }) => {}
+                Err(AllocError::Behind { .. } | AllocError::Exhausted { .. } | AllocError::NoRun { .. }) => {}
                 Err(error) => return Err(error.into()),
                 Ok(()) => return Ok(admission.admitted()),
             }

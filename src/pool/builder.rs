@@ -47,8 +47,10 @@ pub struct PoolBuilder {
     prefix: Option<PrefixConfig>,
     /// The window of each group of layers.
     windows: Vec<Option<Window>>,
+    /// The frames of each state.
+    states: Vec<usize>,
     /// Those of a [layered](Pool::layered) pool, which are not to be set again.
-    layered: Option<Vec<Option<Window>>>,
+    layered: Option<(Vec<Option<Window>>, Vec<usize>)>,
 }
 
 impl Pool {
@@ -70,6 +72,7 @@ impl PoolBuilder {
             latency_sample: if cfg!(kvpool_loom) { 0 } else { LATENCY_SAMPLE },
             prefix: None,
             windows: vec![None],
+            states: Vec::new(),
             layered: None,
         }
     }
@@ -223,6 +226,9 @@ impl PoolBuilder {
     /// sequences of one list are refused. Of a model whose groups have unequal numbers of layers, a
     /// larger group is passed as several of the size of the smallest.
     ///
+    /// [`build`](Self::build) requires 1 to 64 groups, and the null block, which tables show in place
+    /// of blocks that were given up, if one of them has a window.
+    ///
     /// ```
     /// use kvpool::{AdmitRequest, BlockTable, KvLayout, Pool, SequenceId, Tokens, Window};
     ///
@@ -253,13 +259,59 @@ impl PoolBuilder {
         self
     }
 
+    /// Adds layers that keep one state of a sequence, whatever its length: each item is the number of
+    /// frames of one. Each sequence then holds that many consecutive frames for it, beside its
+    /// blocks in the [groups](Self::groups).
+    ///
+    /// Sequences are opened by [`Pool::admit_grouped`]. [`GroupedSequence::state`] names the frames,
+    /// and they stay there. A prefix is hit where its states were kept: by
+    /// [`Batch::checkpoint`](crate::Batch::checkpoint), and when a sequence is closed at the end of a
+    /// block. Requires a pool [without storage](Self::without_storage).
+    ///
+    /// [`GroupedSequence::state`]: crate::GroupedSequence::state
+    ///
+    /// ```
+    /// use kvpool::{AdmitRequest, KvLayout, Pool, SequenceId, Tokens, prefix::PrefixConfig};
+    ///
+    /// let layout = KvLayout::builder().layers(16).kv_heads(4).head_dim(256).block_tokens(16).build()?;
+    /// let pool = Pool::builder(layout)
+    ///     .blocks(1_000)
+    ///     .without_storage()
+    ///     .prefix_cache(PrefixConfig::new())
+    ///     .states([147])
+    ///     .build()?;
+    /// let prompt: Vec<u32> = (0..1_000).collect();
+    /// let mut sequence = pool.admit_grouped(&AdmitRequest::new(SequenceId(7), &prompt))?;
+    /// assert_eq!(sequence.state(0).len(), 147);
+    /// // The state can be kept behind 992 tokens: the last one of a prompt is always computed.
+    /// let cut = sequence.next_cut().expect("a boundary of blocks within the prompt");
+    /// let mut batch = pool.begin_batch();
+    /// batch.append_grouped(&mut sequence, Tokens::Announced(cut))?;
+    /// // ... kernels run, then the engine makes the copies ...
+    /// let copies = batch.checkpoint(&mut sequence)?;
+    /// assert_eq!((cut, copies[0].frames.len()), (992, 147));
+    /// batch.append_grouped(&mut sequence, Tokens::Announced(8))?;
+    /// batch.finish();
+    /// drop(sequence);
+    /// let mut again = pool.admit_grouped(&AdmitRequest::new(SequenceId(8), &prompt))?;
+    /// assert_eq!(again.len(), 992);
+    /// // The first append names the copies that restore the state.
+    /// let mut batch = pool.begin_batch();
+    /// assert_eq!(batch.append_grouped(&mut again, Tokens::Announced(8))?.restored.len(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn states(mut self, frames: impl IntoIterator<Item = usize>) -> Self {
+        self.states = frames.into_iter().collect();
+        self
+    }
+
     /// Returns the window of each list of blocks that a sequence has; `None` keeps all tokens.
     pub fn windows(&self) -> &[Option<Window>] {
         &self.windows
     }
 
     pub(super) fn layered(mut self) -> Self {
-        self.layered = Some(self.windows.clone());
+        self.layered = Some((self.windows.clone(), self.states.clone()));
         self
     }
 
@@ -323,7 +375,7 @@ impl PoolBuilder {
                 blocks.clone(),
                 storage.clone(),
                 block_tokens,
-                &self.windows,
+                (&self.windows, &self.states),
                 cache,
                 sampler.clone(),
             )
@@ -350,20 +402,43 @@ impl PoolBuilder {
             let limit = format_args!("from 1 to {GROUPS_MAX}");
             return Err(Invalid::new("groups", self.windows.len(), limit));
         }
-        if self.layered.as_ref().is_some_and(|layered| *layered != self.windows) {
+        let is_other =
+            |(windows, states): &(Vec<_>, Vec<_>)| *windows != self.windows || *states != self.states;
+        if self.layered.as_ref().is_some_and(is_other) {
             return Err(Invalid::new("groups", "set after `layered`", "the groups of the model"));
         }
         if self.windows.iter().any(Option::is_some) && !self.shape.has_null_block {
             return Err(Invalid::new("window", "a pool without a null block", "a pool with one"));
         }
-        if self.zero_on_free && matches!(self.backing, Backing::None | Backing::Engine(_)) {
+        let has_storage = !matches!(self.backing, Backing::None | Backing::Engine(_));
+        if !self.states.is_empty() {
+            let refused = |got: &dyn std::fmt::Display, limit| Err(Invalid::new("states", got, limit));
+            if has_storage {
+                return refused(&"a pool with storage", "a pool without, whose engine copies states");
+            }
+            if self.states.len() > GROUPS_MAX {
+                let limit = format_args!("at most {GROUPS_MAX}");
+                return Err(Invalid::new("states", self.states.len(), limit));
+            }
+            let most = blocks.min(TOKENS_MAX / self.layout.block_tokens());
+            if let Some(at) = self.states.iter().position(|frames| !(1..=most).contains(frames)) {
+                let limit = format_args!("from 1 to {most} frames");
+                return Err(Invalid::new("states", self.states[at], limit).at(at));
+            }
+            let all = self.states.iter().sum::<usize>();
+            if all > blocks {
+                return refused(&format_args!("{all} frames in all"), "at most as many as the pool has");
+            }
+        }
+        if self.zero_on_free && !has_storage {
             return Err(Invalid::new("zero_on_free", "a pool without storage", "a pool with storage"));
         }
         let device = match &self.backing {
             Backing::Given(storage) => storage.device(),
             _ => DeviceId::Host,
         };
-        self.shape.check(blocks, device)
+        let config = self.shape.check(blocks, device)?;
+        Ok(BlocksConfig { run_frames: self.states.iter().sum(), ..config })
     }
 }
 

@@ -16,7 +16,8 @@ impl Pool {
     ///
     /// A block of a group is as many frames as the group says; here each of them holds whole layers,
     /// and has a list of its own: those of [`layer_lists`](Self::layer_lists). So the frames of a
-    /// block need not be adjacent. A chunk is kept like a window of its length.
+    /// block need not be adjacent. A chunk is kept like a window of its length. The states of a group
+    /// are one run of consecutive frames: see [`PoolBuilder::states`].
     ///
     /// ```
     /// use kvpool::Pool;
@@ -34,23 +35,32 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    /// For a group that keeps a state, a ring, or compressed or drafted tokens, for groups with
-    /// unequal tokens per block, and for frames with parts of a layer: such models do not run yet.
+    /// For a group that keeps a ring, or compressed or drafted tokens, for groups with unequal tokens
+    /// per block, and for frames with parts of a layer: such models do not run yet. Also for a window
+    /// or chunk that [`Window::new`] refuses. Each names the group by its index.
     pub fn layered(model: &LayerGroups) -> Result<PoolBuilder, Invalid> {
-        let mut windows = Vec::new();
-        let block_tokens = model.groups().first().and_then(LayerGroup::block_tokens);
+        let (mut windows, mut states) = (Vec::new(), Vec::new());
+        let block_tokens = model.groups().iter().find_map(LayerGroup::block_tokens);
         for (index, group) in model.groups().iter().enumerate() {
             let refused = |got: String, limit: String| Invalid::new("group of layers", got, limit).at(index);
+            let window = |tokens: u64| {
+                let tokens = usize::try_from(tokens).unwrap_or(usize::MAX);
+                Window::new(tokens).map_err(|error| error.at(index))
+            };
             let keeps = match group.reach() {
                 Reach::All => None,
                 Reach::Window { tokens, sinks } => {
                     let sinks = u32::try_from(sinks)
                         .map_err(|_| refused(format!("{sinks} sinks"), format!("at most {}", u32::MAX)))?;
-                    Some(Window::new(tokens as usize)?.sinks(sinks))
+                    Some(window(tokens)?.sinks(sinks))
                 }
-                Reach::Chunk { tokens } => Some(Window::new(tokens as usize)?),
+                Reach::Chunk { tokens } => Some(window(tokens)?),
+                Reach::State => {
+                    states.push(group.block_frames() as usize);
+                    continue;
+                }
                 other => {
-                    let limit = "all tokens, a window, or a chunk: a pool does not keep others yet";
+                    let limit = "all tokens, a window, a chunk, or a state: a pool does not keep others yet";
                     return Err(refused(format!("{other:?}"), limit.to_owned()));
                 }
             };
@@ -80,19 +90,33 @@ impl Pool {
             let got = format_args!("{} bytes", model.frame_bytes());
             return Err(Invalid::new("frame", got, format_args!("a multiple of {block_tokens} tokens")));
         }
-        Ok(Self::builder(layout).without_storage().groups(windows).layered())
+        Ok(Self::builder(layout).without_storage().groups(windows).states(states).layered())
     }
 
     /// Returns the lists of a group in a [layered](Self::layered) pool, by which
     /// [`GroupedSequence::group`](crate::GroupedSequence::group) and
     /// [`Batch::store_grouped`](crate::Batch::store_grouped) name them: one for each frame of a block.
-    /// Of `n` layers in `k` lists, each has the next `n / k`.
+    /// Of `n` layers in `k` lists, each has the next `n / k`. None of a group that keeps a state.
     ///
     /// # Panics
     /// If the model has no such group.
     pub fn layer_lists(model: &LayerGroups, group: GroupId) -> Range<usize> {
-        let frames = |group: &LayerGroup| group.block_frames() as usize;
-        let first = model.groups()[..group.0].iter().map(frames).sum();
-        first..first + frames(&model.groups()[group.0])
+        let lists = |group: &LayerGroup| if is_state(group) { 0 } else { group.block_frames() as usize };
+        let first = model.groups()[..group.0].iter().map(lists).sum();
+        first..first + lists(&model.groups()[group.0])
     }
+
+    /// Returns the number by which [`GroupedSequence::state`](crate::GroupedSequence::state) names
+    /// the state of a group in a [layered](Self::layered) pool. `None`: the group keeps none.
+    ///
+    /// # Panics
+    /// If the model has no such group.
+    pub fn layer_state(model: &LayerGroups, group: GroupId) -> Option<usize> {
+        let before = model.groups()[..group.0].iter().filter(|group| is_state(group)).count();
+        is_state(&model.groups()[group.0]).then_some(before)
+    }
+}
+
+fn is_state(group: &LayerGroup) -> bool {
+    matches!(group.reach(), Reach::State)
 }

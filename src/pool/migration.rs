@@ -255,13 +255,13 @@ impl Pool {
     /// Returns an error if the pool has several groups of layers, whose blocks other pools take for
     /// ones of all layers.
     pub(super) fn check_shares_cache(&self) -> Result<(), TransferError> {
-        match self.0.sequences.windows().len() {
-            1 => Ok(()),
-            groups => {
-                let got = format_args!("a pool with {groups} groups of layers");
-                Err(Invalid::new("transfer of cached blocks", got, "pools with one group").into())
-            }
+        let sequences = &self.0.sequences;
+        if sequences.has_one_list() {
+            return Ok(());
         }
+        let groups = sequences.windows().len() + sequences.states().len();
+        let got = format_args!("a pool with {groups} groups of layers");
+        Err(Invalid::new("transfer of cached blocks", got, "pools with one group").into())
     }
 
     pub(super) async fn bringing_back(

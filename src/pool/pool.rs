@@ -91,7 +91,8 @@ impl Pool {
     }
 
     /// Returns a read-only view of an open sequence's blocks, usable while its owner continues;
-    /// `None` if the sequence is not open.
+    /// `None` if the sequence is not open. Of a sequence with several groups of layers, the view is
+    /// that of the first one: [`SequenceView::group`] returns those of the others.
     pub fn view(&self, id: SequenceId) -> Option<SequenceView> {
         let _call = call();
         self.0.sequences.view(id)
@@ -226,10 +227,13 @@ impl Pool {
     /// the call are found again.
     ///
     /// Blocks computed from a wrong block are wrong too, and have other hashes. After the call, a
-    /// sequence with a wrong block caches nothing. Also pass the hashes of blocks that are cached
+    /// sequence with a wrong block caches nothing, and batches in flight do not cache what they
+    /// filled before it; sequences without a wrong block do, when they are closed. Also pass the hashes of blocks that are cached
     /// already: [`Sequence::block_hashes`] returns those of a sequence, and
     /// [`KvEvent::Stored`](crate::prefix::KvEvent::Stored) names the block before each, also for an
     /// unfinished last block that was [registered](crate::AdmitRequest::reuse_tail).
+    ///
+    /// In a pool with [states](super::PoolBuilder::states), no earlier checkpoint is found any more.
     ///
     /// Visits every block. Remembers the newest 65,536 hashes. Frames that a batch in flight may
     /// see become free when it ends.

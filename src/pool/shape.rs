@@ -67,6 +67,7 @@ impl Shape {
             threads,
             has_null_block: self.has_null_block,
             reserve: self.reserve,
+            run_frames: 0,
             device,
         })
     }

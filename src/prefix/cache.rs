@@ -71,6 +71,7 @@ mod origins;
 mod registration;
 mod window;
 
+pub(crate) use by_hash::Since;
 pub use by_hash::UncachedBlocks;
 use by_hash::UncachedHashes;
 pub(crate) use cold_blocks::ColdBlock;

@@ -90,6 +90,15 @@ impl BlockHash {
         Self::new(self.key() ^ STEP.wrapping_mul(group as u128), self.check)
     }
 
+    /// Returns the hash of a block of the state after the block with this hash, computed from blocks
+    /// of which none was uncached up to a call.
+    pub(crate) const fn of_state(self, state: usize, block: usize, call: u64) -> Self {
+        /// Odd, and not that of groups.
+        const STEP: u128 = 0xd1b5_4a32_d192_ed03_8cb9_2ba7_2f3d_8dd7;
+        let number = ((call as u128) << 64 | (state as u128) << 32 | block as u128) + 1;
+        Self::new(self.key() ^ STEP.wrapping_mul(number), self.check)
+    }
+
     /// Returns the second hash, which must be equal too.
     #[inline]
     pub const fn check(self) -> u64 {

@@ -48,7 +48,7 @@ mod queues;
 mod row;
 mod stats;
 
-pub(crate) use cache::{ColdBlock, PolicyInfo, WindowBlocks};
+pub(crate) use cache::{ColdBlock, PolicyInfo, Since, WindowBlocks};
 pub use cache::{PrefixCache, UncachedBlocks};
 pub use config::{Now, PrefixConfig};
 pub use events::{EVENTS, EventQueue, KvEvent, KvEvents, Numbered};

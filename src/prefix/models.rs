@@ -8,7 +8,7 @@ use crate::ids::{BlockHandle, BlockId};
 use super::policy::{Millis, Place, Policy};
 use super::queues::{Queues, row};
 use super::row::RowPart;
-use super::{BlockHash, ColdBlock, PrefixCache, UncachedBlocks};
+use super::{BlockHash, ColdBlock, PrefixCache, Since, UncachedBlocks};
 
 /// Notes the future contents of a block of a list.
 pub fn note(cache: &PrefixCache, id: BlockId, hash: BlockHash) {
@@ -32,7 +32,12 @@ pub fn register(cache: &PrefixCache, blocks: &Blocks, handle: BlockHandle) {
 
 /// Registers a noted block that was written when this call was the newest to uncache hashes.
 pub fn register_since(cache: &PrefixCache, blocks: &Blocks, since: u64, handle: BlockHandle) {
-    cache.register(blocks, since, [(handle, None)]);
+    cache.register(blocks, Since::Written(since), [(handle, None)]);
+}
+
+/// Registers a noted chain, of which no block was uncached when this call was the newest.
+pub fn register_chain(cache: &PrefixCache, blocks: &Blocks, since: u64, chain: &[BlockHandle]) {
+    cache.register(blocks, Since::Checked(since), chain.iter().map(|&handle| (handle, None)));
 }
 
 /// Takes the note of a block of a list back.

@@ -166,7 +166,7 @@ impl Batch {
     }
 
     #[inline]
-    fn make_final(&mut self, sequence: &mut Sequence, plan: &Growth) {
+    pub(super) fn make_final(&mut self, sequence: &mut Sequence, plan: &Growth) {
         let has_drafts = sequence.committed < plan.from;
         sequence.committed = plan.length;
         if let Some(known) = &mut sequence.known {
@@ -183,7 +183,7 @@ impl Batch {
     fn filled(&mut self, sequence: &mut Sequence, plan: &Growth) {
         let (ticket, blocks) = (self.ticket(), &self.step.sequences.0.blocks);
         let written = (plan.first + u32::from(plan.tail)) as usize;
-        self.step.since = self.step.since.min(sequence.look_for_uncached(written));
+        sequence.look_for_uncached(written);
         // This batch was added last.
         let is_last_writer = blocks.clock().others_ended(&sequence.writers);
         // Only after the others have ended: abandoned ones are in the log by then.
@@ -201,7 +201,7 @@ impl Batch {
                 }
                 Promise {
                     handle: blocks.handle(id),
-                    is_noted: hash.is_some(),
+                    checked: hash.map(|(known, ..)| known.checked),
                     stored: hash.and_then(|(known, cache, _)| known.stored(cache, id, place)),
                 }
             }));
@@ -227,7 +227,7 @@ impl Batch {
     }
 
     #[inline(always)]
-    fn tail(&self, sequence: &Sequence, place: u32, id: BlockId) -> Tail {
+    pub(super) fn tail(&self, sequence: &Sequence, place: u32, id: BlockId) -> Tail {
         let word = self.step.sequences.0.blocks.word(id);
         let access = sequence.access(place, word, self.ticket());
         debug_assert!(access != Access::Open || sequence.frames.last() == Some(word.frame()));

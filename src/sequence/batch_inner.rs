@@ -20,7 +20,7 @@ use futures_channel::oneshot;
 use crate::clock::{BatchRef, InFlight};
 use crate::error::StorageError;
 use crate::ids::{BlockHandle, BlockId, DeviceId, Ticket};
-use crate::prefix::KvEvent;
+use crate::prefix::{KvEvent, Since};
 use crate::storage::{CopyDone, DeviceStream, Storage};
 use crate::sync::{Arc, Mutex, Ordering::Relaxed, call};
 
@@ -35,8 +35,6 @@ pub(super) struct BatchInner {
     /// An ended batch that wrote to a sequence before.
     ended: BatchRef,
     pub(super) promised: Vec<Promise>,
-    /// For each promised block, the newest uncache call before it was written; the oldest of these.
-    pub(super) since: u64,
     /// Sources of copies in progress, with a reference on each.
     pub(super) copied: Vec<BlockId>,
     /// Without one, the batch ends when it is dropped.
@@ -48,8 +46,9 @@ pub(super) struct BatchInner {
 
 pub(super) struct Promise {
     pub(super) handle: BlockHandle,
-    /// Noted, and registered with the prefix cache.
-    pub(super) is_noted: bool,
+    /// For a block that is noted, to be registered with the prefix cache: the newest uncache call
+    /// when no block of its chain was uncached.
+    pub(super) checked: Option<u64>,
     pub(super) stored: Option<Box<KvEvent>>,
 }
 
@@ -90,7 +89,6 @@ impl BatchInner {
             lease,
             ended: BatchRef::default(),
             promised: Vec::new(),
-            since: u64::MAX,
             copied: Vec::new(),
             stream: None,
             has_written: false,
@@ -146,21 +144,33 @@ impl BatchInner {
         }
     }
 
+    /// Seals the promised blocks, and registers the noted ones.
+    fn seal_promised(&mut self) {
+        let (blocks, cache) = (&self.sequences.0.blocks, self.sequences.0.cache.as_ref());
+        // Blocks noted before the newest call may have been computed from a block that it uncached.
+        let newest = cache.map(|cache| cache.uncached().newest());
+        let is_found = |promise: &Promise| promise.checked.is_some() && promise.checked == newest;
+        // A block released meanwhile has another generation, and is skipped.
+        if let Some((cache, newest)) = cache.zip(newest) {
+            let found = self.promised.iter_mut().filter(|promise| is_found(promise));
+            let found = found.map(|promise| (promise.handle, promise.stored.take()));
+            cache.register(blocks, Since::Checked(newest), found);
+        }
+        for promise in self.promised.drain(..).filter(|promise| !is_found(promise)) {
+            blocks.seal(promise.handle);
+        }
+    }
+
     fn end(&mut self) {
         let _call = call();
         if !self.is_finished {
             self.promised.clear();
             self.log_abandoned();
         }
+        if !self.promised.is_empty() {
+            self.seal_promised();
+        }
         let blocks = &self.sequences.0.blocks;
-        // A block released meanwhile has another generation, and is skipped.
-        if let Some(cache) = &self.sequences.0.cache {
-            let noted = self.promised.iter_mut().filter(|promise| promise.is_noted);
-            cache.register(blocks, self.since, noted.map(|promise| (promise.handle, promise.stored.take())));
-        }
-        for promise in self.promised.drain(..).filter(|promise| !promise.is_noted) {
-            blocks.seal(promise.handle);
-        }
         if let Some(lease) = self.lease.take() {
             let batch = lease.batch();
             blocks.end_batch(lease);
@@ -217,7 +227,6 @@ impl Drop for BatchInner {
                     lease: self.lease.take(),
                     ended: self.ended,
                     promised: std::mem::take(&mut self.promised),
-                    since: self.since,
                     copied: std::mem::take(&mut self.copied),
                     stream: None,
                     has_written: self.has_written,

@@ -97,7 +97,7 @@ impl<'a> Options<'a> {
     ) -> Result<Option<Box<TokenHashes>>, PrefixError> {
         let Some(cache) = sequences.cache() else { return Ok(None) };
         // No group's block is found as one of a pool in which a block has all layers.
-        let root = if sequences.windows().len() > 1 { group + 1 } else { 0 };
+        let root = if sequences.has_one_list() { 0 } else { group + 1 };
         Ok(Some(Box::new(TokenHashes::new(cache, &self.keys, root, self.policy_info(cache)?)?)))
     }
 

@@ -103,11 +103,12 @@ impl SequenceView {
     pub(crate) fn footprint(&self) -> Footprint {
         // Acquire: see `BlockList::read`.
         let id = |id: &AtomicU32| BlockId(id.load(Acquire));
-        let of_list = |(list, &window): (&BlockList, _)| {
+        let of_list = |(list, window): (&BlockList, _)| {
             let blocks: Vec<_> = list.read(|ids, _| ids.iter().map(id).collect());
             Footprint::of(&self.sequences, window, blocks, list.reserved())
         };
-        let footprints = self.lists().zip(self.sequences.windows()).map(of_list);
+        let windows = self.sequences.windows().iter().copied().chain(std::iter::repeat(None));
+        let footprints = self.lists().zip(windows).map(of_list);
         footprints.reduce(Footprint::beside).unwrap_or_default()
     }
 }

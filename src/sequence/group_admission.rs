@@ -1,4 +1,10 @@
 //! Admission to every group of layers at one boundary: see [`grouped`](super::grouped).
+//!
+//! ```text
+//! hit        references at one boundary in every group, and on a checkpoint of each state
+//! allocate   one run for all states, and the blocks of all groups
+//! refused    the hit is given back; with a checkpoint, once more without: its memory may be missing
+//! ```
 
 use smallvec::SmallVec;
 
@@ -12,6 +18,8 @@ use super::grouped::GroupedSequence;
 use super::registry::Sequences;
 use super::reserve::Allocate;
 use super::sequence::Sequence;
+use super::state::State;
+use super::token_hashes::TokenHashes;
 
 impl Sequence {
     /// Returns the number of blocks to allocate behind a hit of this many tokens.
@@ -26,6 +34,14 @@ pub(crate) struct GroupedAdmission<'a> {
     request: &'a AdmitRequest<'a>,
     sequence: GroupedSequence,
     needs: Vec<Needs>,
+}
+
+/// References at a boundary.
+#[derive(Default)]
+struct Hit {
+    tokens: usize,
+    /// The hashes and blocks of a checkpoint of each state, unless there are no tokens.
+    states: Vec<(TokenHashes, Vec<BlockId>)>,
 }
 
 impl Sequences {
@@ -56,8 +72,15 @@ impl Sequences {
             let part = Sequence::new(self.clone(), request.id(), request.urgency(), list);
             part.in_group(group).with(known, options.reuses_tail)
         };
-        let parts = (0..).zip(lists).zip(known).map(part).collect();
-        let mut sequence = GroupedSequence { parts };
+        let mut lists = lists.into_iter();
+        let parts = (0..).zip(lists.by_ref().take(known.len())).zip(known).map(part).collect();
+        let mut of_state = || {
+            let list = lists.next().expect("a state has two lists");
+            Sequence::new(self.clone(), request.id(), request.urgency(), list).in_group(u32::MAX)
+        };
+        let states = 0..self.states().len();
+        let states = states.map(|state| State::new(state, of_state(), of_state())).collect();
+        let mut sequence = GroupedSequence { parts, states };
         sequence.announce(request.prompt())?;
         let mut admission = GroupedAdmission { request, sequence, needs };
         // The parts may have begun before and after a clear.
@@ -87,6 +110,14 @@ impl GroupedAdmission<'_> {
                 let (hit, of) = part.longest_hit(self.request.prompt(), tokens);
                 (tokens, evictable) = (hit, evictable + of);
             }
+            let first = &self.sequence.parts[0];
+            for state in 0..self.sequence.states.len() {
+                let block_tokens = first.sequences.block_tokens();
+                let (behind, of) = first.token_hashes().map_or((0, 0), |(known, _)| {
+                    first.sequences.find_checkpoint(known, state, tokens / block_tokens)
+                });
+                (tokens, evictable) = (behind * block_tokens, evictable + of);
+            }
             if tokens == before {
                 return (tokens, evictable);
             }
@@ -95,7 +126,9 @@ impl GroupedAdmission<'_> {
 
     fn allocation(&self, boundary: usize) -> AllocRequest {
         let behind = |(part, needs): (&Sequence, &Needs)| part.blocks_behind(*needs, boundary);
-        let blocks = self.sequence.parts.iter().zip(&self.needs).map(behind).fold(0, usize::saturating_add);
+        let states = self.sequence.parts[0].sequences.states().iter().sum();
+        let parts = self.sequence.parts.iter().zip(&self.needs);
+        let blocks = parts.map(behind).fold(states, usize::saturating_add);
         AllocRequest::new(blocks).sequence(self.request.id()).priority(self.request.urgency())
     }
 
@@ -109,7 +142,9 @@ impl GroupedAdmission<'_> {
         self.check_fits()?;
         let blocks = self.sequence.parts[0].pool_blocks().clone();
         blocks.check_is_first(&self.allocation(0))?;
-        self.attempt(false, &mut |request, end, take| blocks.allocate_listed(request, Some(end), take))
+        self.attempt(usize::MAX, false, &mut |request, end, take| {
+            blocks.allocate_listed(request, Some(end), take)
+        })
     }
 
     /// Tries once, in the turn of a place in the queue. On an error the pool is unchanged.
@@ -118,8 +153,16 @@ impl GroupedAdmission<'_> {
         self.check_fits()?;
         self.renew();
         let (boundary, evictable) = self.boundary(usize::MAX);
-        place.check_counts(&self.allocation(boundary), evictable)?;
-        let outcome = self.attempt(true, &mut |request, end, take| place.allocate(request, Some(end), take));
+        let mut most = usize::MAX;
+        if let Err(error) = place.check_counts(&self.allocation(boundary), evictable) {
+            if self.sequence.states.is_empty() || boundary == 0 {
+                return Err(error);
+            }
+            place.check_counts(&self.allocation(0), 0)?;
+            most = 0;
+        }
+        let outcome =
+            self.attempt(most, true, &mut |request, end, take| place.allocate(request, Some(end), take));
         if outcome.is_err() {
             // The new head of the queue may have searched while the prefix was held.
             place.kept_no_longer();
@@ -133,32 +176,59 @@ impl GroupedAdmission<'_> {
         blocks.check_request(&self.allocation(0)).inspect_err(|error| blocks.count_refusal(error))
     }
 
-    fn attempt(&mut self, is_in_line: bool, allocate: Allocate<'_>) -> Result<(), AllocError> {
-        let boundary = self.take_hit(is_in_line);
+    /// Tries once behind a hit of at most `most` tokens.
+    fn attempt(&mut self, most: usize, is_in_line: bool, allocate: Allocate<'_>) -> Result<(), AllocError> {
+        let hit = self.take_hit(most, is_in_line);
+        match self.allocate(hit.tokens, allocate) {
+            Ok(fresh) => self.adopt(hit, fresh),
+            Err(error) => {
+                let has_checkpoint = !hit.states.is_empty();
+                self.give_back(hit, self.sequence.parts.len(), is_in_line);
+                if !has_checkpoint
+                    || !matches!(error, AllocError::Exhausted { .. } | AllocError::NoRun { .. })
+                {
+                    return Err(error);
+                }
+                let fresh = self.allocate(0, allocate)?;
+                self.adopt(Hit::default(), fresh);
+            }
+        }
+        Ok(())
+    }
+
+    /// Allocates what is needed behind a boundary: the states' blocks, then the others; or nothing.
+    fn allocate(&self, boundary: usize, allocate: Allocate<'_>) -> Result<Vec<BlockId>, AllocError> {
         let request = self.allocation(boundary);
         let mut fresh = Vec::with_capacity(request.blocks);
-        if request.blocks > 0
-            && let Err(error) = allocate(&request, ListEnd::default(), &mut |id| fresh.push(id))
-        {
-            self.sequence.parts.iter_mut().for_each(|part| part.give_back_hit(boundary, is_in_line));
-            return Err(error);
+        if request.blocks > 0 {
+            let run = self.sequence.parts[0].sequences.states().iter().sum();
+            allocate(&request, ListEnd { run, ..ListEnd::default() }, &mut |id| fresh.push(id))?;
         }
-        let mut rest = fresh.into_iter();
+        Ok(fresh)
+    }
+
+    fn adopt(&mut self, hit: Hit, fresh: Vec<BlockId>) {
+        let (first, mut fresh) = (self.sequence.parts[0].sequences.clone(), fresh.into_iter());
+        for (state, &frames) in self.sequence.states.iter_mut().zip(first.states()) {
+            let run: Vec<BlockId> = fresh.by_ref().take(frames).collect();
+            state.adopt_run(&run);
+        }
         for (part, needs) in self.sequence.parts.iter_mut().zip(&self.needs) {
-            let blocks = part.blocks_behind(*needs, boundary);
-            let own: Vec<BlockId> = rest.by_ref().take(blocks).collect();
-            part.adopt_hit(boundary, own, needs.leave);
+            let blocks = part.blocks_behind(*needs, hit.tokens);
+            let own: Vec<BlockId> = fresh.by_ref().take(blocks).collect();
+            part.adopt_hit(hit.tokens, own, needs.leave);
+        }
+        for (state, (known, blocks)) in self.sequence.states.iter_mut().zip(hit.states) {
+            state.adopt_checkpoint(hit.tokens, known, &blocks);
         }
         // The policy saw the lookup once, and places the blocks of all groups alike.
         let context = self.sequence.parts[0].known.as_ref().map_or(0, |known| known.policy_info.context);
         let known = self.sequence.parts.iter_mut().flat_map(|part| &mut part.known);
         known.for_each(|known| known.policy_info.context = context);
-        Ok(())
     }
 
-    /// Takes references at one boundary in every group, and returns it in tokens.
-    fn take_hit(&mut self, is_in_line: bool) -> usize {
-        let mut most = usize::MAX;
+    /// Takes references at one boundary of at most `most` tokens in every group.
+    fn take_hit(&mut self, mut most: usize, is_in_line: bool) -> Hit {
         loop {
             let boundary = self.boundary(most).0;
             let mut taken = SmallVec::<[usize; 8]>::new();
@@ -168,13 +238,40 @@ impl GroupedAdmission<'_> {
                     break;
                 }
             }
+            let mut hit = Hit { tokens: boundary, states: Vec::new() };
             most = *taken.last().expect("a pool has a group");
-            if most == boundary {
-                return boundary;
+            if most == boundary && self.take_states(&mut hit, is_in_line) {
+                return hit;
             }
             // Blocks were evicted since they were counted. Reached by `groups_are_hit_beside_evictions`.
-            let taken = self.sequence.parts.iter_mut().zip(taken);
-            taken.for_each(|(part, hit)| part.give_back_hit(hit, is_in_line));
+            most = most.min(boundary.saturating_sub(1));
+            let last = taken.pop().expect("a pool has a group");
+            self.sequence.parts[taken.len()].give_back_hit(last, is_in_line);
+            self.give_back(hit, taken.len(), is_in_line);
+        }
+    }
+
+    /// Takes a checkpoint of each state behind the tokens of a hit; false: one was evicted.
+    fn take_states(&self, hit: &mut Hit, is_in_line: bool) -> bool {
+        let first = &self.sequence.parts[0];
+        let (Some((known, _)), 1..) = (first.token_hashes(), hit.tokens) else { return true };
+        let behind = hit.tokens / first.sequences.block_tokens();
+        for (state, &frames) in first.sequences.states().iter().enumerate() {
+            let Some(hashes) = known.of_state(behind, state, frames) else { return false };
+            let Some(blocks) = first.sequences.take_checkpoint(&hashes, is_in_line) else { return false };
+            hit.states.push((hashes, blocks));
+        }
+        // Blocks may have been uncached, and computed again, between the two lookups.
+        first.sequences.cache().is_none_or(|cache| cache.uncached().newest() == known.looked)
+    }
+
+    /// Gives back a hit, of which only the first parts have been taken.
+    fn give_back(&mut self, hit: Hit, parts: usize, is_in_line: bool) {
+        let parts = &mut self.sequence.parts[..parts];
+        parts.iter_mut().for_each(|part| part.give_back_hit(hit.tokens, is_in_line));
+        let sequences = &self.sequence.parts[0].sequences;
+        if let Some(cache) = sequences.cache() {
+            hit.states.iter().for_each(|(_, ids)| cache.untake(&sequences.0.blocks, ids, is_in_line));
         }
     }
 

@@ -30,17 +30,25 @@
 //! # All groups or none
 //!
 //! An admission allocates the blocks of all groups by one request, so it waits in one place of the
-//! queue. Model: `loom-tests/tests/grouped.rs`.
+//! queue. So do an append and a reservation, after all groups are planned: a refused one evicts
+//! nothing, and holds no blocks for which another thread is refused. Model:
+//! `loom-tests/tests/grouped.rs`.
+//!
+//! # Uncached blocks
+//!
+//! A group cannot tell by its own hashes whether a block of another was uncached. So the newest call
+//! up to which the sequence was checked is that of the look at all groups, when an operation
+//! begins: blocks that are noted later are not registered if there was a call in between.
 
 use std::fmt;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
-use crate::block::AllocRequest;
+use crate::block::{AllocRequest, ListShare};
 use crate::error::{AllocError, SequenceError};
-use crate::ids::SequenceId;
+use crate::ids::{BlockId, SequenceId};
 use crate::prefix::ExtraKey;
 use crate::storage::{Element, Elements};
 use crate::sync::{Ordering::Relaxed, call};
@@ -49,12 +57,15 @@ use super::batch::Batch;
 use super::grow::Copied;
 use super::plan::Growth;
 use super::sequence::Sequence;
+use super::state::{State, StateCopy};
 use super::tokens::Tokens;
 
 /// A sequence with a list of blocks in each group of layers. Dropping it closes it.
 pub struct GroupedSequence {
     /// Not empty; all of the same length.
     pub(super) parts: Vec<Sequence>,
+    /// Of the same length too.
+    pub(super) states: Vec<State>,
 }
 
 impl GroupedSequence {
@@ -63,9 +74,16 @@ impl GroupedSequence {
         self.parts[0].id()
     }
 
-    /// Returns the number of its tokens, in every group.
+    /// Returns the number of its tokens, in every group. In a pool with
+    /// [states](crate::pool::PoolBuilder::states), 0 after an abandoned batch appended to it: a state
+    /// cannot be taken back, so that the sequence begins again.
     pub fn len(&self) -> usize {
-        self.parts[0].len()
+        if self.is_lost() { 0 } else { self.parts[0].len() }
+    }
+
+    /// Returns whether it will begin again, at its next call.
+    fn is_lost(&self) -> bool {
+        self.states.iter().any(State::is_lost)
     }
 
     /// Returns whether it has no tokens.
@@ -81,9 +99,21 @@ impl GroupedSequence {
         &self.parts[group]
     }
 
-    /// Returns the number of groups.
+    /// Returns the number of groups, without those that keep a state.
     pub fn groups(&self) -> usize {
         self.parts.len()
+    }
+
+    /// Returns the frames of a [state](crate::pool::PoolBuilder::states), which are consecutive, and
+    /// the same until the sequence is closed.
+    ///
+    /// Kernels overwrite them in the order of the tokens. If an append begins at position 0, they
+    /// hold nothing yet: the engine initializes them, in stream order behind earlier work on them.
+    ///
+    /// # Panics
+    /// If the pool has no such state.
+    pub fn state(&self, state: usize) -> Range<usize> {
+        self.states[state].frames()
     }
 
     /// Returns the number of blocks reserved beyond its tokens, in all groups.
@@ -93,11 +123,17 @@ impl GroupedSequence {
 
     /// Returns the number of blocks that it holds, without those given up, in all groups.
     pub fn held_blocks(&self) -> usize {
-        self.parts.iter().map(|part| part.block_count() - part.blocks_given_up()).sum()
+        let parts = self.parts.iter().map(|part| part.block_count() - part.blocks_given_up());
+        let sources = self.states.iter().map(State::source_blocks);
+        parts.sum::<usize>() + self.state_blocks() + sources.sum::<usize>()
+    }
+
+    fn state_blocks(&self) -> usize {
+        self.states.iter().map(|state| state.run.list.len()).sum()
     }
 
     /// Lets all parts see the same abandoned batches, and the same uncached blocks.
-    fn catch_up(&mut self) {
+    pub(super) fn catch_up(&mut self) {
         loop {
             let seen = |parts: &[Sequence]| -> SmallVec<[u64; 8]> {
                 parts.iter().map(|part| part.seen.load(Relaxed)).collect()
@@ -111,8 +147,10 @@ impl GroupedSequence {
             }
         }
         let of = |part: &Sequence| (part.list.tokens(), part.announced_now(), part.committed);
+        self.states.iter_mut().for_each(State::look_for_abandoned);
         let first = of(&self.parts[0]);
-        if self.parts.iter().any(|part| of(part) != first) {
+        let is_uneven = self.states.iter().any(|state| state.at != first.0);
+        if is_uneven || self.parts.iter().any(|part| of(part) != first) {
             self.level();
         }
         for part in &mut self.parts {
@@ -122,10 +160,13 @@ impl GroupedSequence {
         if self.parts.iter().any(is_wrong) {
             self.parts.iter_mut().flat_map(|part| &mut part.known).for_each(|known| known.forget());
         }
+        let checked = self.parts.iter().flat_map(|part| &part.known).map(|known| known.looked).min();
+        let known = self.parts.iter_mut().flat_map(|part| &mut part.known);
+        known.zip(checked.into_iter().cycle()).for_each(|(known, checked)| known.checked = checked);
     }
 
     /// Cuts all parts to what the shortest has, after a log that dropped batches: parts may have
-    /// forgotten different writes.
+    /// forgotten different writes. A state that was computed from more tokens begins again.
     #[cold]
     fn level(&mut self) {
         let parts = &mut self.parts;
@@ -133,8 +174,12 @@ impl GroupedSequence {
         let announced = parts.iter().map(Sequence::announced_now).min().unwrap_or(0);
         let committed = parts.iter().map(|part| part.committed).min().unwrap_or(0);
         let continues = parts.iter().all(|part| part.check_continues(length as usize).is_ok());
+        let continues = continues && self.states.iter().all(|state| state.at == length);
         // A part that has given up what the next token would see begins again.
         let length = if continues { length } else { 0 };
+        if length == 0 {
+            self.states.iter_mut().for_each(State::restart);
+        }
         for part in parts {
             part.cut_to(length, announced);
             part.committed = part.committed.min(committed);
@@ -168,36 +213,51 @@ impl GroupedSequence {
 
     /// As [`Sequence::truncate`], in every group. If a group has given up tokens that the next one
     /// would see, nothing has changed in any.
+    ///
+    /// # Errors
+    /// Also [`SequenceError::StateAhead`] in a pool with states, unless no tokens are left.
     pub fn truncate(&mut self, length: usize) -> Result<(), SequenceError> {
         self.catch_up();
         let check = |part: &Sequence| part.check_continues(length.min(part.list.tokens() as usize));
         self.parts.iter().try_for_each(check)?;
+        let tokens = self.len();
+        if length < tokens && !self.states.is_empty() {
+            if length > 0 {
+                return Err(SequenceError::StateAhead { id: self.id(), asked: length, tokens });
+            }
+            self.states.iter_mut().for_each(State::restart);
+        }
         self.parts.iter_mut().try_for_each(|part| part.truncate_now(length))
     }
 
     /// As [`Sequence::reserve`], in every group, or in none.
     pub fn reserve(&mut self, tokens: usize) -> Result<(), SequenceError> {
         self.catch_up();
-        let mut needed = 0;
+        let mut lacking = Counts::new();
         for part in &mut self.parts {
-            needed += part.reservation(tokens)?.map_or(0, |request| request.blocks);
+            lacking.push(part.reservation(tokens)?.map_or(0, |request| request.blocks));
         }
-        self.check_fits(needed)?;
-        let mut reserved = SmallVec::<[usize; 8]>::new();
-        let outcome = self.parts.iter_mut().try_for_each(|part| {
-            let Some(request) = part.reservation(tokens)? else {
-                reserved.push(0);
-                return Ok(());
-            };
-            let pool = part.pool_blocks().clone();
-            part.allocate_reserved(&pool, &request)?;
-            reserved.push(request.blocks);
-            Ok(())
-        });
-        if outcome.is_err() {
-            self.unreserve(reserved);
+        Ok(self.allocate_reserved(&lacking)?)
+    }
+
+    /// Allocates this number of blocks for the reservation of each part, all or none.
+    fn allocate_reserved(&mut self, lacking: &[usize]) -> Result<(), AllocError> {
+        let sum = lacking.iter().sum();
+        if sum == 0 {
+            return Ok(());
         }
-        outcome
+        let pool = self.parts[0].pool_blocks().clone();
+        let request =
+            |blocks| AllocRequest::new(blocks).sequence(self.id()).priority(self.parts[0].priority());
+        // Otherwise no free would satisfy it.
+        pool.check_request(&request(self.held_now() + sum))?;
+        let share = |(part, &blocks): (&Sequence, &usize)| ListShare::new(part.list_end(), blocks);
+        let shares: SmallVec<[ListShare; 8]> = self.parts.iter().zip(lacking).map(share).collect();
+        let mut fresh: SmallVec<[SmallVec<[BlockId; 4]>; 8]> = smallvec![SmallVec::new(); shares.len()];
+        pool.allocate_for_lists(&request(sum), &shares, &mut |list, id| fresh[list].push(id))?;
+        let fresh = self.parts.iter_mut().zip(fresh).filter(|(_, fresh)| !fresh.is_empty());
+        fresh.for_each(|(part, fresh)| part.add_reserved(&fresh));
+        Ok(())
     }
 
     /// As [`Sequence::release_reservation`], in every group.
@@ -205,31 +265,30 @@ impl GroupedSequence {
         self.parts.iter_mut().map(Sequence::release_reservation).sum()
     }
 
-    /// Returns an error if the whole pool has too few blocks for all lists and `more` blocks.
-    fn check_fits(&self, more: usize) -> Result<(), AllocError> {
-        if more == 0 {
-            return Ok(());
-        }
-        let whole = AllocRequest::new(self.held_now() + more).sequence(self.id());
-        self.parts[0].pool_blocks().check_request(&whole.priority(self.parts[0].priority()))
-    }
-
     fn held_now(&self) -> usize {
         let held = |part: &Sequence| part.list.len() - part.gap().len() + part.reserved.len();
-        self.parts.iter().map(held).sum()
+        self.parts.iter().map(held).sum::<usize>() + self.state_blocks()
     }
 
-    fn unreserve(&mut self, reserved: impl IntoIterator<Item = usize>) {
-        self.parts.iter_mut().zip(reserved).for_each(|(part, blocks)| part.unreserve(blocks));
+    /// Releases what is left of these numbers of blocks, which were allocated last.
+    fn unreserve(&mut self, reserved: &[usize]) {
+        self.parts.iter_mut().zip(reserved).for_each(|(part, &blocks)| part.unreserve(blocks));
     }
 
     /// As [`Sequence::fork`], in every group.
+    ///
+    /// # Errors
+    /// Also [`SequenceError::Invalid`] in a pool with states, which are not shared: admit another
+    /// sequence with the same tokens, behind a [checkpoint](Batch::checkpoint).
     pub fn fork(&mut self, id: SequenceId) -> Result<Self, SequenceError> {
         let _call = call();
+        if !self.states.is_empty() {
+            return Err(SequenceError::invalid(id, "fork", "one of a state", "a pool without states"));
+        }
         self.catch_up();
         let sequences = &self.parts[0].sequences;
         let lists = sequences.register_grouped(id, self.parts[0].priority())?;
-        let mut fork = Self { parts: Vec::with_capacity(lists.len()) };
+        let mut fork = Self { parts: Vec::with_capacity(lists.len()), states: Vec::new() };
         for (part, list) in self.parts.iter().zip(lists) {
             match part.fork_to(id, list) {
                 Ok(part) => fork.parts.push(part),
@@ -252,6 +311,7 @@ impl Drop for GroupedSequence {
             return;
         }
         self.catch_up();
+        self.close_states();
         // The first part last, which unregisters the id.
         while self.parts.pop().is_some() {}
     }
@@ -259,7 +319,8 @@ impl Drop for GroupedSequence {
 
 impl fmt::Debug for GroupedSequence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GroupedSequence").field("parts", &self.parts).finish()
+        let states: Vec<_> = self.states.iter().map(State::frames).collect();
+        f.debug_struct("GroupedSequence").field("parts", &self.parts).field("states", &states).finish()
     }
 }
 
@@ -273,16 +334,23 @@ pub struct GroupedAppended {
     pub new_blocks: usize,
     /// The blocks that were copied because they could not be written in place, with their groups.
     pub copied: Vec<(usize, Copied)>,
+    /// The states of a cached prefix, at the first append behind it: the engine makes these copies
+    /// before the batch's own work.
+    pub restored: Vec<StateCopy>,
 }
 
-type Plan = Option<(Growth, usize)>;
+type Plan = Option<Growth>;
+
+/// Numbers of blocks, one for each part.
+type Counts = SmallVec<[usize; 8]>;
 
 impl Batch {
     /// Appends tokens in every group of layers, as [`append`](Self::append).
     ///
     /// # Errors
-    /// As [`append`](Self::append). No group has grown, except that after a failed copy on write the
-    /// earlier copies stay, in blocks that may have been reserved.
+    /// As [`append`](Self::append). No group has grown. Sealed last blocks may be open again; after
+    /// a failed copy on write the earlier copies stay, in blocks that may have been reserved.
+    /// [`SequenceError::Invalid`] for drafts in a pool with states, which cannot be taken back.
     ///
     /// # Panics
     /// If the storage panics during a copy; then as after an error.
@@ -293,25 +361,18 @@ impl Batch {
     ) -> Result<GroupedAppended, SequenceError> {
         let _call = call();
         let tokens = tokens.into();
+        if matches!(tokens, Tokens::Draft(_)) && !sequence.states.is_empty() {
+            let limit = "final ones in a pool with states";
+            return Err(SequenceError::invalid(sequence.id(), "tokens", "drafts", limit));
+        }
         sequence.catch_up();
-        let mut lacking = 0;
+        let (mut plans, mut lacking) = (SmallVec::<[Plan; 8]>::new(), Counts::new());
         for part in &mut sequence.parts {
-            lacking += self.lacks(part, tokens)?;
+            let plan = self.plan_and_open(part, tokens)?;
+            lacking.push(plan.map_or(0, |(_, needed)| needed.saturating_sub(part.reserved.len())));
+            plans.push(plan.map(|(growth, _)| growth));
         }
-        sequence.check_fits(lacking)?;
-        let mut plans = SmallVec::<[Plan; 8]>::new();
-        let unreserve = |sequence: &mut GroupedSequence, plans: &[Plan]| {
-            sequence.unreserve(plans.iter().map(|plan| plan.map_or(0, |(_, reserved)| reserved)));
-        };
-        for part in &mut sequence.parts {
-            match self.plan_and_reserve(part, tokens) {
-                Ok(plan) => plans.push(plan),
-                Err(error) => {
-                    unreserve(sequence, &plans);
-                    return Err(error);
-                }
-            }
-        }
+        sequence.allocate_reserved(&lacking)?;
         let opened = catch_unwind(AssertUnwindSafe(|| self.open_parts(sequence, &plans)));
         // Whatever the outcome: a copy is noted from the beginning of its block, in its part alone.
         self.note_in_all(sequence);
@@ -319,21 +380,30 @@ impl Batch {
             Ok(Ok(copied)) => copied,
             // Reached by `a_failed_copy_grows_no_group`.
             Ok(Err(error)) => {
-                unreserve(sequence, &plans);
+                sequence.unreserve(&lacking);
                 return Err(error);
             }
             Err(panic) => {
-                unreserve(sequence, &plans);
+                sequence.unreserve(&lacking);
                 resume_unwind(panic);
             }
         };
         let from = sequence.parts[0].list.tokens() as usize;
         let mut new_blocks = copied.len();
         for (part, plan) in sequence.parts.iter_mut().zip(&plans) {
-            new_blocks += self.append_planned(part, plan.as_ref().map(|(growth, _)| growth), tokens);
+            new_blocks += self.append_planned(part, plan.as_ref(), tokens);
         }
-        unreserve(sequence, &plans);
-        Ok(GroupedAppended { tokens: from..sequence.parts[0].list.tokens() as usize, new_blocks, copied })
+        sequence.unreserve(&lacking);
+        let length = sequence.parts[0].list.tokens();
+        let mut restored = Vec::new();
+        if length as usize > from {
+            for state in &mut sequence.states {
+                self.step.note(&mut state.run, 0);
+                restored.extend(state.restored());
+                state.at = length;
+            }
+        }
+        Ok(GroupedAppended { tokens: from..length as usize, new_blocks, copied, restored })
     }
 
     /// Notes this batch in all parts from the first position that it wrote in any, so that all
@@ -383,7 +453,7 @@ impl Batch {
     ) -> Result<Vec<(usize, Copied)>, SequenceError> {
         let mut copies = Vec::new();
         for (group, (part, plan)) in sequence.parts.iter_mut().zip(plans).enumerate() {
-            let Some((growth, _)) = plan else { continue };
+            let Some(growth) = plan else { continue };
             copies.extend(self.open_tail(part, growth)?.map(|copied| (group, copied)));
         }
         Ok(copies)

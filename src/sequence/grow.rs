@@ -148,14 +148,18 @@ impl Batch {
             }
             sequence.list.replace(plan.first as usize, to);
         }
-        // The copy, or the old block, which may have moved until it was reopened.
-        let written = self.step.sequences.0.blocks.frame(copy.unwrap_or(tail.id));
-        sequence.frames.set(plan.first as usize, written);
         if tail.access == Access::Withdraw {
             self.step.promised.retain(|promised| promised.handle.id != tail.id);
         }
-        sequence.seals.reopen(plan.first);
+        self.opened(sequence, plan.first, copy.unwrap_or(tail.id));
         Ok(grown)
+    }
+
+    /// Records that the last block is open: itself, or its copy.
+    pub(super) fn opened(&self, sequence: &mut Sequence, place: u32, id: BlockId) {
+        // A block may have moved until it was reopened.
+        sequence.frames.set(place as usize, self.step.sequences.0.blocks.frame(id));
+        sequence.seals.reopen(place);
     }
 
     fn allocate(

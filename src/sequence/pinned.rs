@@ -30,7 +30,7 @@ impl Sequences {
         tokens: &[u32],
     ) -> Result<PinnedPrefix, SequenceError> {
         let cache = self.cache().ok_or(PrefixError::NoCache)?;
-        if self.windows().len() > 1 {
+        if !self.has_one_list() {
             let limit = "a pool with one group of layers";
             return Err(
                 PrefixError::from(Invalid::new("prefix to pin", "one of leading blocks", limit)).into()

@@ -30,6 +30,8 @@ pub(super) struct Shared {
     /// The window of each group of layers. One requires a null block.
     windows: Box<[Option<Window>]>,
     has_windows: bool,
+    /// The frames of the state of each group of layers that keeps one.
+    states: Box<[usize]>,
     pub(super) cache: Option<Arc<PrefixCache>>,
     pub(super) sampler: Sampler,
     pub(super) abandoned: Abandoned,
@@ -112,11 +114,11 @@ impl Sequences {
     ) -> Self {
         let sampler = Sampler::new(0, blocks.latencies().clone());
         // SAFETY: guaranteed by the caller.
-        unsafe { Self::sampled(blocks, storage, block_tokens, &[None], cache, sampler) }
+        unsafe { Self::sampled(blocks, storage, block_tokens, (&[None], &[]), cache, sampler) }
     }
 
     /// As [`with_cache`](Self::with_cache), with the window of each group of layers, for which the
-    /// pool has a null block, and a sampler of allocation times.
+    /// pool has a null block, the frames of each state, and a sampler of allocation times.
     ///
     /// # Safety
     /// As [`new`](Self::new).
@@ -124,7 +126,7 @@ impl Sequences {
         blocks: Blocks,
         storage: Option<std::sync::Arc<dyn Storage>>,
         block_tokens: usize,
-        windows: &[Option<Window>],
+        (windows, states): (&[Option<Window>], &[usize]),
         cache: Option<Arc<PrefixCache>>,
         sampler: Sampler,
     ) -> Self {
@@ -141,6 +143,7 @@ impl Sequences {
             block_tokens,
             windows: windows.into(),
             has_windows,
+            states: states.into(),
             cache,
             sampler,
             abandoned: Abandoned::default(),
@@ -248,6 +251,16 @@ impl Sequences {
         &self.0.windows
     }
 
+    /// Returns the frames of the state of each group of layers that keeps one.
+    pub fn states(&self) -> &[usize] {
+        &self.0.states
+    }
+
+    /// Returns whether sequences have one list, of one group of layers.
+    pub(crate) fn has_one_list(&self) -> bool {
+        self.0.windows.len() == 1 && self.0.states.is_empty()
+    }
+
     /// Returns whether a listed block is the null block, in place of one that was given up.
     #[inline]
     pub(super) fn is_null(&self, id: BlockId) -> bool {
@@ -318,13 +331,15 @@ impl Sequences {
         }
     }
 
-    /// Opens a list in each group of layers, under one id.
+    /// Opens a list in each group of layers, and then two for each state, under one id: of its run,
+    /// and of the checkpoint with which it begins.
     pub(super) fn register_grouped(
         &self,
         id: SequenceId,
         priority: Priority,
     ) -> Result<Vec<ListOwner>, SequenceError> {
-        let owners: Vec<_> = self.0.windows.iter().map(|_| ListOwner::new(self.0.block_tokens)).collect();
+        let lists = self.0.windows.len() + 2 * self.0.states.len();
+        let owners: Vec<_> = (0..lists).map(|_| ListOwner::new(self.0.block_tokens)).collect();
         let mut lists = owners.iter().map(|owner| owner.list().clone());
         let list = lists.next().expect("a pool has a group of layers");
         let opened = self.0.blocks.clock().newest();
@@ -337,13 +352,12 @@ impl Sequences {
 
     /// Returns an error if the pool has several groups of layers, for a call that knows one list.
     pub(crate) fn check_one_group(&self, id: SequenceId) -> Result<(), SequenceError> {
-        match self.0.windows.len() {
-            1 => Ok(()),
-            groups => {
-                let limit = format_args!("a pool with one group of layers; this one has {groups}");
-                Err(SequenceError::invalid(id, "call", "one for a sequence of one list", limit))
-            }
+        if self.has_one_list() {
+            return Ok(());
         }
+        let groups = self.0.windows.len() + self.0.states.len();
+        let limit = format_args!("a pool with one group of layers; this one has {groups}");
+        Err(SequenceError::invalid(id, "call", "one for a sequence of one list", limit))
     }
 
     pub(super) fn unregister(&self, id: SequenceId) {
@@ -391,8 +405,11 @@ impl SequenceView {
     }
 
     /// Returns a view of its list in a group of layers; of the first, it is what tables show of this
-    /// view. `None`: the pool has no such group.
+    /// view. `None`: the pool has no such group, apart from those that keep a state.
     pub fn group(&self, group: usize) -> Option<Self> {
+        if group >= self.sequences.windows().len() {
+            return None;
+        }
         let list = match group {
             0 => &self.list,
             _ => self.others.as_deref()?.get(group - 1)?,
@@ -405,7 +422,8 @@ impl SequenceView {
             .chain(self.others.as_deref().unwrap_or_default().iter().map(|list| &**list))
     }
 
-    /// Returns the number of its tokens, including drafted ones.
+    /// Returns the number of its tokens, including drafted ones; of several groups of layers, in the
+    /// first one. The owner changes the groups one after the other, to the same number.
     pub fn len(&self) -> usize {
         let _call = call();
         self.list.tokens() as usize
@@ -426,8 +444,8 @@ impl SequenceView {
         self.lists().map(BlockList::reserved).sum()
     }
 
-    /// Returns its blocks, in order, group by group, without those given up behind the
-    /// [window](Window). They may have been released by the time this returns.
+    /// Returns its blocks, in order, group by group, then those of its states, without those given
+    /// up behind the [window](Window). They may have been released by the time this returns.
     pub fn blocks(&self) -> Vec<BlockId> {
         let _call = call();
         let mut blocks = Vec::new();

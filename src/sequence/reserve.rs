@@ -33,7 +33,8 @@ impl Sequence {
     ) -> Result<Vec<BlockId>, AllocError> {
         let (pool, mut fresh) = (self.pool_blocks(), Vec::with_capacity(request.blocks));
         if request.blocks > 0 {
-            let end = ListEnd { next: last.map(|last| FrameId(pool.frame(last).0 + 1)), reserves: false };
+            let end =
+                ListEnd { next: last.map(|last| FrameId(pool.frame(last).0 + 1)), reserves: false, run: 0 };
             let outcome = allocate(request, end, &mut |id| fresh.push(id));
             if outcome.is_err()
                 && last.is_some()
@@ -171,6 +172,13 @@ impl Sequence {
         let Some(tail) = self.list.last() else { return false };
         // A sealed block that only this sequence owns is reopened, but copied while it moves.
         self.access(place, self.pool_blocks().word(tail), Ticket(0)) != Access::Open
+    }
+
+    /// Adds new blocks, in order, to its reservation.
+    pub(super) fn add_reserved(&mut self, blocks: &[BlockId]) {
+        self.reserved.splice(..0, blocks.iter().rev().copied());
+        self.note_reserved();
+        self.reserve_end();
     }
 
     fn take_reserved(

@@ -3,8 +3,10 @@
 use std::ops::Range;
 
 use crate::ids::Ticket;
+use crate::prefix::{PrefixCache, Since};
 
 use super::sequence::Sequence;
+use super::token_hashes::TokenHashes;
 
 /// Distance, in blocks, at which a registration prefetches what it writes.
 const REGISTERED_AHEAD: u32 = 12;
@@ -42,7 +44,9 @@ impl Sequence {
     fn seal_blocks(&self, places: Range<u32>) {
         let pool = self.pool_blocks();
         let handle = |place: u32| pool.handle(self.list.id(place as usize));
-        let Some((known, cache)) = self.token_hashes() else {
+        // What is not registered now will be when the sequence is closed.
+        let Some((known, cache)) = self.token_hashes().filter(|(known, cache)| known.is_checked(cache))
+        else {
             return places.for_each(|place| pool.seal(handle(place)));
         };
         let end = places.end;
@@ -64,7 +68,28 @@ impl Sequence {
             cache.note(handle.id, hash, known.era(), place, known.mark());
             Some((handle, known.stored(cache, handle.id, place)))
         });
-        cache.register(pool, known.looked, registered);
+        cache.register(pool, Since::Checked(known.checked), registered);
+    }
+
+    /// Registers sealed blocks that batches left out because of hashes that were uncached meanwhile.
+    #[cold]
+    fn register_left_out(&self) {
+        let is_found = |(known, cache): &(&TokenHashes, &PrefixCache)| {
+            known.era() == cache.era() && known.is_checked(cache)
+        };
+        let Some((known, cache)) = self.token_hashes().filter(is_found) else { return };
+        let pool = self.pool_blocks();
+        let left_out = (0..self.seals.settled()).filter_map(|place| {
+            let hash = known.hash(place)?;
+            let id = self.list.id(place as usize);
+            let word = pool.word(id);
+            if self.is_null(id) || !word.is_sealed() || word.is_cached() {
+                return None;
+            }
+            cache.note(id, hash, known.era(), place, known.mark());
+            Some((pool.handle(id), known.stored(cache, id, place)))
+        });
+        cache.register(pool, Since::Checked(known.checked), left_out);
     }
 
     /// Registers the unfinished last block, if it may be reused: its tokens are final and known,
@@ -82,9 +107,12 @@ impl Sequence {
         {
             let handle = pool.handle(self.list.id(place as usize));
             let word = pool.word(handle.id);
-            if word.refs() == 1 && !word.is_cached() {
+            // Its hash was not known before.
+            let is_uncached =
+                known.looked != known.checked && cache.uncached().any_since(known.looked, &[hash]);
+            if word.refs() == 1 && !word.is_cached() && !is_uncached {
                 cache.note(handle.id, hash, known.era(), place, known.mark());
-                cache.register(pool, known.looked, [(handle, None)]);
+                cache.register(pool, Since::Checked(known.checked), [(handle, None)]);
             }
         }
     }
@@ -95,6 +123,9 @@ impl Sequence {
             self.catch_up();
             self.look_for_uncached(self.list.len());
             self.settle();
+            if self.known.as_ref().is_some_and(|known| known.is_left_out) {
+                self.register_left_out();
+            }
             self.register_tail();
             // Otherwise a batch was abandoned meanwhile.
             if !self.is_stale() || self.writing().is_some() {

@@ -98,7 +98,8 @@ impl Sequence {
 
     /// Makes it the list of a sequence in another group of layers than the first.
     pub(super) fn in_group(mut self, group: u32) -> Self {
-        (self.group, self.window) = (group, self.sequences.windows()[group as usize]);
+        let window = self.sequences.windows().get(group as usize).copied().flatten();
+        (self.group, self.window) = (group, window);
         self
     }
 
@@ -392,12 +393,16 @@ impl Sequence {
         &self.sequences.0.blocks
     }
 
-    /// Finds out whether the first `written` blocks were uncached. Returns the newest uncache call.
+    /// Finds out whether the first `written` blocks were uncached.
     #[inline]
-    pub(super) fn look_for_uncached(&mut self, written: usize) -> u64 {
-        let Some((known, cache)) = self.known.as_mut().zip(self.sequences.cache()) else { return u64::MAX };
-        known.look_for_uncached(cache, written);
-        known.looked
+    pub(super) fn look_for_uncached(&mut self, written: usize) {
+        if let Some((known, cache)) = self.known.as_mut().zip(self.sequences.cache()) {
+            let newest = known.look_for_uncached(cache, written);
+            // With several groups, blocks of others may be wrong: see `GroupedSequence::catch_up`.
+            if self.sequences.windows().len() == 1 {
+                known.checked = newest;
+            }
+        }
     }
 
     pub(super) fn writing(&self) -> Option<BatchRef> {
@@ -431,7 +436,7 @@ impl Sequence {
         let next = last.map(|last| FrameId(last.0 + 1));
         // The next frame may be the first of a unit that another sequence reserves.
         let reserves = next.is_some() && self.reserved_for_growth.map(unit_of) == next.map(unit_of);
-        ListEnd { next, reserves }
+        ListEnd { next, reserves, run: 0 }
     }
 
     #[inline]

@@ -71,7 +71,8 @@ impl Batch {
     /// # Errors
     /// [`StepError::Lacking`] names the sequences for which blocks were missing, in the order of
     /// the step; [`StepError::Sequence`] for another error. No sequence has changed, except that
-    /// after a failed copy on write the earlier copies stay, in blocks that may have been reserved.
+    /// sealed last blocks may be open again, and that after a failed copy on write the earlier
+    /// copies stay, in blocks that may have been reserved.
     ///
     /// # Panics
     /// If the storage panics during a copy; then as after an error.
@@ -146,13 +147,16 @@ impl Batch {
             sequence.catch_up();
             let error = match self.plan_one(sequence, tokens) {
                 Ok(None) => continue,
-                Ok(Some((growth, needed))) => match self.provide(sequence, needed, refusal) {
-                    Ok(reserved) => {
-                        step.push(Planned { place, growth, reserved });
-                        continue;
+                Ok(Some((growth, needs_opening))) => {
+                    let needed = self.open_and_count(sequence, &growth, needs_opening);
+                    match self.provide(sequence, needed, refusal) {
+                        Ok(reserved) => {
+                            step.push(Planned { place, growth, reserved });
+                            continue;
+                        }
+                        Err(error) => error.into(),
                     }
-                    Err(error) => error.into(),
-                },
+                }
                 Err(error) => error,
             };
             let id = sequence.id();
@@ -175,22 +179,58 @@ impl Batch {
         Err(StepError::Lacking { sequences: lacking, error })
     }
 
-    /// `None` if the last block takes the tokens, otherwise the plan and the number of blocks.
+    /// `None` if the last block takes the tokens, otherwise the plan, and whether that block is not open.
     // Always inline: see `room`.
     #[inline(always)]
     fn plan_one(
         &self,
         sequence: &mut Sequence,
         tokens: Tokens<'_>,
-    ) -> Result<Option<(Growth, usize)>, SequenceError> {
+    ) -> Result<Option<(Growth, bool)>, SequenceError> {
         Ok(match self.room_now(sequence, tokens)? {
             Room::NoTokens | Room::InPlace(_) => None,
             Room::InList(growth, tail) => {
-                // A reopened block needs none, but is copied if it is being moved at that moment.
-                let copies = tail.is_some_and(|tail| tail.access != Access::Open);
-                Some((growth, growth.fresh as usize + usize::from(copies)))
+                Some((growth, tail.is_some_and(|tail| tail.access != Access::Open)))
             }
         })
+    }
+
+    /// Returns the number of blocks that a plan needs. A sealed last block that need not be copied is
+    /// opened, whatever becomes of the append.
+    #[inline]
+    fn open_and_count(&self, sequence: &mut Sequence, growth: &Growth, needs_opening: bool) -> usize {
+        growth.fresh as usize
+            + usize::from(needs_opening && self.copies_unless_opened(sequence, growth.first))
+    }
+
+    #[cold]
+    fn copies_unless_opened(&self, sequence: &mut Sequence, place: u32) -> bool {
+        let Some(id) = sequence.list.last() else { return false };
+        match self.tail(sequence, place, id).access {
+            // Not sealed, so not being moved: nothing keeps this batch from opening it later.
+            Access::Open | Access::Withdraw => false,
+            Access::Copy => true,
+            Access::Reopen => {
+                // Copied if it is being moved at this moment.
+                let is_open = self.step.sequences.0.blocks.reopen(id);
+                if is_open {
+                    self.opened(sequence, place, id);
+                }
+                !is_open
+            }
+        }
+    }
+
+    /// Plans an append to a sequence that has caught up. `None` if its last block takes the tokens,
+    /// otherwise the plan and the number of blocks.
+    pub(super) fn plan_and_open(
+        &self,
+        sequence: &mut Sequence,
+        tokens: Tokens<'_>,
+    ) -> Result<Option<(Growth, usize)>, SequenceError> {
+        let Some((growth, needs_opening)) = self.plan_one(sequence, tokens)? else { return Ok(None) };
+        let needed = self.open_and_count(sequence, &growth, needs_opening);
+        Ok(Some((growth, needed)))
     }
 
     /// Reserves and counts the blocks that a sequence lacks of `needed`. Once the pool has refused
@@ -209,23 +249,6 @@ impl Batch {
                 Ok(request.blocks)
             }
         }
-    }
-
-    /// Returns the number of blocks that an append to a sequence that has caught up must allocate.
-    pub(super) fn lacks(&self, sequence: &mut Sequence, tokens: Tokens<'_>) -> Result<usize, SequenceError> {
-        let Some((_, needed)) = self.plan_one(sequence, tokens)? else { return Ok(0) };
-        Ok(needed.saturating_sub(sequence.reserved.len()))
-    }
-
-    /// Plans an append to a sequence that has caught up, and reserves the blocks that it lacks.
-    pub(super) fn plan_and_reserve(
-        &self,
-        sequence: &mut Sequence,
-        tokens: Tokens<'_>,
-    ) -> Result<Option<(Growth, usize)>, SequenceError> {
-        let Some((growth, needed)) = self.plan_one(sequence, tokens)? else { return Ok(None) };
-        let reserved = self.provide(sequence, needed, None)?;
-        Ok(Some((growth, reserved)))
     }
 
     /// Appends by a plan for which the blocks are reserved and the last block is open.

@@ -25,6 +25,7 @@ fn build(blocks: usize, bytes: bool, has_null_block: bool) -> Sequences {
         threads: 1,
         has_null_block,
         reserve: 0,
+        run_frames: 0,
         device: DeviceId::Host,
     };
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(TOKENS).dtype(Dtype::F32);

@@ -49,6 +49,10 @@ pub(super) struct TokenHashes {
     era: u64,
     /// The newest uncache call at the last look.
     pub(super) looked: u64,
+    /// The newest uncache call when no block of the sequence, in any group, was uncached.
+    pub(super) checked: u64,
+    /// Whether batches may have left out blocks that they were promised.
+    pub(super) is_left_out: bool,
     /// Of the blocks with which it began.
     provenance: Provenance,
     /// [Mark](Provenance) of the blocks that are registered next.
@@ -84,7 +88,7 @@ impl TokenHashes {
     ) -> Result<Self, Invalid> {
         let root = cache.hasher().root(keys)?.hash().of_group(group);
         keys.check_extra(TOKENS_MAX)?;
-        let extra_keys = keys.extra().to_vec();
+        let (extra_keys, looked) = (keys.extra().to_vec(), cache.uncached().newest());
         Ok(Self {
             chain: ChainHash::after(root, 0).with(cache.hasher(), &extra_keys),
             extra_keys,
@@ -94,10 +98,33 @@ impl TokenHashes {
             full_at: cache.hasher().block_tokens(),
             is_cut: false,
             era: cache.era(),
-            looked: cache.uncached().newest(),
+            looked,
+            checked: looked,
+            is_left_out: false,
             provenance: Provenance::default(),
             mark: 0,
             policy_info,
+        })
+    }
+
+    /// Returns the hashes of the blocks of a state behind this many blocks of tokens, all known.
+    pub(super) fn of_state(&self, behind: usize, state: usize, blocks: usize) -> Option<Self> {
+        let last = behind.checked_sub(1).and_then(|last| self.hash(last as u32))?;
+        Some(Self {
+            chain: ChainHash::after(last, 0),
+            root: last,
+            hashes: (0..blocks).map(|block| last.of_state(state, block, self.looked)).collect(),
+            tokens: Vec::new(),
+            full_at: usize::MAX,
+            extra_keys: Vec::new(),
+            is_cut: true,
+            era: self.era,
+            looked: self.looked,
+            checked: self.checked,
+            is_left_out: false,
+            provenance: self.provenance.clone(),
+            mark: self.mark,
+            policy_info: self.policy_info,
         })
     }
 
@@ -127,6 +154,7 @@ impl TokenHashes {
         let KnownTokens { root, hashes, tokens, extra_keys, is_cut, keep, keep_left_ms, .. } = known;
         let is_stale = known.is_stale || !cache.accepts_in(era, &known.origins);
         let provenance = if is_stale { Provenance::default() } else { cache.provenance(&known.origins) };
+        let looked = cache.uncached().newest();
         // Each cache has its own clock.
         let keep_until = keep_left_ms.map(|left| Millis(cache.now().0.saturating_add(left)));
         let mut arrived = Self {
@@ -138,7 +166,9 @@ impl TokenHashes {
             extra_keys,
             is_cut,
             era: if is_stale { NO_ERA } else { era },
-            looked: cache.uncached().newest(),
+            looked,
+            checked: looked,
+            is_left_out: false,
             mark: provenance.mark,
             provenance,
             // The policy has not seen this sequence.
@@ -207,12 +237,19 @@ impl TokenHashes {
         self.tokens.len()
     }
 
+    /// Returns whether no block of the sequence was uncached up to the newest call.
+    pub(super) fn is_checked(&self, cache: &PrefixCache) -> bool {
+        self.checked == cache.uncached().newest()
+    }
+
     /// Looks for newly uncached blocks among the first `written` (the last may be partial). They,
-    /// and what was computed from them, may be wrong: then nothing is found by these hashes.
+    /// and what was computed from them, may be wrong: then nothing is found by these hashes. Returns
+    /// the newest call.
     #[inline]
-    pub(super) fn look_for_uncached(&mut self, cache: &PrefixCache, written: usize) {
+    pub(super) fn look_for_uncached(&mut self, cache: &PrefixCache, written: usize) -> u64 {
         let newest = cache.uncached().newest();
         if newest != self.looked {
+            self.is_left_out = true;
             let hashes = &self.hashes[..written.min(self.hashes.len())];
             if cache.uncached().any_since(self.looked, hashes) {
                 self.era = NO_ERA;
@@ -222,6 +259,7 @@ impl TokenHashes {
                 self.looked = newest;
             }
         }
+        newest
     }
 
     /// Returns the hashes of a prompt's reusable full blocks: its last token must be computed.
@@ -341,7 +379,8 @@ impl TokenHashes {
             block,
             hash: *self.hashes.get(place)?,
             parent: place.checked_sub(1).map(|parent| self.hashes[parent]),
-            tokens: self.tokens[tokens.clone()].into(),
+            // A state has none.
+            tokens: self.tokens.get(tokens.clone())?.into(),
             block_tokens: block_tokens as u32,
             extra_keys: ExtraKey::of_block(&self.extra_keys, tokens),
         }))

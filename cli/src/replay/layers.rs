@@ -36,7 +36,14 @@ impl Layers {
         match self {
             Self::Alike(layout, None) => Ok(Pool::builder(layout.clone())),
             Self::Alike(layout, Some(window)) => Ok(Pool::builder(layout.clone()).window(*window)),
-            Self::Groups(model) => Pool::layered(model),
+            Self::Groups(model) => {
+                let is_state = |group: &LayerGroup| matches!(group.reach(), Reach::State);
+                if let Some(at) = model.groups().iter().position(is_state) {
+                    let limit = "layers of attention: replays compute no states";
+                    return Err(Invalid::new("group of layers", "a state", limit).at(at));
+                }
+                Pool::layered(model)
+            }
         }
     }
 

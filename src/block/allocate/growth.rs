@@ -11,6 +11,11 @@
 //! Lists leave holes: the unused ends of their last units. Free frames in holes cache nothing, so
 //! their number has [a limit](Core::holes_max). Above it, a list evicts nothing for whole units:
 //! otherwise a few blocks with owners, one in each unit, would empty the cache.
+//!
+//! Where each sequence takes a run beside its list, of [a fixed number](Core::run_frames) of frames,
+//! a hole is lost for runs. There runs fill the pool from its start, one next to the other, and
+//! lists from its end; and all holes count, also of units reserved for growth, up to
+//! [a small share](HOLES_RUNS_SHIFT).
 
 use crate::config::FAN_LOG2;
 use crate::ids::{FrameId, Run};
@@ -37,6 +42,9 @@ const HOLES_MIN: usize = 1_280;
 /// in a larger cache a hole costs more hits; more lists leave more holes.
 const HOLES_OWNED_SHIFT: u32 = 2;
 
+/// The limit in a pool of runs, as a shift.
+const HOLES_RUNS_SHIFT: u32 = 6;
+
 /// Maximum share of available frames reserved for growth in a pool with a cache, as a shift.
 const ROOM_SHIFT: u32 = 2;
 
@@ -53,6 +61,8 @@ pub struct ListEnd {
     pub next: Option<FrameId>,
     /// Whether its owner reserves the unit of that frame.
     pub reserves: bool,
+    /// The first so many frames form one run, which is not part of the list; 0: none.
+    pub run: usize,
 }
 
 #[inline]
@@ -64,9 +74,13 @@ impl Core {
     /// Reserves a unit for a list. False: it is reserved, or [the share](ROOM_SHIFT) is used up.
     pub(crate) fn begin_growth_unit(&self, frame: FrameId) -> bool {
         let frames = &self.space.frames;
-        let available = frames.free_counted() + self.evictable();
-        let share = if self.evictor.is_some() { ROOM_SHIFT } else { 0 };
-        frames.growth_frames_about() <= available >> share && frames.begin_growth_unit(frame)
+        let available = || frames.free_counted() + self.evictable();
+        let most = match () {
+            () if self.config.run_frames > 0 => self.total() >> (HOLES_RUNS_SHIFT + HOLES_SHIFT),
+            () if self.evictor.is_some() => available() >> ROOM_SHIFT,
+            () => available(),
+        };
+        frames.growth_frames_about() <= most && frames.begin_growth_unit(frame)
     }
 
     #[inline]
@@ -79,11 +93,20 @@ impl Core {
         self.space.frames.growth_frames()
     }
 
-    /// Takes frames for a list: behind its end, and whole units. The rest goes into holes.
-    pub(in crate::block) fn gather_list(&self, end: ListEnd, request: &AllocRequest, grab: &mut Grab) {
-        let (asked, frames) = (request.blocks, &self.space.frames);
+    /// Takes frames for a list that needs `blocks` of the request's: behind its end, and whole units.
+    /// The rest goes into holes.
+    // Always inline: most requests are for one list.
+    #[inline(always)]
+    pub(in crate::block) fn gather_list(
+        &self,
+        end: ListEnd,
+        blocks: usize,
+        request: &AllocRequest,
+        grab: &mut Grab,
+    ) {
+        let (asked, frames) = (grab.frames + blocks, &self.space.frames);
         if let Some(next) = end.next {
-            let len = frames.extend(next, asked as u32, end.reserves);
+            let len = frames.extend(next, blocks as u32, end.reserves);
             grab.extend(len.map(|len| Run { start: next, len }));
         }
         for round in 0..=ROUNDS {
@@ -96,12 +119,17 @@ impl Core {
             let whole = if is_rest { missing >> FAN_LOG2 << FAN_LOG2 } else { missing };
             let near = grab.runs.last().map(|run| FrameId(run.end())).or(end.next).unwrap_or(FrameId(0));
             if whole > 0 {
-                let taken = frames.allocate_fresh(whole, near, &mut |run| grab.extend(Some(run)));
+                let mut take = |run| grab.extend(Some(run));
+                let taken = match self.config.run_frames {
+                    0 => frames.allocate_fresh(whole, near, &mut take),
+                    _ => frames.allocate_last(whole, &mut take),
+                };
                 self.took_units(taken as usize);
             }
             let missing = asked - grab.frames;
             let fits_holes = (is_rest && missing >> FAN_LOG2 == 0) || holes > self.holes_max();
-            if missing == 0 || fits_holes || round == ROUNDS || !self.evicts_for_units(missing, request) {
+            if missing == 0 || fits_holes || round == ROUNDS || !self.evicts_for_units(missing, request, grab)
+            {
                 return;
             }
             // Where single owned blocks are scattered, evictions make holes, up to the limit.
@@ -111,10 +139,10 @@ impl Core {
         }
     }
 
-    fn evicts_for_units(&self, missing: usize, request: &AllocRequest) -> bool {
+    fn evicts_for_units(&self, missing: usize, request: &AllocRequest, grab: &Grab) -> bool {
         // Otherwise an eviction would be wasted.
         let most = self.space.frames.free_counted() + self.evictable() + self.reserved_for(request);
-        self.has_units() && most >= missing && self.evicts_first(missing)
+        self.has_units() && most >= request.blocks - grab.frames && self.evicts_first(missing)
     }
 
     /// Returns whether the pool is large enough to evict more blocks than a request is missing.
@@ -122,15 +150,19 @@ impl Core {
         self.total() >= UNITS_MIN << FAN_LOG2
     }
 
-    /// Returns about how many frames are free in partly used units not reserved for growth.
+    /// Returns about how many frames are free in partly used units that count as holes.
     fn holes(&self) -> usize {
         let frames = &self.space.frames;
-        frames.free_counted().saturating_sub((frames.free_units() << FAN_LOG2) + frames.growth_frames_about())
+        let reserved = if self.config.run_frames > 0 { 0 } else { frames.growth_frames_about() };
+        frames.free_counted().saturating_sub((frames.free_units() << FAN_LOG2) + reserved)
     }
 
     /// Returns the maximum number of frames in holes, see the [module](super::growth).
     pub(in crate::block) fn holes_max(&self) -> usize {
         let total = self.total();
+        if self.config.run_frames > 0 {
+            return total >> HOLES_RUNS_SHIFT;
+        }
         if self.evictor.is_none() {
             return total >> HOLES_POOL_SHIFT;
         }

@@ -22,6 +22,7 @@ use crate::sync::{Ordering::Relaxed, yield_now};
 
 use super::grab::Grab;
 use super::growth::ListEnd;
+use super::lists::{ListShare, lists_of};
 use super::own::own_row;
 use crate::block::core::{Blocks, Core, WakeGuard};
 use crate::block::request::{AllocRequest, Priority};
@@ -69,10 +70,29 @@ impl Blocks {
         Ok(())
     }
 
+    /// Like [`allocate_listed`](Self::allocate_listed), for several lists, all or nothing. `request`
+    /// is for the sum. Passes on the index of the list and a block of it, in the list's order.
+    pub fn allocate_for_lists(
+        &self,
+        request: &AllocRequest,
+        shares: &[ListShare],
+        take: &mut dyn FnMut(usize, BlockId),
+    ) -> Result<(), AllocError> {
+        self.check_turn(request)?;
+        let mut grab = Grab::new();
+        self.allocate_into(request, Aim::Lists(shares), &mut grab)?;
+        self.count_further(-(request.blocks as isize));
+        let mut lists = lists_of(shares);
+        self.hand_out(&grab, request, |id| {
+            take(lists.next().expect("a request gets as many blocks as it asked for"), id);
+        });
+        Ok(())
+    }
+
     pub(super) fn allocate_into(
         &self,
         request: &AllocRequest,
-        aim: Aim,
+        aim: Aim<'_>,
         grab: &mut Grab,
     ) -> Result<(), AllocError> {
         self.with_thread_cache(|cache| {
@@ -91,11 +111,13 @@ impl Blocks {
 }
 
 #[derive(Clone, Copy)]
-pub(in crate::block) enum Aim {
+pub(in crate::block) enum Aim<'a> {
     /// In the thread's magazines if they are few, else in the bitmaps.
     Any,
     /// For a list: behind its end, and in whole units.
     List(ListEnd),
+    /// As [`List`](Self::List), for several lists that share the request.
+    Lists(&'a [ListShare]),
     /// In the bitmaps: one run, then few runs.
     Runs,
 }
@@ -147,7 +169,7 @@ impl Core {
         &self,
         cache: Option<CountedRef<'_>>,
         request: &AllocRequest,
-        aim: Aim,
+        aim: Aim<'_>,
         grab: &mut Grab,
         wake_guard: &WakeGuard<'_>,
     ) -> Result<(), AllocError> {
@@ -171,24 +193,28 @@ impl Core {
         &self,
         cache: Option<CountedRef<'_>>,
         request: &AllocRequest,
-        aim: Aim,
+        aim: Aim<'_>,
         grab: &mut Grab,
         wake_guard: &WakeGuard<'_>,
     ) -> Result<(), AllocError> {
         let asked = request.blocks;
         if request.contiguous && asked > 1 {
-            return self.gather_run(cache, asked, grab, wake_guard);
+            return self.gather_run(cache, asked, 0, grab, wake_guard);
         }
         let mut end = None;
         match aim {
             Aim::List(list) => {
+                if list.run > 0 {
+                    self.gather_run(cache, list.run, asked - list.run, grab, wake_guard)?;
+                }
                 end = list.next;
-                self.gather_list(list, request, grab);
+                self.gather_list(list, asked - list.run, request, grab);
             }
+            Aim::Lists(shares) => self.gather_lists(shares, request, grab),
             Aim::Runs => self.gather_runs(cache, asked as u32, grab),
             Aim::Any => {}
         }
-        let is_list = matches!(aim, Aim::List(_));
+        let is_list = matches!(aim, Aim::List(_) | Aim::Lists(_));
         if !is_list && grab.frames < asked && asked <= self.config.magazine_blocks.div_ceil(4) {
             self.take_cached(cache, asked, grab);
         }
@@ -248,23 +274,34 @@ impl Core {
         }
     }
 
+    /// Gathers a run of `asked` frames for a request of `more` frames beside it.
     fn gather_run(
         &self,
         cache: Option<CountedRef<'_>>,
         asked: usize,
+        more: usize,
         grab: &mut Grab,
         wake_guard: &WakeGuard<'_>,
     ) -> Result<(), AllocError> {
         (grab.rounds, grab.is_all) = (0, true);
         loop {
             let is_known = self.known_runs().is_some_and(|known| known.longest < asked);
-            if !is_known && let Some(run) = self.space.frames.allocate_run(asked as u32, self.start(cache)) {
+            let frames = &self.space.frames;
+            let allocate = || match self.config.run_frames {
+                0 => frames.allocate_run(asked as u32, self.start(cache)),
+                _ => frames.allocate_first(asked as u32),
+            };
+            if !is_known && let Some(run) = allocate() {
                 grab.extend(Some(run));
                 return Ok(());
             }
             if !self.climb(grab, wake_guard) {
                 break;
             }
+        }
+        if more > 0 && self.recount().free() + self.evictable() < asked + more {
+            // An eviction for the run would be wasted.
+            return Err(self.exhausted(asked + more));
         }
         self.evict_for_reserve();
         if let Some(run) = self.evict_run(asked, wake_guard) {
@@ -285,7 +322,7 @@ impl Core {
         if runs.free >= asked {
             return Err(AllocError::NoRun { asked, longest_run: runs.longest, free: runs.free });
         }
-        Err(self.exhausted(asked))
+        Err(self.exhausted(asked + more))
     }
 
     fn gather_runs(&self, cache: Option<CountedRef<'_>>, wanted: u32, grab: &mut Grab) {

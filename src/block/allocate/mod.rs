@@ -7,6 +7,7 @@ mod grab;
 mod growth;
 mod in_place;
 mod ladder;
+mod lists;
 mod own;
 mod reclaim;
 mod refused;
@@ -18,5 +19,6 @@ pub(in crate::block) use grab::Grab;
 pub use growth::ListEnd;
 pub(crate) use growth::unit_of;
 pub(in crate::block) use ladder::Aim;
+pub use lists::ListShare;
 #[cfg(kvpool_loom)]
 pub(in crate::block) use own::own;

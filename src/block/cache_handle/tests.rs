@@ -14,6 +14,7 @@ const CONFIG: BlocksConfig = BlocksConfig {
     threads: 1,
     has_null_block: false,
     reserve: 0,
+    run_frames: 0,
     device: DeviceId::Host,
 };
 

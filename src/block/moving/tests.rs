@@ -15,6 +15,7 @@ fn blocks(frames: usize) -> Blocks {
         threads: 1,
         has_null_block: false,
         reserve: 0,
+        run_frames: 0,
         device: DeviceId::Host,
     };
     Blocks::new(config, None)

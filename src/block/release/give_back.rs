@@ -198,6 +198,7 @@ mod tests {
             threads: 1,
             has_null_block: false,
             reserve: 0,
+            run_frames: 0,
             device: DeviceId::Host,
         };
         let blocks = Blocks::new(config, None);

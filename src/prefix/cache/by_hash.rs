@@ -16,6 +16,12 @@
 //! By the fences, the call sees the block cached, or the registration sees the call before a lookup
 //! finds the block. The second number reveals hits of sequences opened during the call.
 //!
+//! The blocks behind an uncached one were computed from it. A sequence compares the hashes of its
+//! whole chain before it notes a block, but has no part in the end of a batch to which it promised
+//! one before the call. Such a batch, which does not know the chain, registers no block that it was
+//! promised before the [newest call](Since::Checked). A sequence without uncached blocks registers
+//! what is missing when it is closed.
+//!
 //! Models: `loom-tests/tests/evictable.rs`, `uncached.rs`.
 
 use std::collections::{HashMap, HashSet};
@@ -39,6 +45,16 @@ pub struct UncachedBlocks {
     pub evicted_blocks: usize,
     /// Blocks that their owners keep.
     pub kept_blocks: usize,
+}
+
+/// The newest call to uncache hashes that those who wrote blocks knew of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Since {
+    /// When the blocks were written: later calls for their own hashes apply to them.
+    Written(u64),
+    /// When no block of their chains was uncached: later calls may apply to what they were computed
+    /// from, so none of the blocks may be found. Their sequence can tell, and register them again.
+    Checked(u64),
 }
 
 type Cached = (BlockId, BlockHash, u64);
@@ -128,11 +144,16 @@ impl PrefixCache {
         }
     }
 
-    /// Uncaches newly cached blocks whose hashes were uncached after call `since`. Follows a fence.
+    /// Uncaches newly cached blocks to which a later call may apply. Follows a fence.
     #[inline]
-    pub(super) fn uncache_late(&self, core: &Core, since: u64, blocks: impl Iterator<Item = Cached>) {
-        if self.uncached.newest() != since {
-            for (id, hash, era) in blocks.filter(|&(_, hash, _)| self.uncached.any_since(since, &[hash])) {
+    pub(super) fn uncache_late(&self, core: &Core, since: Since, blocks: impl Iterator<Item = Cached>) {
+        let (Since::Written(call) | Since::Checked(call)) = since;
+        if self.uncached.newest() != call {
+            let applies = |hash| match since {
+                Since::Written(call) => self.uncached.any_since(call, &[hash]),
+                Since::Checked(_) => true,
+            };
+            for (id, hash, era) in blocks.filter(|&(_, hash, _)| applies(hash)) {
                 self.uncache_of(core, id, hash, era);
             }
         }

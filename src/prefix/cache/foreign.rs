@@ -27,7 +27,7 @@ use crate::ids::{BlockId, FrameId};
 use crate::sync::fence_after_rmw;
 
 use super::super::eviction_list::Classed;
-use super::{BlockHash, Index, KvEvent, Names, PolicyInfo, PrefixCache, PrefixConfig, Queues, key_of};
+use super::{BlockHash, Index, KvEvent, Names, PolicyInfo, PrefixCache, PrefixConfig, Queues, Since, key_of};
 
 /// Factor by which the index is larger than for one hash per block; some blocks have two.
 const ENTRIES_PER_BLOCK: usize = 2;
@@ -199,7 +199,7 @@ impl PrefixCache {
                 first.push((core.handle(id), None));
             }
         }
-        self.register(core, self.uncached.newest(), first);
+        self.register(core, Since::Written(self.uncached.newest()), first);
         further.retain(|&(id, hash)| !self.holds(id, hash, era) && self.add_further(core, id, hash, era));
         if !further.is_empty() {
             let entries = further.iter().map(|&(id, hash)| (key_of(hash), id));

@@ -9,7 +9,7 @@ use crate::block::Core;
 use crate::ids::{BlockHandle, BlockId};
 use crate::sync::{Ordering::SeqCst, fence, fence_after_rmw, heavy_fence};
 
-use super::{BlockHash, KvEvent, PrefixCache, key_of};
+use super::{BlockHash, KvEvent, PrefixCache, Since, key_of};
 
 struct Registered {
     hash: BlockHash,
@@ -52,17 +52,16 @@ impl PrefixCache {
             row.note_again(chain);
             // Pairs with the fence in `uncache_hashes`.
             fence(SeqCst);
-            self.uncache_late(core, 0, std::iter::once((id, row.hash(), row.era())));
+            self.uncache_late(core, Since::Written(0), std::iter::once((id, row.hash(), row.era())));
         }
     }
 
     /// Registers noted blocks, whose bytes are final, except stale handles. `None` stands for an
-    /// event without tokens. Blocks whose hashes were [uncached](Self::uncached) after the call
-    /// `since` are not found.
+    /// event without tokens. Blocks to which a call [since](Since) applies are not found.
     pub(crate) fn register(
         &self,
         core: &Core,
-        since: u64,
+        since: Since,
         blocks: impl IntoIterator<Item = (BlockHandle, Option<Box<KvEvent>>)>,
     ) {
         let mut blocks = blocks.into_iter().peekable();

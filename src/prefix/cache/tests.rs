@@ -17,6 +17,7 @@ fn one_block() -> (Blocks, Arc<PrefixCache>) {
         threads: 1,
         has_null_block: false,
         reserve: 0,
+        run_frames: 0,
         device: DeviceId::Host,
     };
     let key = PrefixConfig::new().key(HashKey::from_bytes([7; 32]));
@@ -29,7 +30,7 @@ fn refill(blocks: &Blocks, cache: &PrefixCache, n: u64) -> BlockId {
     blocks.allocate_listed(&AllocRequest::new(1), None, &mut |id| taken = Some(id)).unwrap();
     let id = taken.unwrap();
     cache.note(id, hash(n), cache.era(), 0, 0);
-    cache.register(blocks, 0, [(blocks.handle(id), None)]);
+    cache.register(blocks, Since::Written(0), [(blocks.handle(id), None)]);
     blocks.release_listed(&[id]);
     id
 }

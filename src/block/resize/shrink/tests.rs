@@ -12,6 +12,7 @@ fn blocks(blocks: usize, blocks_max: usize, magazine_blocks: usize) -> Blocks {
         threads: 2,
         has_null_block: true,
         reserve: 0,
+        run_frames: 0,
         device: DeviceId::Host,
     };
     Blocks::new(config, None)

@@ -1,0 +1,595 @@
+//! Pools with layers that keep one state of a sequence: an engine checks each state that it reads.
+#![cfg(not(any(kvpool_loom, miri)))]
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use kvpool::prefix::{HashKey, PrefixConfig};
+use kvpool::storage::{CopyDone, FrameMove};
+use kvpool::{
+    AdmitRequest, AllocError, Batch, GroupedSequence, KvLayout, Pool, SequenceError, SequenceId, StateCopy,
+    Tokens, Window,
+};
+use pollster::block_on;
+use proptest::prelude::*;
+
+const WINDOWS: [Option<usize>; 2] = [None, Some(9)];
+const STATES: [usize; 2] = [5, 2];
+
+/// An engine's memory: a cell for each token of a frame.
+#[derive(Clone)]
+struct Engine {
+    pool: Pool,
+    cells: Arc<Mutex<Vec<u64>>>,
+    block_tokens: usize,
+}
+
+/// What is computed from these tokens, by a layer or a frame of a state.
+fn stamp(of: usize, tokens: &[u32]) -> u64 {
+    let mix = |sum: u64, &token: &u32| (sum ^ (u64::from(token) + 1)).wrapping_mul(0x0000_0100_0000_01b3);
+    tokens.iter().fold(0xcbf2_9ce4_8422_2325 ^ of as u64, mix)
+}
+
+impl Engine {
+    fn new(blocks: usize, block_tokens: usize) -> Self {
+        let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(block_tokens);
+        let cells = Arc::new(Mutex::new(vec![0; (blocks + 1) * block_tokens]));
+        let memory = cells.clone();
+        let copier = Arc::new(move |moves: &[FrameMove], done: CopyDone| {
+            moves.iter().for_each(|&frames| copy(&mut memory.lock().unwrap(), block_tokens, frames));
+            done(Ok(()));
+        });
+        let window = |tokens| Window::new(tokens).unwrap();
+        let pool = Pool::builder(layout.build().unwrap())
+            .blocks(blocks)
+            .threads(1)
+            .engine_copies(copier)
+            .prefix_cache(PrefixConfig::new().key(HashKey::from_bytes([7; 32])))
+            .groups(WINDOWS.map(|tokens| tokens.map(window)))
+            .states(STATES)
+            .build()
+            .unwrap();
+        Self { pool, cells, block_tokens }
+    }
+
+    fn copies(&self, copies: &[StateCopy]) {
+        let mut cells = self.cells.lock().unwrap();
+        for of in copies {
+            assert_eq!(of.frames.len(), STATES[of.state]);
+            of.frames.iter().for_each(|&frames| copy(&mut cells, self.block_tokens, frames));
+        }
+    }
+
+    /// Appends, and computes: each frame of a state from what it held before.
+    fn step(
+        &self,
+        batch: &mut Batch,
+        sequence: &mut GroupedSequence,
+        all: &[u32],
+        tokens: Tokens<'_>,
+    ) -> Result<(), SequenceError> {
+        let appended = batch.append_grouped(sequence, tokens)?;
+        self.copies(&appended.restored);
+        for (_, copied) in &appended.copied {
+            copy(&mut self.cells.lock().unwrap(), self.block_tokens, copied.frames);
+        }
+        let new = appended.tokens;
+        for list in 0..WINDOWS.len() {
+            let mut slots = Vec::new();
+            batch.slot_mapping(sequence.group(list), new.clone(), &mut slots)?;
+            let mut cells = self.cells.lock().unwrap();
+            for (position, slot) in new.clone().zip(slots) {
+                cells[slot as usize] = stamp(list, &all[..=position]);
+            }
+        }
+        let mut cells = self.cells.lock().unwrap();
+        for state in 0..STATES.len() {
+            for (frame, at) in sequence.state(state).enumerate() {
+                let cell = &mut cells[at * self.block_tokens..][..self.block_tokens];
+                let of = WINDOWS.len() + 100 * state + frame;
+                // At position 0 the engine initializes it.
+                assert!(new.start == 0 || cell.iter().all(|&cell| cell == stamp(of, &all[..new.start])));
+                cell.fill(stamp(of, &all[..new.end]));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that the next token finds what it sees in each group of blocks.
+    fn check(&self, sequence: &GroupedSequence, all: &[u32]) {
+        let batch = &mut self.pool.begin_batch();
+        let length = sequence.len();
+        for (list, window) in WINDOWS.into_iter().enumerate() {
+            assert_eq!(sequence.group(list).len(), length);
+            let first = length.saturating_sub(window.unwrap_or(length).saturating_sub(1));
+            let mut slots = Vec::new();
+            batch.slot_mapping(sequence.group(list), first..length, &mut slots).unwrap();
+            let cells = self.cells.lock().unwrap();
+            for (position, slot) in (first..length).zip(slots) {
+                assert_eq!(cells[slot as usize], stamp(list, &all[..=position]), "{position} of {length}");
+            }
+        }
+        for (state, frames) in STATES.into_iter().enumerate() {
+            assert_eq!(sequence.state(state).len(), frames);
+        }
+    }
+
+    fn admit(&self, id: u64, all: &[u32]) -> Result<GroupedSequence, SequenceError> {
+        self.pool.admit_grouped(&AdmitRequest::new(SequenceId(id), all).chunk(16))
+    }
+
+    /// Computes the rest of a prompt, with a checkpoint at its last boundary.
+    fn prefill(&self, sequence: &mut GroupedSequence, all: &[u32]) -> Result<(), SequenceError> {
+        while sequence.len() < all.len() {
+            let mut batch = self.pool.begin_batch();
+            let end = sequence.next_cut().unwrap_or(all.len());
+            let tokens = (end - sequence.len()).min(16);
+            self.step(&mut batch, sequence, all, Tokens::Announced(tokens))?;
+            if sequence.len() == end && end < all.len() {
+                // Without blocks for it there is none.
+                if let Ok(copies) = batch.checkpoint(sequence) {
+                    self.copies(&copies);
+                }
+            }
+            batch.finish();
+        }
+        Ok(())
+    }
+
+    fn close(&self) {
+        self.pool.audit().unwrap();
+        assert_eq!((self.pool.stats().used, self.pool.sequence_count()), (0, 0));
+    }
+}
+
+fn copy(cells: &mut [u64], block_tokens: usize, frames: FrameMove) {
+    let (from, to) = (frames.src.index() * block_tokens, frames.dst.index() * block_tokens);
+    cells.copy_within(from..from + block_tokens, to);
+}
+
+#[test]
+fn a_prompt_is_hit_where_its_state_was_kept() {
+    let (engine, all) = (Engine::new(400, 4), (0..103).collect::<Vec<u32>>());
+    let mut first = engine.admit(1, &all[..63]).unwrap();
+    assert_eq!((first.len(), first.next_cut()), (0, Some(60)));
+    engine.prefill(&mut first, &all[..63]).unwrap();
+    // Not at a boundary: nothing is kept when it is closed.
+    drop(first);
+    let cached = engine.pool.cached_blocks().len();
+    let mut second = engine.admit(2, &all).unwrap();
+    assert_eq!(
+        (second.len(), second.next_cut()),
+        (60, Some(100)),
+        "blocks are cached to 60, as is the state"
+    );
+    engine.check(&second, &all);
+    engine.prefill(&mut second, &all).unwrap();
+    assert_eq!(second.next_cut(), None);
+    let mut batch = engine.pool.begin_batch();
+    let longer: Vec<u32> = all.iter().copied().chain([7]).collect();
+    engine.step(&mut batch, &mut second, &longer, Tokens::Ids(&[7])).unwrap();
+    batch.finish();
+    assert_eq!(second.len(), 104);
+    // At a boundary: its run is kept without a copy.
+    drop(second);
+    assert!(engine.pool.cached_blocks().len() > cached);
+    let longer: Vec<u32> = longer.into_iter().chain(0..9).collect();
+    let mut third = engine.admit(3, &longer).unwrap();
+    assert_eq!(third.len(), 104);
+    engine.prefill(&mut third, &longer).unwrap();
+    // Between two checkpoints, the earlier one counts, however much else is cached.
+    let branch: Vec<u32> = all[..90].iter().copied().chain([9; 30]).collect();
+    let mut fourth = engine.admit(4, &branch).unwrap();
+    assert_eq!(fourth.len(), 60);
+    engine.prefill(&mut fourth, &branch).unwrap();
+    drop((third, fourth));
+    engine.close();
+}
+
+#[test]
+fn checkpoints_need_all_of_their_blocks_and_tokens() {
+    let (engine, all) = (Engine::new(400, 4), (0..64).collect::<Vec<u32>>());
+    let mut sequence = engine.admit(1, &all).unwrap();
+    let mut batch = engine.pool.begin_batch();
+    assert!(matches!(batch.checkpoint(&mut sequence), Err(SequenceError::Invalid { .. })), "no tokens");
+    engine.step(&mut batch, &mut sequence, &all, Tokens::Announced(30)).unwrap();
+    let error = batch.checkpoint(&mut sequence).unwrap_err();
+    assert!(error.to_string().contains("a multiple of 4"), "{error}");
+    engine.step(&mut batch, &mut sequence, &all, Tokens::Announced(10)).unwrap();
+    let copies = batch.checkpoint(&mut sequence).unwrap();
+    assert_eq!(copies.iter().map(|of| (of.state, of.frames.len())).collect::<Vec<_>>(), [(0, 5), (1, 2)]);
+    engine.copies(&copies);
+    batch.finish();
+    let mut batch = engine.pool.begin_batch();
+    assert_eq!(batch.checkpoint(&mut sequence).unwrap(), [], "it is cached");
+    batch.finish();
+    assert_eq!(engine.admit(2, &all).unwrap().len(), 40);
+    // A wrong block of tokens before it: the state is wrong too.
+    let wrong = sequence.group(0).block_hashes()[9];
+    engine.pool.uncache(&[wrong]);
+    assert_eq!(engine.admit(3, &all).unwrap().len(), 0);
+    let mut batch = engine.pool.begin_batch();
+    engine.step(&mut batch, &mut sequence, &all, Tokens::Announced(8)).unwrap();
+    assert_eq!(batch.checkpoint(&mut sequence).unwrap(), [], "computed from a wrong block");
+    batch.finish();
+    drop(sequence);
+    // The same tokens, computed again: the old state is not found behind them.
+    let mut again = engine.admit(4, &all[..41]).unwrap();
+    let mut batch = engine.pool.begin_batch();
+    engine.step(&mut batch, &mut again, &all, Tokens::Announced(41)).unwrap();
+    batch.finish();
+    assert_eq!(engine.admit(5, &all).unwrap().len(), 0);
+    drop(again);
+    // Unknown tokens, and a cleared cache.
+    let mut unknown = engine.admit(6, &all[..1]).unwrap();
+    let mut batch = engine.pool.begin_batch();
+    batch.append_grouped(&mut unknown, Tokens::Announced(1)).unwrap();
+    batch.append_grouped(&mut unknown, 3).unwrap();
+    assert_eq!(batch.checkpoint(&mut unknown).unwrap(), []);
+    batch.finish();
+    drop(unknown);
+    let other = Engine::new(50, 4);
+    let mut foreign = other.admit(1, &all[..4]).unwrap();
+    let mut batch = engine.pool.begin_batch();
+    assert!(matches!(batch.checkpoint(&mut foreign), Err(SequenceError::ForeignSequence { .. })));
+    batch.finish();
+    engine.close();
+}
+
+/// A state cannot be taken back: what would need that is refused, or begins again.
+#[test]
+fn a_state_is_not_taken_back() {
+    let (engine, all) = (Engine::new(200, 4), (0..64).collect::<Vec<u32>>());
+    let mut sequence = engine.admit(1, &all[..40]).unwrap();
+    engine.prefill(&mut sequence, &all[..40]).unwrap();
+    let mut batch = engine.pool.begin_batch();
+    let drafts = batch.append_grouped(&mut sequence, Tokens::Draft(2)).unwrap_err();
+    assert!(drafts.to_string().contains("drafts"), "{drafts}");
+    let fork = sequence.fork(SequenceId(2)).unwrap_err();
+    assert!(fork.to_string().contains("fork"), "{fork}");
+    let error = sequence.truncate(36).unwrap_err();
+    assert!(matches!(error, SequenceError::StateAhead { asked: 36, tokens: 40, .. }), "{error}");
+    sequence.truncate(40).unwrap();
+    engine.step(&mut batch, &mut sequence, &all, Tokens::Ids(&all[40..44])).unwrap();
+    let state = sequence.state(0);
+    // The state holds the tokens of a step that failed.
+    drop(batch);
+    let mut batch = engine.pool.begin_batch();
+    engine.step(&mut batch, &mut sequence, &all, Tokens::Announced(16)).unwrap();
+    assert_eq!((sequence.len(), sequence.state(0)), (16, state), "it begins again, in the same frames");
+    batch.finish();
+    sequence.truncate(0).unwrap();
+    assert_eq!(sequence.held_blocks(), 7);
+    drop(sequence);
+    // The prefix is still cached, and was not touched by the failed step.
+    let mut again = engine.admit(3, &all).unwrap();
+    assert_eq!(again.len(), 36);
+    engine.prefill(&mut again, &all).unwrap();
+    drop(again);
+    engine.close();
+}
+
+/// A checkpoint under a batch that fails, or after one that fails later, is not found, even where
+/// the tokens before it are.
+#[test]
+fn a_checkpoint_of_an_abandoned_batch_is_not_found() {
+    let (engine, all) = (Engine::new(300, 4), (0..64).collect::<Vec<u32>>());
+    for way in 0..5 {
+        let mut sequence = engine.admit(way, &all[..41]).unwrap();
+        assert_eq!(sequence.len(), 0, "way {way}");
+        let mut first = engine.pool.begin_batch();
+        engine.step(&mut first, &mut sequence, &all, Tokens::Announced(20)).unwrap();
+        let mut second = engine.pool.begin_batch();
+        engine.step(&mut second, &mut sequence, &all, Tokens::Announced(20)).unwrap();
+        if way != 4 {
+            engine.copies(&second.checkpoint(&mut sequence).unwrap());
+        }
+        match way {
+            0 => {
+                first.finish();
+                drop(second);
+                drop(sequence);
+            }
+            1 => {
+                drop(first);
+                second.finish();
+                drop(sequence);
+            }
+            2 => {
+                second.finish();
+                drop(sequence);
+                drop(first);
+            }
+            3 => {
+                drop(second);
+                drop(sequence);
+                first.finish();
+            }
+            // Its run would become a checkpoint.
+            _ => {
+                drop(sequence);
+                second.finish();
+                drop(first);
+            }
+        }
+        let mut again = engine.admit(10, &all[..41]).unwrap();
+        let mut batch = engine.pool.begin_batch();
+        let missing = 40 - again.len();
+        engine.step(&mut batch, &mut again, &all, Tokens::Announced(missing)).unwrap();
+        batch.finish();
+        again.commit(40).unwrap();
+        assert_eq!(again.group(0).settled_blocks(), 10, "way {way}: the tokens are cached");
+        assert_eq!(engine.admit(11, &all).unwrap().len(), 0, "way {way}");
+        again.truncate(0).unwrap();
+        drop(again);
+        engine.pool.clear_prefix_cache();
+    }
+    engine.close();
+}
+
+/// One poll of an admission returns, also if blocks that a batch sees are what it lacks.
+#[test]
+fn a_poll_of_a_waiting_admission_returns() {
+    let (engine, all) = (Engine::new(60, 4), (0..42).collect::<Vec<u32>>());
+    let mut sequence = engine.admit(1, &all).unwrap();
+    engine.prefill(&mut sequence, &all).unwrap();
+    let batch = engine.pool.begin_batch();
+    drop(sequence);
+    // Enough for the run of 7 frames, and not for the rest.
+    let lease = engine.pool.allocate(kvpool::AllocRequest::new(engine.pool.free_blocks() - 8)).unwrap();
+    assert!(engine.pool.available_blocks() > 19);
+    let request = AdmitRequest::new(SequenceId(2), &all[3..]);
+    let mut waiting = Box::pin(engine.pool.admit_grouped_async(&request).into_future());
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(waiting.as_mut().poll(&mut context).is_pending());
+    assert_eq!(engine.pool.stats().waiting, 1);
+    batch.finish();
+    drop(block_on(waiting).unwrap());
+    drop(lease);
+    engine.close();
+}
+
+/// Of a request that does not fit, no part evicts anything.
+#[test]
+fn a_refused_admission_evicts_nothing() {
+    let (engine, all) = (Engine::new(40, 4), (0..100).collect::<Vec<u32>>());
+    let mut sequence = engine.admit(1, &all[..40]).unwrap();
+    engine.prefill(&mut sequence, &all[..40]).unwrap();
+    drop(sequence);
+    let lease = engine.pool.allocate(kvpool::AllocRequest::new(engine.pool.free_blocks() + 6)).unwrap();
+    let before = engine.pool.stats();
+    let other: Vec<u32> = (200..260).collect();
+    let error = engine.admit(2, &other).unwrap_err();
+    assert!(matches!(error, SequenceError::Alloc(AllocError::Exhausted { .. })), "{error}");
+    assert_eq!(engine.pool.stats().evictable, before.evictable);
+    assert!(before.evictable > 7, "the run would fit");
+    drop(lease);
+    engine.close();
+}
+
+/// After an abandoned batch, a sequence says what its next call will find.
+#[test]
+fn a_lost_sequence_says_so() {
+    let (engine, all) = (Engine::new(100, 4), (0..64).collect::<Vec<u32>>());
+    let mut sequence = engine.admit(1, &all).unwrap();
+    let mut batch = engine.pool.begin_batch();
+    engine.step(&mut batch, &mut sequence, &all, Tokens::Announced(16)).unwrap();
+    batch.finish();
+    let (state, held) = (sequence.state(0), sequence.held_blocks() + sequence.reserved_blocks());
+    let mut batch = engine.pool.begin_batch();
+    engine.step(&mut batch, &mut sequence, &all, Tokens::Announced(16)).unwrap();
+    drop(batch);
+    assert_eq!((sequence.len(), sequence.next_cut()), (0, Some(60)));
+    assert_eq!((sequence.state(0), sequence.state(1).len()), (state, 2));
+    assert!(sequence.held_blocks() <= held, "{} of {held}", sequence.held_blocks());
+    let mut batch = engine.pool.begin_batch();
+    engine.step(&mut batch, &mut sequence, &all, Tokens::Announced(16)).unwrap();
+    assert_eq!(sequence.len(), 16);
+    batch.finish();
+    drop(sequence);
+    engine.close();
+}
+
+/// The run needs consecutive frames: without them an admission is refused, or waits.
+#[test]
+fn an_admission_waits_for_a_run() {
+    let (engine, all) = (Engine::new(40, 4), (0..8).collect::<Vec<u32>>());
+    let lease = engine.pool.allocate(kvpool::AllocRequest::new(40)).unwrap();
+    let error = engine.admit(1, &all).unwrap_err();
+    assert!(matches!(error, SequenceError::Alloc(AllocError::Exhausted { .. })), "{error}");
+    drop(lease);
+    // Leased blocks are not moved: 20 frames are free, none beside another.
+    let mut singles: Vec<_> =
+        (0..40).map(|_| engine.pool.allocate_owned(kvpool::AllocRequest::new(1)).unwrap()).collect();
+    let frame = |lease: &kvpool::Lease<'_>| engine.pool.info(lease.handles().next().unwrap()).unwrap().frame;
+    singles.sort_by_key(frame);
+    let mut place = 0;
+    singles.retain(|_| {
+        place += 1;
+        place % 2 == 0
+    });
+    let error = engine.admit(1, &all).unwrap_err();
+    assert!(matches!(error, SequenceError::Alloc(AllocError::NoRun { asked: 7, .. })), "{error}");
+    assert_eq!((engine.pool.free_blocks(), engine.pool.sequence_count()), (20, 0));
+    let request = AdmitRequest::new(SequenceId(9), &all);
+    let waits = engine.pool.admit_grouped_async(&request);
+    let sequence = thread::scope(|scope| {
+        scope.spawn(move || {
+            thread::sleep(std::time::Duration::from_millis(10));
+            drop(singles);
+        });
+        block_on(waits).unwrap()
+    });
+    assert_eq!(sequence.state(0).len(), 5);
+    drop(sequence);
+    let huge = Pool::builder(engine.pool.layout().clone()).blocks(8).without_storage().states([9]).build();
+    assert!(huge.unwrap_err().to_string().contains("from 1 to 8 frames"));
+    let stored = Pool::builder(engine.pool.layout().clone()).blocks(8).states([2]).build().unwrap_err();
+    assert!(stored.to_string().contains("a pool with storage"), "{stored}");
+    engine.close();
+}
+
+/// A pool in which a sequence does not fit beside its own hit admits it without.
+#[test]
+fn a_checkpoint_gives_way_to_its_own_sequence() {
+    let (engine, all) = (Engine::new(24, 4), (0..30).collect::<Vec<u32>>());
+    let mut sequence = engine.admit(1, &all[..28]).unwrap();
+    let mut batch = engine.pool.begin_batch();
+    engine.step(&mut batch, &mut sequence, &all, Tokens::Announced(16)).unwrap();
+    batch.finish();
+    let mut batch = engine.pool.begin_batch();
+    engine.step(&mut batch, &mut sequence, &all, Tokens::Announced(12)).unwrap();
+    batch.finish();
+    drop(sequence);
+    let request = AdmitRequest::new(SequenceId(2), &all);
+    // 8 blocks of tokens, a window and a run: with the 7 of the checkpoint they do not fit.
+    let sequence = engine.pool.admit_grouped(&request).unwrap();
+    assert_eq!(sequence.len(), 0);
+    drop(sequence);
+    let lease = engine.pool.allocate(kvpool::AllocRequest::new(24)).unwrap();
+    let waits = engine.pool.admit_grouped_async(&request);
+    let sequence = thread::scope(|scope| {
+        scope.spawn(move || {
+            thread::sleep(std::time::Duration::from_millis(10));
+            drop(lease);
+        });
+        block_on(waits).unwrap()
+    });
+    assert_eq!(sequence.len(), 0);
+    drop(sequence);
+    engine.close();
+}
+
+/// Threads admit, grow, keep states and close in a pool that is too small for them.
+#[test]
+fn states_are_hit_beside_evictions() {
+    const ROUNDS: u64 = if cfg!(debug_assertions) { 100 } else { 1_000 };
+    let engine = Engine::new(220, 4);
+    let hits: usize = thread::scope(|scope| {
+        let run = |thread: u64| {
+            let engine = engine.clone();
+            move || {
+                let (mut random, mut hits) = (fastrand::Rng::with_seed(thread), 0);
+                for round in 0..ROUNDS {
+                    let (prompt, tokens) = (random.u32(..3), random.usize(8..70));
+                    let all: Vec<u32> = [prompt].into_iter().chain(0..tokens as u32).collect();
+                    let Ok(mut sequence) = engine.admit(thread << 32 | round, &all) else { continue };
+                    hits += sequence.len();
+                    engine.check(&sequence, &all);
+                    let _ = engine.prefill(&mut sequence, &all);
+                    engine.check(&sequence, &all);
+                }
+                hits
+            }
+        };
+        let threads: Vec<_> = (0..4).map(|thread| scope.spawn(run(thread))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert!(hits > 0, "nothing was hit");
+    engine.close();
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Admit(usize, usize),
+    Prefill(usize),
+    Append(usize, usize),
+    Abandon(usize, usize),
+    Truncate(usize),
+    Close(usize),
+    Evict(usize),
+    Clear,
+    Compact,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (slot, tokens) = (0..3_usize, 1..40_usize);
+    prop_oneof![
+        4 => (slot.clone(), 2..90_usize).prop_map(|(slot, tokens)| Step::Admit(slot, tokens)),
+        5 => slot.clone().prop_map(Step::Prefill),
+        3 => (slot.clone(), tokens.clone()).prop_map(|(slot, tokens)| Step::Append(slot, tokens)),
+        1 => (slot.clone(), tokens).prop_map(|(slot, tokens)| Step::Abandon(slot, tokens)),
+        1 => slot.clone().prop_map(Step::Truncate),
+        3 => slot.prop_map(Step::Close),
+        1 => (0..90_usize).prop_map(Step::Evict),
+        1 => Just(Step::Clear),
+        1 => Just(Step::Compact),
+    ]
+}
+
+struct Run {
+    engine: Engine,
+    open: BTreeMap<usize, (GroupedSequence, Vec<u32>)>,
+    next: u64,
+}
+
+impl Run {
+    fn step(&mut self, step: Step) {
+        self.next += 1;
+        match step {
+            Step::Admit(slot, tokens) => {
+                self.open.remove(&slot);
+                let all: Vec<u32> = (0..tokens as u32).chain([self.next as u32 % 3]).collect();
+                if let Ok(sequence) = self.engine.admit(self.next, &all) {
+                    self.open.insert(slot, (sequence, all));
+                }
+            }
+            Step::Prefill(slot) => {
+                let Some((sequence, all)) = self.open.get_mut(&slot) else { return };
+                if let Err(error) = self.engine.prefill(sequence, all) {
+                    assert!(matches!(error, SequenceError::Alloc(_)), "{error}");
+                }
+            }
+            Step::Append(slot, tokens) | Step::Abandon(slot, tokens) => {
+                let Some((sequence, all)) = self.open.get_mut(&slot) else { return };
+                let mut batch = self.engine.pool.begin_batch();
+                let known = all.len();
+                if sequence.len() < known {
+                    let _ = self.engine.step(&mut batch, sequence, all, Tokens::Announced(tokens));
+                } else {
+                    all.extend((0..tokens).map(|at| ((known + at) % 7) as u32));
+                    let new = all[known..].to_vec();
+                    if self.engine.step(&mut batch, sequence, all, Tokens::Ids(&new)).is_err() {
+                        all.truncate(known);
+                    }
+                }
+                if matches!(step, Step::Append(..)) { batch.finish() } else { drop(batch) }
+            }
+            Step::Truncate(slot) => {
+                let Some((sequence, all)) = self.open.get_mut(&slot) else { return };
+                sequence.truncate(0).unwrap();
+                all.truncate(sequence.group(0).announced());
+            }
+            Step::Close(slot) => drop(self.open.remove(&slot)),
+            Step::Evict(keep) => drop(self.engine.pool.evict_cached(keep)),
+            Step::Clear => self.engine.pool.clear_prefix_cache(),
+            Step::Compact => drop(block_on(self.engine.pool.defragment()).unwrap()),
+        }
+        for (sequence, all) in self.open.values_mut() {
+            // Withdraws what was abandoned.
+            let known = sequence.len();
+            sequence.truncate(usize::MAX).unwrap_err();
+            assert_eq!(sequence.len(), known);
+            all.truncate(sequence.group(0).announced());
+            self.engine.check(sequence, all);
+        }
+        self.engine.pool.audit().unwrap();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 40 } else { 250 }))]
+    /// Whatever happens, a state is what was computed from the tokens before it.
+    #[test]
+    fn every_state_is_of_its_tokens(
+        block_tokens in prop_oneof![Just(1_usize), Just(2), Just(3), Just(16)],
+        blocks in prop_oneof![Just(60_usize), 200..900_usize],
+        steps in prop::collection::vec(step(), 1..50),
+    ) {
+        let mut run = Run { engine: Engine::new(blocks, block_tokens), open: BTreeMap::new(), next: 0 };
+        steps.into_iter().for_each(|step| run.step(step));
+        run.open.clear();
+        run.engine.close();
+    }
+}
