@@ -430,6 +430,40 @@ fn an_admission_waits_for_a_run() {
     engine.close();
 }
 
+/// A waiting request for a run has blocks evicted and moved, if none are free and no window of
+/// evictable ones is long enough.
+#[test]
+fn cached_blocks_are_moved_for_a_run() {
+    let engine = Engine::new(96, 4);
+    let mut both = [1, 2].map(|id| engine.admit(id, &[id as u32]).unwrap());
+    let mut all = [vec![1], vec![2]];
+    for round in 0..60 {
+        for (sequence, all) in both.iter_mut().zip(&mut all) {
+            let mut batch = engine.pool.begin_batch();
+            all.extend((round > 0).then_some(round));
+            let new = &all[all.len() - 1..];
+            let tokens = if round == 0 { Tokens::Announced(1) } else { Tokens::Ids(new) };
+            engine.step(&mut batch, sequence, all, tokens).unwrap();
+            batch.finish();
+        }
+    }
+    let [kept, gone] = both;
+    drop(gone);
+    let lease = engine.pool.allocate_owned(kvpool::AllocRequest::new(engine.pool.free_blocks())).unwrap();
+    let cached = engine.pool.available_blocks();
+    assert!(engine.pool.free_blocks() == 0 && cached > 13, "{cached}");
+    let run = kvpool::AllocRequest::new(cached).contiguous();
+    let error = engine.pool.allocate(run).map(drop).unwrap_err();
+    let AllocError::NoRun { free: 0, evictable, .. } = error else { panic!("{error}") };
+    assert_eq!(evictable, cached, "a refusal evicts nothing");
+    assert!(error.to_string().contains("are cached without an owner"), "{error}");
+    let soon = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    drop(block_on(engine.pool.allocate_async(run).until(soon)).unwrap());
+    engine.check(&kept, &all[0]);
+    drop((kept, lease));
+    engine.close();
+}
+
 /// A pool in which a sequence does not fit beside its own hit admits it without.
 #[test]
 fn a_checkpoint_gives_way_to_its_own_sequence() {

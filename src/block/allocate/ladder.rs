@@ -319,8 +319,9 @@ impl Core {
             grab.extend(Some(run));
             return Ok(());
         }
-        if runs.free >= asked {
-            return Err(AllocError::NoRun { asked, longest_run: runs.longest, free: runs.free });
+        let evictable = self.evictable();
+        if runs.free + evictable >= asked + more {
+            return Err(AllocError::NoRun { asked, longest_run: runs.longest, free: runs.free, evictable });
         }
         Err(self.exhausted(asked + more))
     }
