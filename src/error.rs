@@ -69,9 +69,10 @@ pub enum AllocError {
         /// Oldest batch in flight. Blocks retired after it began become free when it ends.
         oldest_batch: Option<Ticket>,
     },
-    /// Enough blocks are free, but no run of them is long enough.
+    /// Enough blocks are free or evictable, but no run of them is long enough.
     #[error(
-        "requested a run of {asked} blocks; the longest free run has {longest_run} of {free} free blocks"
+        "requested a run of {asked} blocks; the longest free run has {longest_run} of {free} free blocks{}",
+        Cached(evictable)
     )]
     NoRun {
         /// Number of blocks requested.
@@ -80,6 +81,8 @@ pub enum AllocError {
         longest_run: usize,
         /// Number of free blocks.
         free: usize,
+        /// Number of cached blocks without an owner; batches in flight may still read them.
+        evictable: usize,
     },
     /// The request needs the reserve, which is only for urgent requests that need no run.
     #[error(
@@ -267,6 +270,14 @@ impl fmt::Display for TheOldestIs<'_, Ticket> {
 impl fmt::Display for TheOldestIs<'_, OldestBatch> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.map_or(Ok(()), |batch| write!(f, " (the oldest is {batch})"))
+    }
+}
+
+struct Cached<'a>(&'a usize);
+
+impl fmt::Display for Cached<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self.0 > 0 { write!(f, ", and {} are cached without an owner", self.0) } else { Ok(()) }
     }
 }
 

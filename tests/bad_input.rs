@@ -215,7 +215,7 @@ fn runs_that_do_not_exist() {
     let pool = builder().blocks(64).magazine_blocks(0).build().unwrap();
     let mut odd = singles(&pool, AllocRequest::new(64));
     odd.retain(|lease| block(lease).0 % 2 == 1);
-    let refusal = AllocError::NoRun { asked: 2, longest_run: 1, free: 32 };
+    let refusal = AllocError::NoRun { asked: 2, longest_run: 1, free: 32, evictable: 0 };
     assert_eq!(pool.allocate(AllocRequest::new(2).contiguous()).map(drop), Err(refusal));
     assert_eq!(pool.free_blocks(), 32);
     pool.audit().unwrap();

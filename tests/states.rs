@@ -368,6 +368,52 @@ fn a_refused_admission_evicts_nothing() {
     engine.close();
 }
 
+/// Where a prompt leaves what another one had, a state is worth keeping: the next cut is there.
+#[test]
+fn a_prompt_that_branches_is_cut_there() {
+    let (engine, all) = (Engine::new(300, 4), (0..100).collect::<Vec<u32>>());
+    let branch = |id: u64| {
+        let mut prompt = all[..42].to_vec();
+        prompt.extend((0..40).map(|at| 1_000 * id as u32 + at));
+        let sequence = engine.admit(id, &prompt).unwrap();
+        (sequence, prompt)
+    };
+    let (mut first, prompt) = branch(1);
+    assert_eq!((first.len(), first.cached_prefix(), first.next_cut()), (0, 0, Some(80)));
+    engine.prefill(&mut first, &prompt).unwrap();
+    let (mut second, prompt) = branch(2);
+    // The window of the other group has blocks there because no sequence has slid beyond them.
+    assert_eq!((second.len(), second.cached_prefix(), second.next_cut()), (0, 40, Some(40)));
+    engine.prefill(&mut second, &prompt).unwrap();
+    let (third, _) = branch(3);
+    assert_eq!((third.len(), third.cached_prefix(), third.next_cut()), (40, 40, Some(80)));
+    drop((first, second, third));
+    engine.close();
+}
+
+/// While memory is short, a prompt that grows keeps the checkpoint that it was hit at, and its new
+/// one: the one before goes first.
+#[test]
+fn of_a_growing_prompt_two_checkpoints_stay() {
+    let (engine, all) = (Engine::new(110, 4), (0..400).collect::<Vec<u32>>());
+    let checkpoints = |keep: u64, prompt: &[u32]| {
+        let before = engine.pool.metrics().evictions.total();
+        let mut sequence = engine.admit(keep, prompt).unwrap();
+        let hit = sequence.len();
+        engine.prefill(&mut sequence, prompt).unwrap();
+        (hit, engine.pool.metrics().evictions.total() - before)
+    };
+    let lengths = [42, 82, 122, 162, 182];
+    let hits: Vec<_> = lengths.iter().map(|&length| checkpoints(length as u64, &all[..length]).0).collect();
+    assert_eq!(hits, [0, 40, 80, 120, 160]);
+    // The last two are hit, and none before.
+    for (length, hit) in [(190, 180), (177, 160), (159, 0)] {
+        let sequence = engine.admit(length as u64, &all[..length]).unwrap();
+        assert_eq!(sequence.len(), hit, "{length}");
+    }
+    engine.close();
+}
+
 /// After an abandoned batch, a sequence says what its next call will find.
 #[test]
 fn a_lost_sequence_says_so() {
@@ -427,6 +473,45 @@ fn an_admission_waits_for_a_run() {
     assert!(huge.unwrap_err().to_string().contains("from 1 to 8 frames"));
     let stored = Pool::builder(engine.pool.layout().clone()).blocks(8).states([2]).build().unwrap_err();
     assert!(stored.to_string().contains("a pool with storage"), "{stored}");
+    engine.close();
+}
+
+/// A waiting request for a run has blocks evicted and moved, if none are free and no window of
+/// evictable ones is long enough.
+#[test]
+fn cached_blocks_are_moved_for_a_run() {
+    let engine = Engine::new(96, 4);
+    let mut both = [1, 2].map(|id| engine.admit(id, &[id as u32]).unwrap());
+    let mut all = [vec![1], vec![2]];
+    for round in 0..60 {
+        for (sequence, all) in both.iter_mut().zip(&mut all) {
+            let mut batch = engine.pool.begin_batch();
+            all.extend((round > 0).then_some(round));
+            let new = &all[all.len() - 1..];
+            let tokens = if round == 0 { Tokens::Announced(1) } else { Tokens::Ids(new) };
+            engine.step(&mut batch, sequence, all, tokens).unwrap();
+            batch.finish();
+        }
+    }
+    let [kept, gone] = both;
+    drop(gone);
+    let lease = engine.pool.allocate_owned(kvpool::AllocRequest::new(engine.pool.free_blocks())).unwrap();
+    let cached = engine.pool.available_blocks();
+    assert!(engine.pool.free_blocks() == 0 && cached > 13, "{cached}");
+    let run = |blocks| kvpool::AllocRequest::new(blocks).contiguous();
+    let error = engine.pool.allocate(run(cached)).map(drop).unwrap_err();
+    let AllocError::NoRun { free: 0, evictable, .. } = error else { panic!("{error}") };
+    assert_eq!(evictable, cached, "a refusal evicts nothing");
+    assert!(error.to_string().contains("are cached without an owner"), "{error}");
+    // A running state and a lease are not moved: they bound the longest run.
+    let made = (8..=cached).rev().find(|&blocks| {
+        let is_refused = engine.pool.allocate(run(blocks)).is_err();
+        let soon = std::time::Instant::now() + std::time::Duration::from_millis(200);
+        is_refused && block_on(engine.pool.allocate_async(run(blocks)).until(soon)).is_ok()
+    });
+    assert!(made.is_some() && engine.pool.metrics().moves.moved_blocks > 0, "{made:?}");
+    engine.check(&kept, &all[0]);
+    drop((kept, lease));
     engine.close();
 }
 

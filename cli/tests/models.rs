@@ -112,7 +112,7 @@ fn models_that_do_not_run_and_bad_options_are_refused() {
     }
     // Arguments of a replay, and a part of the error.
     let cases = "
-        --model qwen3.5-27b.json => does not run in a pool: group of layers at index 0: got State, expected all tokens
+        --model qwen3.5-27b.json => does not run in a pool: group of layers at index 0: got a state, expected layers of attention
         --model deepseek-v4-flash.json => does not run in a pool: group of layers at index 0
         --model mimo-v2-flash.json => so that each holds whole layers
         --model qwen3.5-27b.json --drafts => --model qwen3.5-27b.json does not run

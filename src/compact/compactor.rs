@@ -210,8 +210,8 @@ impl Compactor {
         }
     }
 
-    /// Makes one free run of `len` frames by moving blocks, for an allocation that finds none. It
-    /// is available once every batch that was in flight has ended. Returns `None` if `unless`
+    /// Makes one free run of `len` frames by moving blocks, for an allocation that finds none, and
+    /// evicts as many as are not free. It is available once every batch that was in flight has ended. Returns `None` if `unless`
     /// completed while another run had its turn.
     ///
     /// # Errors
@@ -226,8 +226,11 @@ impl Compactor {
         }
         let options = DefragOptions::default();
         let run = self.begin_unless(&options, TurnTask::Request, unless).await?;
+        let blocks = self.blocks();
         // Moves do not take frames of the reserve that may lie in between.
-        self.blocks().renew_reserve();
+        blocks.renew_reserve();
+        // No window of evictable blocks was found: those of a window are moved into these frames.
+        blocks.evict_free((len as usize).saturating_sub(blocks.counts().free()));
         let turn = run.turn.clone();
         Some(turn.attend(self.compact(Goal::Run { len }, options, run)).await)
     }

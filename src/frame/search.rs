@@ -327,6 +327,37 @@ impl<'a> Map<'a> {
         matches!(self.claim_run(run), Attempt::Found(())).then_some(run)
     }
 
+    /// Claims up to `count` frames in partly used units, those at the end of the pool first.
+    pub(super) fn fill_last(self, count: u32, take: &mut dyn FnMut(Run)) -> u32 {
+        let mut left = count;
+        while left > 0 {
+            let longest = |word: u64| longest_run(word).map(|(pos, len)| ones(pos, len.min(left)));
+            let claim = |leaf| self.claim_word(Level::Leaf, leaf, false, longest);
+            let Some(claimed) = self.probe_last(claim) else { break };
+            left -= claimed.mask.count_ones();
+            take(Self::run_of_frames(claimed.index, claimed.mask));
+        }
+        count - left
+    }
+
+    /// Tries the hinted leaves, the last one first. Clears false hints.
+    fn probe_last<T>(self, mut attempt: impl FnMut(usize) -> Option<T>) -> Option<T> {
+        for group in (0..self.directory.leaves().div_ceil(FAN)).rev() {
+            let mut bits = self.hints.leaf.group(group, 0) & !self.reserved_for_growth(group);
+            while let Some(bit) = bits.checked_ilog2() {
+                let leaf = group << FAN_LOG2 | bit as usize;
+                bits ^= 1 << bit;
+                if let Some(found) = attempt(leaf) {
+                    return Some(found);
+                }
+                if self.classes(Level::Leaf, leaf) == Some(0) {
+                    self.withdraw(Level::Leaf, leaf, 0);
+                }
+            }
+        }
+        None
+    }
+
     /// Claims the first `len` consecutive frames.
     pub(super) fn allocate_first(self, len: u32) -> Option<Run> {
         if len == 0 || len as usize > self.directory.frames() {

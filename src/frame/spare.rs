@@ -84,6 +84,13 @@ impl Frames {
         self.count_many(FrameId(0), taken)
     }
 
+    /// Claims up to `count` frames in partly used units, those at the end of the pool first. Returns
+    /// the number.
+    pub fn fill_last(&self, count: u32, take: &mut dyn FnMut(Run)) -> u32 {
+        let taken = self.with(|map| map.fill_last(count, take));
+        self.count_many(FrameId(0), taken)
+    }
+
     /// Claims the first `len` consecutive frames, reserved for growth or not.
     pub fn allocate_first(&self, len: u32) -> Option<Run> {
         self.with(|map| map.allocate_first(len)).inspect(|run| self.count_taken(*run))

@@ -252,6 +252,20 @@ impl PrefixCache {
         (blocks, evictable)
     }
 
+    /// Returns the evictable blocks of these hashes, without references on them: they may be others'
+    /// by the time this returns.
+    pub(crate) fn evictable_of(&self, core: &Core, hashes: &[BlockHash], era: u64) -> Vec<BlockId> {
+        let find = |&hash: &BlockHash| {
+            self.index.find(key_of(hash), |id| {
+                match core.word(id).is_evictable() && self.holds(id, hash, era) {
+                    true => ControlFlow::Break(id),
+                    false => ControlFlow::Continue(()),
+                }
+            })
+        };
+        hashes.iter().filter_map(find).collect()
+    }
+
     pub(crate) fn count_lookup(&self, blocks: usize, hits: usize, comes_back: bool) {
         self.tallies.looked_up(blocks, hits, comes_back);
     }

@@ -13,14 +13,23 @@ use super::token_hashes::TokenHashes;
 
 impl GroupedSequence {
     /// Returns the length at which to end a chunk of the announced tokens, so that a
-    /// [checkpoint](Batch::checkpoint) there serves requests with the same prompt, or a longer one:
-    /// the last boundary of blocks before the last announced token. `None`: there is none ahead, or
-    /// the pool has no states or no prefix cache.
+    /// [checkpoint](Batch::checkpoint) there serves later requests: where the prompt leaves the
+    /// [cached prefix](Self::cached_prefix), if no state was kept there, and then the last boundary of
+    /// blocks before the last announced token. `None`: there is none ahead, or the pool has no states
+    /// or no prefix cache.
     pub fn next_cut(&self) -> Option<usize> {
         let first = &self.parts[0];
         let block_tokens = first.sequences.block_tokens();
-        let cut = first.announced().saturating_sub(1) / block_tokens * block_tokens;
-        (!self.states.is_empty() && cut > self.len()).then_some(cut)
+        let end = first.announced().saturating_sub(1) / block_tokens * block_tokens;
+        let cuts = [self.cached.min(end), end];
+        cuts.into_iter().find(|&cut| cut > self.len()).filter(|_| !self.states.is_empty())
+    }
+
+    /// Returns the number of tokens at admission whose blocks were cached in all groups. The sequence
+    /// began with fewer if no state was kept behind them: other prompts had them too, so that a
+    /// checkpoint there will probably be hit.
+    pub fn cached_prefix(&self) -> usize {
+        self.cached
     }
 
     /// Returns the hashes of each state behind all tokens. `None`: they cannot be found, or are.
@@ -42,6 +51,20 @@ impl GroupedSequence {
             cache.count_prefix(first.pool_blocks(), all, known.era()).0 == all.len()
         };
         hashes.filter(|hashes| !hashes.iter().all(is_cached))
+    }
+
+    /// Evicts the last checkpoint before that of its cached prefix: of its own prompt only two are
+    /// worth their memory if that is short, this one and the next.
+    fn evict_dominated(&self) -> Option<()> {
+        let first = &self.parts[0];
+        let ((known, cache), pool) = (first.token_hashes()?, first.pool_blocks());
+        let before = (self.hit / first.sequences.block_tokens()).checked_sub(1)?;
+        for (state, &size) in first.sequences.states().iter().enumerate() {
+            let (behind, _) = first.sequences.find_checkpoint(known, state, before);
+            let hashes = known.of_state(behind, state, size)?;
+            pool.evict_these(cache.evictable_of(pool, hashes.hashes(), known.era()));
+        }
+        Some(())
     }
 
     /// Closes the states; those behind whole blocks become checkpoints without a copy.
@@ -89,6 +112,9 @@ impl Batch {
         let request = AllocRequest::new(needed).sequence(id).priority(sequence.parts[0].priority());
         let mut blocks: Vec<BlockId> = Vec::with_capacity(needed);
         let pool = sequence.parts[0].pool_blocks();
+        if pool.counts().free() < 2 * needed {
+            sequence.evict_dominated();
+        }
         pool.allocate_listed(&request, Some(ListEnd::default()), &mut |id| blocks.push(id))?;
         let mut rest = &blocks[..];
         let mut copies = Vec::with_capacity(hashes.len());

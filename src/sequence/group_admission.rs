@@ -36,6 +36,14 @@ pub(crate) struct GroupedAdmission<'a> {
     needs: Vec<Needs>,
 }
 
+/// The longest hit.
+struct Boundary {
+    tokens: usize,
+    evictable: usize,
+    /// Tokens whose blocks all groups have, whether or not states are kept behind them.
+    cached: usize,
+}
+
 /// References at a boundary.
 #[derive(Default)]
 struct Hit {
@@ -80,7 +88,7 @@ impl Sequences {
         };
         let states = 0..self.states().len();
         let states = states.map(|state| State::new(state, of_state(), of_state())).collect();
-        let mut sequence = GroupedSequence { parts, states };
+        let mut sequence = GroupedSequence { parts, states, cached: 0, hit: 0 };
         sequence.announce(request.prompt())?;
         let mut admission = GroupedAdmission { request, sequence, needs };
         // The parts may have begun before and after a clear.
@@ -100,27 +108,39 @@ impl GroupedAdmission<'_> {
         }
     }
 
-    /// Returns the longest hit of all groups, of at most this many tokens, and its evictable blocks.
-    fn boundary(&self, mut tokens: usize) -> (usize, usize) {
-        let mut evictable;
+    /// Returns the longest prefix of at most this many tokens that all groups of blocks have, and its
+    /// evictable blocks.
+    fn prefix_of_blocks(&self, mut tokens: usize) -> (usize, usize) {
         loop {
-            let before = tokens;
-            evictable = 0;
+            let (before, mut evictable) = (tokens, 0);
             for part in &self.sequence.parts {
                 let (hit, of) = part.longest_hit(self.request.prompt(), tokens);
                 (tokens, evictable) = (hit, evictable + of);
             }
-            let first = &self.sequence.parts[0];
+            if tokens == before {
+                return (tokens, evictable);
+            }
+        }
+    }
+
+    /// Returns the longest hit of all groups, of at most this many tokens.
+    fn boundary(&self, most: usize) -> Boundary {
+        let first = &self.sequence.parts[0];
+        let block_tokens = first.sequences.block_tokens();
+        let (mut tokens, mut evictable) = self.prefix_of_blocks(most);
+        let cached = tokens;
+        loop {
+            let before = tokens;
             for state in 0..self.sequence.states.len() {
-                let block_tokens = first.sequences.block_tokens();
                 let (behind, of) = first.token_hashes().map_or((0, 0), |(known, _)| {
                     first.sequences.find_checkpoint(known, state, tokens / block_tokens)
                 });
                 (tokens, evictable) = (behind * block_tokens, evictable + of);
             }
             if tokens == before {
-                return (tokens, evictable);
+                return Boundary { tokens, evictable, cached };
             }
+            (tokens, evictable) = self.prefix_of_blocks(tokens);
         }
     }
 
@@ -133,7 +153,7 @@ impl GroupedAdmission<'_> {
     }
 
     pub(crate) fn missing(&self) -> AllocRequest {
-        self.allocation(self.boundary(usize::MAX).0)
+        self.allocation(self.boundary(usize::MAX).tokens)
     }
 
     /// Tries once, without waiting. On an error the pool is unchanged.
@@ -152,7 +172,7 @@ impl GroupedAdmission<'_> {
         // Before the counts, which determine whether to wait.
         self.check_fits()?;
         self.renew();
-        let (boundary, evictable) = self.boundary(usize::MAX);
+        let Boundary { tokens: boundary, evictable, .. } = self.boundary(usize::MAX);
         let mut most = usize::MAX;
         if let Err(error) = place.check_counts(&self.allocation(boundary), evictable) {
             if self.sequence.states.is_empty() || boundary == 0 {
@@ -213,6 +233,7 @@ impl GroupedAdmission<'_> {
             let run: Vec<BlockId> = fresh.by_ref().take(frames).collect();
             state.adopt_run(&run);
         }
+        self.sequence.hit = hit.tokens;
         for (part, needs) in self.sequence.parts.iter_mut().zip(&self.needs) {
             let blocks = part.blocks_behind(*needs, hit.tokens);
             let own: Vec<BlockId> = fresh.by_ref().take(blocks).collect();
@@ -230,7 +251,8 @@ impl GroupedAdmission<'_> {
     /// Takes references at one boundary of at most `most` tokens in every group.
     fn take_hit(&mut self, mut most: usize, is_in_line: bool) -> Hit {
         loop {
-            let boundary = self.boundary(most).0;
+            let Boundary { tokens: boundary, cached, .. } = self.boundary(most);
+            self.sequence.cached = self.sequence.cached.max(cached);
             let mut taken = SmallVec::<[usize; 8]>::new();
             for part in &mut self.sequence.parts {
                 taken.push(part.take_hit(self.request.prompt(), boundary, is_in_line));

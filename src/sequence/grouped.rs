@@ -66,6 +66,11 @@ pub struct GroupedSequence {
     pub(super) parts: Vec<Sequence>,
     /// Of the same length too.
     pub(super) states: Vec<State>,
+    /// Tokens at admission whose blocks were cached in all groups: no state is kept behind those
+    /// beyond the hit.
+    pub(super) cached: usize,
+    /// Tokens at admission of its cached prefix.
+    pub(super) hit: usize,
 }
 
 impl GroupedSequence {
@@ -288,7 +293,7 @@ impl GroupedSequence {
         self.catch_up();
         let sequences = &self.parts[0].sequences;
         let lists = sequences.register_grouped(id, self.parts[0].priority())?;
-        let mut fork = Self { parts: Vec::with_capacity(lists.len()), states: Vec::new() };
+        let mut fork = Self { parts: Vec::with_capacity(lists.len()), states: Vec::new(), cached: 0, hit: 0 };
         for (part, list) in self.parts.iter().zip(lists) {
             match part.fork_to(id, list) {
                 Ok(part) => fork.parts.push(part),

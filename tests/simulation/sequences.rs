@@ -172,8 +172,9 @@ impl World {
                 assert!(asked > free || self.is_resizing(), "{error}: {counts:?}");
             }
             // The reserve may have been topped up since.
-            AllocError::NoRun { asked, free, .. } => {
-                assert!(asked <= free && free <= counts.free() + counts.reserved, "{error}: {counts:?}");
+            AllocError::NoRun { asked, free, evictable, .. } => {
+                assert!(asked <= free + evictable, "{error}: {counts:?}");
+                assert!(free <= counts.free() + counts.reserved, "{error}: {counts:?}");
             }
             AllocError::Behind { priority, waiting, .. } => {
                 assert!(waiting > priority && self.is_in_line(waiting), "{error}");

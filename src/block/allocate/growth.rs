@@ -17,7 +17,7 @@
 //! lists from its end; and all holes count, also of units reserved for growth, up to
 //! [a small share](HOLES_RUNS_SHIFT).
 
-use crate::config::FAN_LOG2;
+use crate::config::{FAN, FAN_LOG2};
 use crate::ids::{FrameId, Run};
 
 use super::grab::Grab;
@@ -109,6 +109,9 @@ impl Core {
             let len = frames.extend(next, blocks as u32, end.reserves);
             grab.extend(len.map(|len| Run { start: next, len }));
         }
+        if self.config.run_frames > 0 {
+            return self.gather_beside_runs(asked, grab);
+        }
         for round in 0..=ROUNDS {
             let missing = (asked - grab.frames) as u32;
             if missing == 0 {
@@ -119,11 +122,7 @@ impl Core {
             let whole = if is_rest { missing >> FAN_LOG2 << FAN_LOG2 } else { missing };
             let near = grab.runs.last().map(|run| FrameId(run.end())).or(end.next).unwrap_or(FrameId(0));
             if whole > 0 {
-                let mut take = |run| grab.extend(Some(run));
-                let taken = match self.config.run_frames {
-                    0 => frames.allocate_fresh(whole, near, &mut take),
-                    _ => frames.allocate_last(whole, &mut take),
-                };
+                let taken = frames.allocate_fresh(whole, near, &mut |run| grab.extend(Some(run)));
                 self.took_units(taken as usize);
             }
             let missing = asked - grab.frames;
@@ -137,6 +136,26 @@ impl Core {
                 return;
             }
         }
+    }
+
+    /// Takes frames for a list in a pool of runs: whole units at its end, or holes if these are many.
+    /// While blocks are evictable, a run is left free: the next sequence would evict a window for it.
+    #[cold]
+    fn gather_beside_runs(&self, asked: usize, grab: &mut Grab) {
+        let frames = &self.space.frames;
+        let spare = if self.evictable() > 0 { self.config.run_frames.div_ceil(FAN) + 1 } else { 0 };
+        let is_rest = self.holes() > self.holes_max() >> HOLES_SHIFT;
+        let take_units = |want: usize, grab: &mut Grab| {
+            let units = frames.free_units().saturating_sub(spare) << FAN_LOG2;
+            let taken = frames.allocate_last(want.min(units) as u32, &mut |run| grab.extend(Some(run)));
+            self.took_units(taken as usize);
+        };
+        if is_rest {
+            take_units((asked - grab.frames) >> FAN_LOG2 << FAN_LOG2, grab);
+            let missing = (asked - grab.frames) as u32;
+            frames.fill_last(missing, &mut |run| grab.extend(Some(run)));
+        }
+        take_units(asked - grab.frames, grab);
     }
 
     fn evicts_for_units(&self, missing: usize, request: &AllocRequest, grab: &Grab) -> bool {

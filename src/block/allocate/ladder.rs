@@ -221,10 +221,14 @@ impl Core {
         (grab.rounds, grab.is_all) = (0, true);
         // With a prefix cache, a pool is always full: an eviction must not cost a walk.
         let mut is_thorough = self.evictable() == 0;
+        let mut keeps_run = is_list && self.config.run_frames > 0 && !is_thorough;
         loop {
             let missing = (asked - grab.frames) as u32;
             if missing == 0 {
                 return Ok(());
+            }
+            if std::mem::take(&mut keeps_run) && self.evict_into(cache, request, grab, Self::evict_some) {
+                continue;
             }
             let near = grab.runs.last().map(|run| FrameId(run.end()));
             let near = near.or(end).unwrap_or_else(|| self.start(cache));
@@ -319,8 +323,9 @@ impl Core {
             grab.extend(Some(run));
             return Ok(());
         }
-        if runs.free >= asked {
-            return Err(AllocError::NoRun { asked, longest_run: runs.longest, free: runs.free });
+        let evictable = self.evictable();
+        if runs.free + evictable >= asked + more {
+            return Err(AllocError::NoRun { asked, longest_run: runs.longest, free: runs.free, evictable });
         }
         Err(self.exhausted(asked + more))
     }

@@ -159,7 +159,7 @@ impl Model {
                 oldest_batch: None,
             })
         } else if contiguous && self.longest_run() < asked {
-            Err(AllocError::NoRun { asked, longest_run: self.longest_run(), free })
+            Err(AllocError::NoRun { asked, longest_run: self.longest_run(), free, evictable: 0 })
         } else {
             Ok(())
         }

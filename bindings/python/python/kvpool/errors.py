@@ -84,7 +84,8 @@ class OutOfBlocks(KvPoolError, MemoryError):
 
 
 class NoRun(OutOfBlocks):
-    """Enough blocks are free, but no run is long enough. Fields: ``longest_run`` and ``free``."""
+    """Enough blocks are free or evictable, but no run is long enough. Fields: ``longest_run``, ``free``
+    and ``evictable``."""
 
 
 class Timeout(KvPoolError, TimeoutError):
