@@ -108,10 +108,9 @@ impl From<AllocError> for Failure {
                 fields![asked: asked, free: free, retired: retired, evictable: evictable, held: held,
                     in_transfer: in_transfer, oldest_batch: oldest_batch.map(|ticket| ticket.0)],
             ),
-            E::NoRun { asked, longest_run, free, evictable } => (
-                "NoRun",
-                fields![asked: asked, longest_run: longest_run, free: free, evictable: evictable],
-            ),
+            E::NoRun { asked, longest_run, free, evictable } => {
+                ("NoRun", fields![asked: asked, longest_run: longest_run, free: free, evictable: evictable])
+            }
             E::Reserved { asked, total, reserve } => {
                 ("OutOfBlocks", fields![asked: asked, total: total, reserve: reserve])
             }
