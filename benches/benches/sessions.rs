@@ -229,8 +229,7 @@ fn main() {
             .map(|group| group.block_frames() as usize)
             .collect();
         let blocks_of = model.groups().iter().filter(|group| !is_state(group.reach()));
-        let block_bytes: u64 =
-            blocks_of.map(|group| u64::from(group.block_frames()) * model.frame_bytes()).sum();
+        let block_bytes: u64 = blocks_of.map(|group| group.block_frames() * model.frame_bytes()).sum();
         let windows = Pool::layered(&model).expect("a model that runs").windows().to_vec();
         for gib in GIB {
             let memory = gib << 30;
