@@ -35,8 +35,7 @@ pub struct BlocksConfig {
     pub has_null_block: bool,
     /// Blocks that are set aside for urgent requests; must be less than the number of blocks.
     pub reserve: usize,
-    /// Frames of the run that each sequence takes beside its list: see [`growth`](super::allocate);
-    /// 0: none.
+    /// Frames of the run that each sequence takes beside its lists; 0: none.
     pub run_frames: usize,
     /// Device that holds the memory.
     pub device: DeviceId,
