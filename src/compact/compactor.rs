@@ -210,9 +210,9 @@ impl Compactor {
         }
     }
 
-    /// Makes one free run of `len` frames by moving blocks, for an allocation that finds none, and
-    /// evicts as many as are not free. It is available once every batch that was in flight has ended. Returns `None` if `unless`
-    /// completed while another run had its turn.
+    /// Makes one free run of `len` frames for an allocation that finds none: evicts as many blocks as
+    /// are missing, and moves others. It is available once every batch that was in flight has ended.
+    /// Returns `None` if `unless` completed while another run had its turn.
     ///
     /// # Errors
     /// [`DefragError`].

@@ -53,8 +53,8 @@ impl GroupedSequence {
         hashes.filter(|hashes| !hashes.iter().all(is_cached))
     }
 
-    /// Evicts the last checkpoint before that of its cached prefix: of its own prompt only two are
-    /// worth their memory if that is short, this one and the next.
+    /// Evicts the last checkpoint before the one that it was hit at: if memory is short, only that
+    /// one and the next are worth their blocks.
     fn evict_dominated(&self) -> Option<()> {
         let first = &self.parts[0];
         let ((known, cache), pool) = (first.token_hashes()?, first.pool_blocks());
@@ -93,7 +93,8 @@ impl Batch {
     /// # Errors
     /// [`SequenceError::Invalid`] if the sequence does not end with a full block: see
     /// [`GroupedSequence::next_cut`]. [`SequenceError::Alloc`] if there are no blocks for the copies,
-    /// [`SequenceError::ForeignSequence`]. Nothing has changed.
+    /// [`SequenceError::ForeignSequence`]. Nothing has changed, except that an older checkpoint of the
+    /// prompt may have been evicted.
     pub fn checkpoint(&mut self, sequence: &mut GroupedSequence) -> Result<Vec<StateCopy>, SequenceError> {
         let _call = call();
         let id = sequence.id();

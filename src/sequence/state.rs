@@ -1,8 +1,8 @@
 //! States: layers that keep one state of a sequence, whatever its length.
 //!
 //! ```text
-//! run          consecutive frames, which the kernels overwrite; never sealed, so it is neither moved nor found
-//! checkpoint   a copy behind a boundary of blocks: ordinary cached blocks, anywhere, evicted like others
+//! run          consecutive frames, which kernels overwrite; never sealed: neither moved nor found
+//! checkpoint   a copy behind a boundary of blocks: cached blocks like others, anywhere
 //! ```
 //!
 //! The blocks of a checkpoint are found by hashes that follow from that of the last block of tokens
