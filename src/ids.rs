@@ -56,6 +56,10 @@ id! {
     SequenceId(u64)
 }
 id! {
+    /// Id of a session (the requests of one conversation), chosen by the engine.
+    SessionId(u64)
+}
+id! {
     /// Position in the order of batches. A frame retired at a ticket waits for all batches up to
     /// it.
     Ticket(u64)

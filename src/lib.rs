@@ -181,7 +181,7 @@ pub use {
     },
     ids::{
         BlockHandle, BlockId, DeviceId, FRAMES_MAX, FrameId, Generation, Order, PoolTag, Run, SequenceId,
-        Ticket,
+        SessionId, Ticket,
     },
     prefix::PrefixConfig,
     storage::KvLayout,

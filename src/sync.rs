@@ -155,6 +155,14 @@ mod imp {
             }
         }
 
+        /// Changes the entry of the key, or a default one, under the lock of its shard.
+        pub(crate) fn update<R>(&self, key: K, change: impl FnOnce(&mut V) -> R) -> R
+        where
+            V: Default,
+        {
+            change(&mut self.0.entry(key).or_default())
+        }
+
         pub(crate) fn get(&self, key: &K) -> Option<V> {
             self.0.get(key).map(|entry| entry.value().clone())
         }
@@ -267,6 +275,13 @@ mod imp {
                 entries.insert(key, value);
             }
             vacant
+        }
+
+        pub(crate) fn update<R>(&self, key: K, change: impl FnOnce(&mut V) -> R) -> R
+        where
+            V: Default,
+        {
+            change(self.0.lock().unwrap().entry(key).or_default())
         }
 
         pub(crate) fn get(&self, key: &K) -> Option<V> {

@@ -43,6 +43,7 @@ mod resize;
 mod sequence_runs;
 #[cfg(feature = "serde")]
 mod serde;
+mod sessions;
 mod simulation;
 mod states;
 mod storage_conformance;

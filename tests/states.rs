@@ -8,8 +8,8 @@ use std::thread;
 use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::storage::{CopyDone, FrameMove};
 use kvpool::{
-    AdmitRequest, AllocError, Batch, GroupedSequence, KvLayout, Pool, SequenceError, SequenceId, StateCopy,
-    Tokens, Window,
+    AdmitRequest, AllocError, Batch, GroupedSequence, KvLayout, Pool, SequenceError, SequenceId, SessionId,
+    StateCopy, Tokens, Window,
 };
 use pollster::block_on;
 use proptest::prelude::*;
@@ -116,7 +116,13 @@ impl Engine {
     }
 
     fn admit(&self, id: u64, all: &[u32]) -> Result<GroupedSequence, SequenceError> {
-        self.pool.admit_grouped(&AdmitRequest::new(SequenceId(id), all).chunk(16))
+        self.admit_in(id, None, all)
+    }
+
+    fn admit_in(&self, id: u64, session: Option<u64>, all: &[u32]) -> Result<GroupedSequence, SequenceError> {
+        let request = AdmitRequest::new(SequenceId(id), all).chunk(16);
+        let session = session.map(SessionId);
+        self.pool.admit_grouped(&session.map_or(request.clone(), |session| request.session(session)))
     }
 
     /// Computes the rest of a prompt, with a checkpoint at its last boundary.
@@ -616,7 +622,8 @@ impl Run {
             Step::Admit(slot, tokens) => {
                 self.open.remove(&slot);
                 let all: Vec<u32> = (0..tokens as u32).chain([self.next as u32 % 3]).collect();
-                if let Ok(sequence) = self.engine.admit(self.next, &all) {
+                let session = (self.next % 4).checked_sub(1);
+                if let Ok(sequence) = self.engine.admit_in(self.next, session, &all) {
                     self.open.insert(slot, (sequence, all));
                 }
             }

@@ -6,7 +6,8 @@
 //!
 //! - *states free*: the same pool without states, so that every cached block is a hit;
 //! - *last two*: a model of an LRU over chunks of 1,024 tokens and states, in which a session keeps
-//!   the last two states, at the ends of prompts and where a prompt leaves what was cached.
+//!   the last two states, at the ends of prompts and where a prompt leaves what was cached. The
+//!   running sequence has its state and blocks, as in the pool, but no copies of them.
 //!
 //! Sessions are JSON files of 64-token hashes (kv-cache-tester), in `agentic` of `KVPOOL_TRACES` or of
 //! `../shared/traces`. They are not part of the repository: without them nothing is measured. The
@@ -19,7 +20,7 @@ use std::time::Instant;
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::KvLayout;
 use kvpool::storage::groups::{GroupOptions, LayerGroups, Reach};
-use kvpool::{AdmitRequest, AllocError, Pool, SequenceError, SequenceId, Tokens};
+use kvpool::{AdmitRequest, AllocError, Pool, SequenceError, SequenceId, SessionId, Tokens};
 use serde_json::Value;
 
 const MODELS: [&str; 3] = ["qwen3.5-35b-a3b", "nemotron-3-super-120b", "kimi-k3"];
@@ -95,7 +96,8 @@ fn replay(pool: &Pool, requests: &[Request]) -> Outcome {
     for (id, request) in requests.iter().enumerate() {
         let prompt = request.prompt();
         outcome.tokens += prompt.len();
-        let admit = AdmitRequest::new(SequenceId(id as u64), &prompt);
+        let admit =
+            AdmitRequest::new(SequenceId(id as u64), &prompt).session(SessionId(request.session.into()));
         let mut sequence = match pool.admit_grouped(&admit) {
             Ok(sequence) => sequence,
             Err(SequenceError::Alloc(
@@ -248,7 +250,7 @@ fn main() {
             let own = replay(&pool(&states), &requests);
             let free = replay(&pool(&[]), &requests);
             let state_bytes = states.iter().sum::<usize>() as u64 * model.frame_bytes();
-            let two = last_two(&requests, memory, block_bytes / 16, state_bytes);
+            let two = last_two(&requests, memory - state_bytes, block_bytes / 16, state_bytes);
             let share = |of: &Outcome, part: usize| part as f64 / of.tokens as f64;
             println!(
                 "{name:<24} {gib:>3} GiB {:>8.4} {two:>9.4} {:>12.4} {:>8} {:>14.4} {:>9.0}",

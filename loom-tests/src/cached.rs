@@ -48,7 +48,8 @@ impl CachedBlocks {
             device: DeviceId::Host,
         };
         let key = prefix.key(HashKey::from_bytes([7; 32]));
-        let cache = Arc::new(PrefixCache::new(blocks, blocks, 1, key).unwrap());
+        let cache = PrefixCache::new(blocks, blocks, 1, key).unwrap();
+        let cache = Arc::new(prefix::models::with_evict_first(cache, blocks));
         let blocks = Blocks::with_evictor(config, None, Some(Box::new(cache.clone())));
         Arc::new(Self { touched: TouchedBlocks::around(blocks), cache })
     }
@@ -103,6 +104,16 @@ impl CachedBlocks {
     /// Removes blocks from a list together.
     pub fn leave_all(&self, ids: &[BlockId]) {
         models::release_listed(&self.blocks, ids);
+    }
+
+    /// Removes blocks from a list, as their sequence does.
+    pub fn leave_chain(&self, ids: &[BlockId]) {
+        prefix::models::release_chain(&self.cache, &self.blocks, ids);
+    }
+
+    /// Makes the blocks of the `n`th hash evict-first.
+    pub fn demote(&self, n: u64) {
+        prefix::models::demote(&self.cache, &self.blocks, Self::hash(n));
     }
 
     /// Creates an evictable block.

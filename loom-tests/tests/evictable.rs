@@ -8,7 +8,7 @@
 use kvpool::FrameId;
 use kvpool::block::MoveCancelled;
 use kvpool::prefix::models;
-use kvpool_loom_tests::{CachedBlocks, check, check_to, end_exploring, join_last};
+use kvpool_loom_tests::{CachedBlocks, check, check_to, check_wide, end_exploring, join_last};
 use loom::thread;
 
 /// The last owner releases a block while another thread looks it up.
@@ -358,6 +358,55 @@ fn put_back_against_eviction() {
         taken.put_back(&pool.cache, &pool.blocks);
         join_last(thread);
         pool.finish();
+    });
+}
+
+/// A block is demoted while another thread hits it: the hit has its tokens, and nothing is lost.
+#[test]
+fn demoted_against_hit() {
+    check("evictable::demoted_against_hit", || {
+        let pool = CachedBlocks::new(1);
+        pool.keep(1);
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.demote(1));
+        let found = pool.hit(1).expect("cached throughout");
+        assert_eq!(pool.read(found), 1);
+        pool.leave(found);
+        join_last(thread);
+        pool.finish();
+    });
+}
+
+/// A block is demoted while another thread needs a frame: it gets that block, or the other one.
+#[test]
+fn demoted_against_eviction() {
+    check_wide(2, "evictable::demoted_against_eviction", || {
+        let pool = CachedBlocks::new(2);
+        pool.keep(1);
+        pool.keep(2);
+        let other = pool.clone();
+        let thread = thread::spawn(move || assert!(other.evict(), "one of two is not held"));
+        pool.demote(1);
+        join_last(thread);
+        pool.finish();
+    });
+}
+
+/// A duplicate is released, and passes its place on, while another thread evicts: of both blocks it
+/// gets one, and the other is found if it is the original.
+#[test]
+fn a_duplicate_is_released_against_eviction() {
+    check("evictable::a_duplicate_is_released_against_eviction", || {
+        let pool = CachedBlocks::new(2);
+        let (original, duplicate) = (pool.fill(1), pool.fill(1));
+        assert!(original < duplicate);
+        pool.leave(original);
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.evict());
+        pool.leave_chain(&[duplicate]);
+        join_last(thread);
+        assert!(pool.hit(1).is_some_and(|found| pool.read(found) == 1), "one of two was evicted");
+        pool.blocks.audit().unwrap();
     });
 }
 

@@ -450,7 +450,9 @@ fn shared_cache(
     prefix: PrefixConfig,
 ) -> Result<SharedArc<PrefixCache>, BuildError> {
     let (frames, frames_max) = (config.frames, config.frames_max);
-    Ok(SharedArc::new(PrefixCache::new(frames, frames_max, block_tokens, prefix)?))
+    let cache = PrefixCache::new(frames, frames_max, block_tokens, prefix)?;
+    let has_states = config.run_frames > 0;
+    Ok(SharedArc::new(if has_states { cache.with_evict_first(frames, frames_max) } else { cache }))
 }
 
 /// # Safety

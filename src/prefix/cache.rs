@@ -21,7 +21,7 @@
 //! Sequences that compute the same tokens concurrently register several blocks under one hash. All
 //! stay, because block lists are append-only, and a lookup returns any. Once released, only the
 //! cached one with the smallest id is kept; the others are evicted first. Blocks whose index
-//! entries are in different buckets are not recognized as duplicates.
+//! entries are in different buckets are not recognized as [duplicates].
 //!
 //! # Clearing
 //!
@@ -65,6 +65,7 @@ use super::stats::{EvictionCounts, PrefixStats, Tallies};
 
 mod by_hash;
 mod cold_blocks;
+mod duplicates;
 mod eviction;
 mod foreign;
 mod origins;
@@ -75,6 +76,7 @@ pub(crate) use by_hash::Since;
 pub use by_hash::UncachedBlocks;
 use by_hash::UncachedHashes;
 pub(crate) use cold_blocks::ColdBlock;
+use duplicates::Originals;
 use eviction::Eviction;
 use foreign::NAMELESS;
 pub(crate) use window::WindowBlocks;
@@ -155,6 +157,12 @@ impl PrefixCache {
             origins: OriginTable::default(),
             list: EvictionList::default(),
         })
+    }
+
+    /// Adds a queue of evict-first blocks.
+    pub(crate) fn with_evict_first(mut self, rows: usize, rows_max: usize) -> Self {
+        self.queues = Queues::with_evict_first(self.queues.useless(), rows, rows_max);
+        self
     }
 
     /// Returns the hasher of this cache.
@@ -378,21 +386,6 @@ impl PrefixCache {
         });
     }
 
-    fn is_duplicate(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) -> bool {
-        let has = self.index.find(key_of(hash), |other| {
-            if other < id && self.is_cached_for(core, other, hash, era) {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
-            }
-        });
-        has.is_some()
-    }
-
-    fn is_cached_for(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) -> bool {
-        core.word(id).is_cached() && self.holds(id, hash, era)
-    }
-
     pub(crate) fn cached_blocks(&self, core: &Core) -> Vec<(BlockId, BlockHash)> {
         let era = self.era();
         let cached = |id| {
@@ -420,14 +413,32 @@ impl PrefixCache {
 
     /// Enqueues blocks that became evictable, in the queues that the policy chooses.
     pub(crate) fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket, policy_info: PolicyInfo) {
-        let era = self.era();
+        self.keep_at(core, kept, self.orders(kept), tag, policy_info);
+    }
+
+    /// Returns the numbers of these releases.
+    fn orders(&self, kept: &[Evictable]) -> impl Iterator<Item = u64> + use<> {
         // Release: pairs with the Acquire in `releases`. The order itself needs only Relaxed.
-        let order = self.order.fetch_add(kept.len() as u64, Release);
+        self.order.fetch_add(kept.len() as u64, Release)..
+    }
+
+    /// Like [`keep`](Self::keep), with the numbers of the releases. Returns the
+    /// [originals](duplicates) of those that are useless.
+    #[inline(always)]
+    fn keep_at(
+        &self,
+        core: &Core,
+        kept: &[Evictable],
+        orders: impl Iterator<Item = u64>,
+        tag: Ticket,
+        policy_info: PolicyInfo,
+    ) -> Originals {
+        let (era, mut originals) = (self.era(), Originals::new());
         let now = asked(|| if self.policy.learns() { self.now() } else { Millis(0) }).unwrap_or_default();
         let evict_first = self.queues.evict_first().filter(|_| policy_info.is_evict_first);
         let mut filing = self.queues.filing(&self.rows);
         kept.iter().take(KEPT_AHEAD).for_each(|block| self.row(block.id).prefetch());
-        for (i, (&Evictable { id, word }, order)) in kept.iter().zip(order..).enumerate() {
+        for (i, (&Evictable { id, word }, order)) in kept.iter().zip(orders).enumerate() {
             if let Some(next) = kept.get(i + KEPT_AHEAD) {
                 self.row(next.id).prefetch();
             }
@@ -435,9 +446,10 @@ impl PrefixCache {
             let (row, links) = (&part.rows[at], &part.links[at]);
             // For the word of this release: the block may have been hit and released since.
             row.set_tag(word, tag);
-            let is_useless =
-                !row.is_of(era) || (row.is_duplicate() && self.is_duplicate(core, id, row.hash(), era));
-            let place = if is_useless {
+            let original =
+                if row.is_duplicate() { self.original_of(core, id, row.hash(), era) } else { None };
+            let place = if original.is_some() || !row.is_of(era) {
+                originals.extend(original.map(|original| (original, order)));
                 (self.queues.useless(), Place { queue: 0, rank: order, state: 0 })
             } else if let Some(evict_first) = evict_first {
                 (evict_first, Place { queue: 0, rank: order, state: 0 })
@@ -456,6 +468,7 @@ impl PrefixCache {
         if self.list.is_read() {
             self.list.add(kept.iter().map(|kept| self.classed(kept.id)));
         }
+        originals
     }
 
     fn place(&self, row: &Row, order: u64, policy_info: PolicyInfo, now: Millis) -> Place {
@@ -555,7 +568,7 @@ impl Evictor for PrefixCache {
         let is_early = |&id: &BlockId| {
             let row = self.row(id);
             let (queue, rank) = row.place();
-            queue == self.queues.useless() || rank <= limit || !row.is_of(era)
+            queue >= self.queues.useless() || rank <= limit || !row.is_of(era)
         };
         self.tolerance > 0.0 && blocks.iter().all(is_early)
     }

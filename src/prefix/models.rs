@@ -8,7 +8,7 @@ use crate::ids::{BlockHandle, BlockId};
 use super::policy::{Millis, Place, Policy};
 use super::queues::{Queues, row};
 use super::row::RowPart;
-use super::{BlockHash, ColdBlock, PrefixCache, Since, UncachedBlocks};
+use super::{BlockHash, ColdBlock, PolicyInfo, PrefixCache, Since, UncachedBlocks};
 
 /// Notes the future contents of a block of a list.
 pub fn note(cache: &PrefixCache, id: BlockId, hash: BlockHash) {
@@ -78,6 +78,21 @@ impl ColdBlocks {
     pub fn give_up(self, cache: &PrefixCache, blocks: &Blocks) -> usize {
         cache.give_up(blocks, &self.0).0
     }
+}
+
+/// Adds a queue of evict-first blocks.
+pub fn with_evict_first(cache: PrefixCache, blocks: usize) -> PrefixCache {
+    cache.with_evict_first(blocks, blocks)
+}
+
+/// Makes the evictable blocks that hold `hash` evict-first.
+pub fn demote(cache: &PrefixCache, blocks: &Blocks, hash: BlockHash) {
+    cache.demote(blocks, &[hash], cache.era());
+}
+
+/// Removes a chain from a list, whose duplicates pass their places on.
+pub fn release_chain(cache: &PrefixCache, blocks: &Blocks, ids: &[BlockId]) {
+    cache.release_chain(blocks, ids, PolicyInfo::default());
 }
 
 /// Uncaches the blocks that hold `hash`; returns how many.

@@ -1,5 +1,5 @@
-//! The queues of evictable blocks: one per class of the policy, one for useless blocks and, in a
-//! frame pool, one for [evict-first](super::evict_first) blocks.
+//! The queues of evictable blocks: one per class of the policy, one for useless blocks and, in some
+//! caches, one for [evict-first](super::evict_first) blocks.
 //!
 //! Blocks that are released together are mostly evicted together, the end of a sequence first. So a
 //! queue holds *entries*: lists of up to [`ENTRY_MAX`] blocks, linked by `below`, with consecutive
@@ -16,8 +16,8 @@
 //!
 //! # Enqueueing
 //!
-//! A block is in at most one entry, which may be outdated, and in a frame pool in at most one more,
-//! of evict-first blocks. `enqueued` in its row is set while it is in one, and its links have the
+//! A block is in at most one entry, which may be outdated, and in at most one more of evict-first
+//! blocks. `enqueued` in its row is set while it is in one, and its links have the
 //! rank under which it was enqueued:
 //!
 //! ```text

@@ -17,7 +17,7 @@ use std::fmt;
 
 use crate::block::{AllocRequest, Blocks, Priority, Waiting};
 use crate::error::{AllocError, SequenceError};
-use crate::ids::SequenceId;
+use crate::ids::{SequenceId, SessionId};
 use crate::prefix::policy::{CachePriority, Millis};
 use crate::prefix::{BlockHash, PrefixCache, PrefixKeys};
 use crate::sync::call;
@@ -52,6 +52,7 @@ pub struct AdmitRequest<'a> {
     leave: usize,
     chunk: Option<usize>,
     is_contiguous: bool,
+    session: Option<SessionId>,
 }
 
 impl<'a> AdmitRequest<'a> {
@@ -59,7 +60,8 @@ impl<'a> AdmitRequest<'a> {
 
     /// Creates a request for a prompt, at normal priority and without headroom.
     pub fn new(id: SequenceId, prompt: &'a [u32]) -> Self {
-        Self { prompt, options: Options::new(id), headroom: 0, leave: 0, chunk: None, is_contiguous: false }
+        let options = Options::new(id);
+        Self { prompt, options, headroom: 0, leave: 0, chunk: None, is_contiguous: false, session: None }
     }
 
     /// Sets the number of tokens after the prompt for which blocks are reserved too.
@@ -102,9 +104,25 @@ impl<'a> AdmitRequest<'a> {
         self
     }
 
+    /// Sets the session whose last request this one continues. For a pool with
+    /// [states](crate::pool::PoolBuilder::states): of a session's [checkpoints](crate::Batch::checkpoint),
+    /// all but the last two are evicted before other cached blocks, except those that other sessions
+    /// hit too.
+    ///
+    /// A branch that goes on beside the conversation (a sub-agent) is a session of its own. Without a
+    /// session, only the last checkpoint before the one that was hit is evicted early.
+    pub fn session(mut self, session: SessionId) -> Self {
+        self.session = Some(session);
+        self
+    }
+
     /// Returns the id of the sequence.
     pub fn id(&self) -> SequenceId {
         self.options.id
+    }
+
+    pub(super) fn session_id(&self) -> Option<SessionId> {
+        self.session
     }
 
     pub(super) fn prompt(&self) -> &'a [u32] {
@@ -144,6 +162,7 @@ impl fmt::Debug for AdmitRequest<'_> {
             .field("leave", &self.leave)
             .field("chunk", &self.chunk)
             .field("is_contiguous", &self.is_contiguous)
+            .field("session", &self.session)
             .finish()
     }
 }

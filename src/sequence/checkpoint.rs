@@ -8,6 +8,8 @@ use crate::sync::call;
 use super::batch::Batch;
 use super::grouped::GroupedSequence;
 use super::plan::Growth;
+use super::registry::Sequences;
+use super::sessions::Checkpoint;
 use super::state::{State, StateCopy};
 use super::token_hashes::TokenHashes;
 
@@ -53,18 +55,33 @@ impl GroupedSequence {
         hashes.filter(|hashes| !hashes.iter().all(is_cached))
     }
 
-    /// Evicts the last checkpoint before the one that it was hit at: if memory is short, only that
-    /// one and the next are worth their blocks.
-    fn evict_dominated(&self) -> Option<()> {
+    /// Returns the checkpoint behind all tokens.
+    fn new_checkpoint(&self) -> Option<Checkpoint> {
+        let (known, _) = self.parts[0].token_hashes()?;
+        Checkpoint::new(known, self.len() / self.parts[0].sequences.block_tokens(), 0)
+    }
+
+    /// Demotes the checkpoint that a new one dominates: of its session, or the last one before that
+    /// at which it was hit.
+    fn demote_dominated(&self, new: &Checkpoint) -> Option<()> {
         let first = &self.parts[0];
-        let ((known, cache), pool) = (first.token_hashes()?, first.pool_blocks());
-        let before = (self.hit / first.sequences.block_tokens()).checked_sub(1)?;
-        for (state, &size) in first.sequences.states().iter().enumerate() {
-            let (behind, _) = first.sequences.find_checkpoint(known, state, before);
-            let hashes = known.of_state(behind, state, size)?;
-            pool.evict_these(cache.evictable_of(pool, hashes.hashes(), known.era()));
-        }
+        let dominated = match self.session {
+            Some(session) => first.sequences.0.sessions.dominated_by(session, new),
+            None => {
+                let (known, _) = first.token_hashes()?;
+                let before = (self.hit / first.sequences.block_tokens()).checked_sub(1)?;
+                let (behind, _) = first.sequences.find_checkpoint(known, 0, before);
+                Checkpoint::new(known, behind, 1)
+            }
+        };
+        first.sequences.demote(&dominated?);
         Some(())
+    }
+
+    fn note_checkpoint(&self, new: Checkpoint) {
+        let sequences = &self.parts[0].sequences;
+        let is_cached = |kept: &Checkpoint| sequences.hits_of(kept).is_some();
+        self.session.into_iter().for_each(|session| sequences.0.sessions.add(session, new, is_cached));
     }
 
     /// Closes the states; those behind whole blocks become checkpoints without a copy.
@@ -73,9 +90,33 @@ impl GroupedSequence {
         let states = std::mem::take(&mut self.states);
         match hashes {
             Some(hashes) => {
+                if let Some(new) = self.new_checkpoint() {
+                    self.demote_dominated(&new);
+                    self.note_checkpoint(new);
+                }
                 states.into_iter().zip(hashes).for_each(|(state, known)| state.into_checkpoint(known))
             }
             None => drop(states),
+        }
+    }
+}
+
+impl Sequences {
+    /// Returns the number of hits of a checkpoint; `None` if it is not cached.
+    fn hits_of(&self, checkpoint: &Checkpoint) -> Option<u32> {
+        self.cache()?.hits_of(&self.0.blocks, checkpoint.hash(0, 0), checkpoint.era)
+    }
+
+    /// Makes a checkpoint evict-first, unless others than its session have hit it.
+    fn demote(&self, checkpoint: &Checkpoint) {
+        if let (Some(cache), Some(hits)) = (self.cache(), self.hits_of(checkpoint))
+            && hits <= checkpoint.hits
+        {
+            let of = |(state, &blocks): (usize, &usize)| {
+                (0..blocks).map(move |block| checkpoint.hash(state, block))
+            };
+            let hashes: Vec<_> = self.states().iter().enumerate().flat_map(of).collect();
+            cache.demote(&self.0.blocks, &hashes, checkpoint.era);
         }
     }
 }
@@ -87,14 +128,14 @@ impl Batch {
     /// found, because tokens are unknown or not final, a block was uncached, the cache was cleared, or
     /// the pool has no states or no prefix cache. Also before the first append behind a cached prefix.
     ///
-    /// The copies are found when the batch has ended. They are evicted like other cached blocks.
-    /// When a sequence is closed at such a length, its states are kept without a copy.
+    /// The copies are found when the batch has ended. They are evicted like other cached blocks; one
+    /// that a later checkpoint dominates, before these: see [`AdmitRequest::session`](crate::AdmitRequest::session). When a sequence is closed at such a length, its states are kept without a copy.
     ///
     /// # Errors
     /// [`SequenceError::Invalid`] if the sequence does not end with a full block: see
     /// [`GroupedSequence::next_cut`]. [`SequenceError::Alloc`] if there are no blocks for the copies,
-    /// [`SequenceError::ForeignSequence`]. Nothing has changed, except that an older checkpoint of the
-    /// prompt may have been evicted.
+    /// [`SequenceError::ForeignSequence`]. Nothing has changed, except that the checkpoint which this
+    /// one would have dominated is evicted before others.
     pub fn checkpoint(&mut self, sequence: &mut GroupedSequence) -> Result<Vec<StateCopy>, SequenceError> {
         let _call = call();
         let id = sequence.id();
@@ -113,10 +154,11 @@ impl Batch {
         let request = AllocRequest::new(needed).sequence(id).priority(sequence.parts[0].priority());
         let mut blocks: Vec<BlockId> = Vec::with_capacity(needed);
         let pool = sequence.parts[0].pool_blocks();
-        if pool.counts().free() < 2 * needed {
-            sequence.evict_dominated();
-        }
+        let new = sequence.new_checkpoint();
+        // Before the allocation, which may evict it.
+        new.as_ref().and_then(|new| sequence.demote_dominated(new));
         pool.allocate_listed(&request, Some(ListEnd::default()), &mut |id| blocks.push(id))?;
+        new.into_iter().for_each(|new| sequence.note_checkpoint(new));
         let mut rest = &blocks[..];
         let mut copies = Vec::with_capacity(hashes.len());
         for (state, hashes) in sequence.states.iter().zip(hashes) {

@@ -18,6 +18,7 @@ use super::grouped::GroupedSequence;
 use super::registry::Sequences;
 use super::reserve::Allocate;
 use super::sequence::Sequence;
+use super::sessions::Checkpoint;
 use super::state::State;
 use super::token_hashes::TokenHashes;
 
@@ -88,7 +89,8 @@ impl Sequences {
         };
         let states = 0..self.states().len();
         let states = states.map(|state| State::new(state, of_state(), of_state())).collect();
-        let mut sequence = GroupedSequence { parts, states, cached: 0, hit: 0 };
+        let session = request.session_id();
+        let mut sequence = GroupedSequence::new(parts, states, session);
         sequence.announce(request.prompt())?;
         let mut admission = GroupedAdmission { request, sequence, needs };
         // The parts may have begun before and after a clear.
@@ -238,6 +240,12 @@ impl GroupedAdmission<'_> {
             let blocks = part.blocks_behind(*needs, hit.tokens);
             let own: Vec<BlockId> = fresh.by_ref().take(blocks).collect();
             part.adopt_hit(hit.tokens, own, needs.leave);
+        }
+        if let (1.., Some(session), Some((known, _))) =
+            (hit.states.len(), self.sequence.session, self.sequence.parts[0].token_hashes())
+            && let Some(at) = Checkpoint::new(known, hit.tokens / first.block_tokens(), 0)
+        {
+            first.0.sessions.hit(session, at);
         }
         for (state, (known, blocks)) in self.sequence.states.iter_mut().zip(hit.states) {
             state.adopt_checkpoint(hit.tokens, known, &blocks);

@@ -48,7 +48,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::block::{AllocRequest, ListShare};
 use crate::error::{AllocError, SequenceError};
-use crate::ids::{BlockId, SequenceId};
+use crate::ids::{BlockId, SequenceId, SessionId};
 use crate::prefix::ExtraKey;
 use crate::storage::{Element, Elements};
 use crate::sync::{Ordering::Relaxed, call};
@@ -71,9 +71,14 @@ pub struct GroupedSequence {
     pub(super) cached: usize,
     /// Tokens at admission of its cached prefix.
     pub(super) hit: usize,
+    pub(super) session: Option<SessionId>,
 }
 
 impl GroupedSequence {
+    pub(super) fn new(parts: Vec<Sequence>, states: Vec<State>, session: Option<SessionId>) -> Self {
+        Self { parts, states, cached: 0, hit: 0, session }
+    }
+
     /// Returns its id.
     pub fn id(&self) -> SequenceId {
         self.parts[0].id()
@@ -293,7 +298,8 @@ impl GroupedSequence {
         self.catch_up();
         let sequences = &self.parts[0].sequences;
         let lists = sequences.register_grouped(id, self.parts[0].priority())?;
-        let mut fork = Self { parts: Vec::with_capacity(lists.len()), states: Vec::new(), cached: 0, hit: 0 };
+        let parts = Vec::with_capacity(lists.len());
+        let mut fork = Self::new(parts, Vec::new(), None);
         for (part, list) in self.parts.iter().zip(lists) {
             match part.fork_to(id, list) {
                 Ok(part) => fork.parts.push(part),

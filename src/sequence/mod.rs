@@ -70,6 +70,7 @@ mod sealing;
 mod seals;
 #[expect(clippy::module_inception, reason = "the floor is named after its main type")]
 mod sequence;
+mod sessions;
 mod slide;
 mod state;
 mod step;

@@ -14,6 +14,7 @@ use crate::sync::{Arc, AtomicU64, Map, Ordering::*, StatisticU64, call, fence_af
 use super::abandoned::Abandoned;
 use super::closing::Closing;
 use super::list::{BlockList, ListOwner};
+use super::sessions::Sessions;
 use super::window::{NULL, Window};
 
 /// Number of preempted sequences that are remembered: most come back soon, or never.
@@ -39,6 +40,7 @@ pub(super) struct Shared {
     open: Map<SequenceId, Open>,
     /// Closed sequences that were preempted and have not come back.
     preempted: Map<SequenceId, ()>,
+    pub(super) sessions: Sessions,
     pinned: Map<u64, (PinnedInfo, std::sync::Arc<[BlockId]>)>,
     /// Number of references that batches hold until their copies on write are done.
     pub(super) copying: StatisticU64,
@@ -150,6 +152,7 @@ impl Sequences {
             closing: Closing::default(),
             open: Map::new(),
             preempted: Map::new(),
+            sessions: Sessions::new(),
             pinned: Map::new(),
             copying: StatisticU64::default(),
             pins: AtomicU64::new(1),

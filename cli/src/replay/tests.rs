@@ -10,7 +10,7 @@ use super::*;
 use crate::trace::{HASH_BLOCK_TOKENS, Request};
 use kvpool_load::{Corrupt, Shape};
 
-/// A fault of the storage. All but the last two occur once.
+/// A fault of the storage. All but `DoubleOwner` and the last two occur once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     None,
@@ -40,7 +40,8 @@ impl Faulty {
     fn strikes(&self, fault: Fault) -> bool {
         self.fault == fault
             && self.countdown.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_err()
-            && !self.is_done.swap(true, Relaxed)
+            // Rows of another owner may be given up, or written again, before they are read back.
+            && (!self.is_done.swap(true, Relaxed) || fault == Fault::DoubleOwner)
     }
 
     fn is_slow(&self) -> bool {

@@ -8,12 +8,14 @@
 //!
 //! A block with a hit in between is warm: the policy places it when its last reference is released.
 
+use std::ops::ControlFlow;
+
 use crate::block::{Blocks, Core, Evictable};
 use crate::ids::{BlockId, Ticket};
 use crate::sync::Ordering::Release;
 
 use super::super::queues::Entry;
-use super::{BlockHash, PolicyInfo, PrefixCache};
+use super::{BlockHash, PolicyInfo, PrefixCache, key_of};
 
 /// Number of blocks of earlier eras that a search for cold blocks evicts at once.
 const STALE_MAX: usize = 1024;
@@ -71,7 +73,7 @@ impl PrefixCache {
         left.extend(stale.drain(..).filter(|&id| core.word(id).is_evictable()));
     }
 
-    fn take_cold(&self, core: &Core, id: BlockId) -> Option<ColdBlock> {
+    pub(super) fn take_cold(&self, core: &Core, id: BlockId) -> Option<ColdBlock> {
         let row = self.row(id);
         loop {
             let word = core.word(id);
@@ -106,6 +108,33 @@ impl PrefixCache {
         if is_evictable && !is_in_line {
             pool.announce();
         }
+    }
+
+    /// Makes the evictable blocks of these hashes evict-first, until they are hit and released. The
+    /// cache has that queue.
+    pub(crate) fn demote(&self, pool: &Blocks, hashes: &[BlockHash], era: u64) {
+        let (mut ids, mut others) = (Vec::with_capacity(hashes.len()), Vec::new());
+        for hash in hashes {
+            let found = self.evictable_of(pool, &[*hash], era);
+            if let Some(cold) = found.first().and_then(|&id| self.take_cold(pool, id)) {
+                // Evicted and filled again in between, it has other contents.
+                let list = if cold.hash == *hash { &mut ids } else { &mut others };
+                list.push(cold.id);
+            }
+        }
+        pool.count_not_evictable(ids.len() + others.len());
+        self.untake(pool, &others, false);
+        let policy_info = PolicyInfo { is_evict_first: true, ..PolicyInfo::default() };
+        pool.release_cached(&ids, |kept, tag| self.keep(pool, kept, tag, policy_info));
+    }
+
+    /// Returns the number of hits of a cached block of this hash: a statistic.
+    pub(crate) fn hits_of(&self, core: &Core, hash: BlockHash, era: u64) -> Option<u32> {
+        let find = |id| match self.is_cached_for(core, id, hash, era) {
+            true => ControlFlow::Break(self.row(id).hits()),
+            false => ControlFlow::Continue(()),
+        };
+        self.index.find(key_of(hash), find)
     }
 
     /// Returns how many were evicted at once, and how many later; the other blocks are in use.

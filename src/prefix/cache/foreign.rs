@@ -27,7 +27,7 @@ use crate::ids::{BlockId, FrameId};
 use crate::sync::fence_after_rmw;
 
 use super::super::eviction_list::Classed;
-use super::{BlockHash, Index, KvEvent, Names, PolicyInfo, PrefixCache, PrefixConfig, Queues, Since, key_of};
+use super::{BlockHash, Index, KvEvent, Names, PolicyInfo, PrefixCache, PrefixConfig, Since, key_of};
 
 /// Factor by which the index is larger than for one hash per block; some blocks have two.
 const ENTRIES_PER_BLOCK: usize = 2;
@@ -48,8 +48,8 @@ impl PrefixCache {
     pub(crate) fn foreign(rows: usize, rows_max: usize, config: PrefixConfig) -> Result<Self, PrefixError> {
         let cache = Self::new(rows, rows_max, 1, config.tolerance(0.0))?;
         let index = Index::new(rows * ENTRIES_PER_BLOCK);
-        let queues = Queues::with_evict_first(cache.queues.useless(), rows, rows_max);
-        Ok(Self { index, queues, names: Some(Names::new(rows)), ..cache })
+        let cache = cache.with_evict_first(rows, rows_max);
+        Ok(Self { index, names: Some(Names::new(rows)), ..cache })
     }
 
     pub(super) fn entries_per_block(&self) -> usize {

@@ -1,0 +1,107 @@
+//! Sessions: which checkpoints of a conversation are still worth their memory.
+//!
+//! A request continues its session behind the newest checkpoint that it shares, and mostly adds one.
+//! Then the one before the last two is *dominated*: if a prompt still reaches it, it reaches a later
+//! one too; or the conversation has left its path, and nothing reaches it. Dominance is an order of
+//! eviction, not a rule: dominated checkpoints are evict-first, and a hit ends that.
+//!
+//! A checkpoint that other sessions hit too, behind a common prompt, is left to the policy: its hits
+//! are more than those of its own session.
+//!
+//! All of this is a hint. An entry is changed under the lock of its shard of the map; checkpoints are
+//! found by their hashes, like those of a hit.
+
+use crate::ids::SessionId;
+use crate::prefix::BlockHash;
+use crate::sync::Map;
+
+use super::token_hashes::TokenHashes;
+
+/// Number of checkpoints that a session keeps.
+const KEPT: usize = 2;
+
+/// Number of sessions that are remembered.
+const SESSIONS_MAX: usize = 1 << 16;
+
+/// A checkpoint, as its session remembers it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Checkpoint {
+    /// Hash of the last block of tokens before it.
+    behind: BlockHash,
+    /// The newest uncache call, and the era, in which it was made.
+    looked: u64,
+    pub(super) era: u64,
+    /// Number of hits by its session.
+    pub(super) hits: u32,
+}
+
+impl Checkpoint {
+    /// Returns the checkpoint behind this many blocks of tokens, all known.
+    pub(super) fn new(known: &TokenHashes, blocks: usize, hits: u32) -> Option<Self> {
+        let behind = blocks.checked_sub(1).and_then(|last| known.hash(last as u32))?;
+        Some(Self { behind, looked: known.looked, era: known.era(), hits })
+    }
+
+    /// Returns the hash of a block of a state in it.
+    pub(super) fn hash(&self, state: usize, block: usize) -> BlockHash {
+        self.behind.of_state(state, block, self.looked)
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        (self.behind, self.looked, self.era) == (other.behind, other.looked, other.era)
+    }
+}
+
+#[derive(Clone, Default, Debug)]
+struct Session {
+    /// The newest last.
+    kept: Vec<Checkpoint>,
+}
+
+pub(super) struct Sessions(Map<SessionId, Session>);
+
+impl Sessions {
+    pub(super) fn new() -> Self {
+        Self(Map::new())
+    }
+
+    /// Notes a hit at a checkpoint, which becomes the session's newest.
+    pub(super) fn hit(&self, session: SessionId, at: Checkpoint) {
+        self.0.update(session, |session| {
+            if let Some(place) = session.kept.iter().position(|kept| kept.is_same(&at)) {
+                session.kept[place..].rotate_left(1);
+                session.kept.last_mut().expect("the one that was hit").hits += 1;
+            }
+        });
+    }
+
+    /// Returns the checkpoint that a new one dominates.
+    pub(super) fn dominated_by(&self, session: SessionId, new: &Checkpoint) -> Option<Checkpoint> {
+        let mut others = self.0.get(&session)?.kept;
+        others.retain(|kept| !kept.is_same(new));
+        others.first().copied().filter(|_| others.len() >= KEPT)
+    }
+
+    /// Notes a new checkpoint. If there are too many sessions, those without a cached one are
+    /// forgotten; if each has one, all.
+    pub(super) fn add(&self, session: SessionId, new: Checkpoint, is_cached: impl Fn(&Checkpoint) -> bool) {
+        if self.0.len() >= SESSIONS_MAX {
+            self.forget(is_cached);
+        }
+        self.0.update(session, |session| {
+            session.kept.retain(|kept| !kept.is_same(&new));
+            session.kept.push(new);
+            let more = session.kept.len().saturating_sub(KEPT);
+            session.kept.drain(..more);
+        });
+    }
+
+    #[cold]
+    fn forget(&self, is_cached: impl Fn(&Checkpoint) -> bool) {
+        let entries = self.0.entries();
+        let (old, gone): (Vec<_>, Vec<_>) =
+            entries.into_iter().partition(|(_, session)| session.kept.iter().any(&is_cached));
+        let forgotten = if gone.is_empty() { old } else { gone };
+        forgotten.iter().for_each(|(id, _)| self.0.remove(id));
+    }
+}
