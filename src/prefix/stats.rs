@@ -52,7 +52,8 @@ pub struct EvictionCounts {
     pub by_queue: Vec<u64>,
     /// Blocks that no lookup would have found: duplicates, and those cached before a clear.
     pub useless: u64,
-    /// Frames of a frame pool that were freed to be evicted first.
+    /// Frames of a frame pool that were freed to be evicted first; in a pool with states, blocks of
+    /// checkpoints that later ones dominate.
     pub evict_first: u64,
     /// Blocks evicted out of order: for a run, for a unit of free frames, by a shrink, or, if
     /// cached before a clear, by an export of cold blocks.
