@@ -81,7 +81,7 @@
 //! - *Bounds.* loom stops after 1,000 branches by default, which one allocation exceeds; [`check`]
 //!   allows 50,000. It limits the preemptions of an execution to 2: most bugs need no more, and
 //!   each additional one multiplies the time. [`Check`] changes both; `LOOM_MAX_PREEMPTIONS` and
-//!   `LOOM_MAX_BRANCHES` raise them.
+//!   `LOOM_MAX_BRANCHES` raise them, and `LOOM_MAX_DURATION` stops a model after that many seconds.
 //! - *Steps.* In a coarse build a synchronous call is one step, and so is each poll of an awaited
 //!   call: everything that precedes it is visible, and no thread runs concurrently. Code that the
 //!   pool calls (wakers, copiers, policies) is part of the step and must not block. loom does not
@@ -197,8 +197,9 @@ impl Check {
         let begin = Instant::now();
         let (executions, preemptions) = self.explore(model);
         let elapsed = begin.elapsed();
+        let stopped = if is_stopped(elapsed) { "; stopped by LOOM_MAX_DURATION" } else { "" };
         println!(
-            "{}: {executions} executions in {elapsed:.1?}, at most {preemptions} preemptions",
+            "{}: {executions} executions in {elapsed:.1?}, at most {preemptions} preemptions{stopped}",
             self.name
         );
         Explored { executions, preemptions, elapsed }
@@ -214,6 +215,12 @@ impl Check {
         (0..self.runs).for_each(|_| model());
         (self.runs, 0)
     }
+}
+
+/// Returns whether loom has stopped before it explored everything: it looks between executions.
+fn is_stopped(elapsed: Duration) -> bool {
+    let most = std::env::var("LOOM_MAX_DURATION").ok().and_then(|seconds| seconds.parse().ok());
+    most.is_some_and(|seconds| elapsed >= Duration::from_secs(seconds))
 }
 
 /// Runs `f` and returns its panic as an error, as [`std::panic::catch_unwind`] does. For panics
