@@ -159,11 +159,11 @@ pub use pool::{
     BringBackReport, BuildError, CallUntil, Carried, CompactionState, Counts, DefragConfig, DefragError,
     DefragOptions, DefragReport, DefragTotals, Defragmenter, Fragmentation, FrameBatch, FrameGroup,
     FrameInfo, FrameKey, FrameLease, FrameMoves, FramePlace, FramePool, FramePoolBuilder, FrameShrink,
-    Latencies, Latency, LatencyBucket, LatencyHistogram, Lease, LowestPriorityFirst, Metrics, MigrateError,
-    MigrationCounts, MigrationReport, MoveCounts, MovedFrames, OffloadReport, Owners, PinOwner, PinnedBlock,
-    Pool, PoolBuilder, Preempt, Preempted, Pressure, Priority, Refusals, ResizeError, ResizeOptions,
-    ResizeReport, SequenceOwner, SequenceRuns, Settled, SourcePlace, Stats, Swapped, Unaccounted, Victim,
-    VictimOrder, Wait, WaitCounts, flush_thread,
+    HitGroup, Latencies, Latency, LatencyBucket, LatencyHistogram, Lease, LowestPriorityFirst, Metrics,
+    MigrateError, MigrationCounts, MigrationReport, MoveCounts, MovedFrames, Need, OffloadReport, Owners,
+    PinOwner, PinnedBlock, Pool, PoolBuilder, Preempt, Preempted, Pressure, Priority, Refusals, ResizeError,
+    ResizeOptions, ResizeReport, SequenceOwner, SequenceRuns, Settled, SourcePlace, Stats, Swapped,
+    Unaccounted, Victim, VictimOrder, Wait, WaitCounts, flush_thread,
 };
 #[doc(inline)]
 pub use sequence::{

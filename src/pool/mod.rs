@@ -44,7 +44,7 @@ pub use build_error::BuildError;
 pub use builder::PoolBuilder;
 pub use frame_pool::{
     FrameBatch, FrameGroup, FrameInfo, FrameKey, FrameLease, FrameMoves, FramePool, FramePoolBuilder,
-    FrameShrink, MovedFrames,
+    FrameShrink, HitGroup, MovedFrames, Need,
 };
 pub use lease::Lease;
 pub use metrics::{Latencies, Metrics};

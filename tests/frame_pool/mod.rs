@@ -1,6 +1,7 @@
 //! Pools whose ids are frames: behaviour, bad input, a naive model, and many threads.
 
 mod bad_input;
+mod groups;
 mod model;
 mod moves;
 mod observed;

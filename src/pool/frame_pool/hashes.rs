@@ -55,7 +55,7 @@ impl FramePool {
         Ok(FrameKey { hash: self.0.cache.hasher().foreign(group.0, hash), pool: self.tag() })
     }
 
-    fn check_key(&self, index: usize, key: FrameKey) -> Result<BlockHash, FrameError> {
+    pub(super) fn check_key(&self, index: usize, key: FrameKey) -> Result<BlockHash, FrameError> {
         let pool = self.tag();
         if key.pool == pool {
             Ok(key.hash)

@@ -24,6 +24,7 @@
 //! | `builder` | construction |
 //! | `frame_pool` | the pool: allocation and references by frame, batches, counts |
 //! | `hashes` | keys, registration, lookups |
+//! | `groups` | lookups of several groups of layers at one boundary |
 //! | `moves` | compaction in two steps: pairs for the engine to copy, then the commit |
 //! | `resize` | growth, and shrinking in two steps |
 //! | `waiting` | allocation that waits in the queue |
@@ -32,6 +33,7 @@
 mod builder;
 #[expect(clippy::module_inception, reason = "the room is named after its main type")]
 mod frame_pool;
+mod groups;
 mod hashes;
 mod metrics;
 mod moves;
@@ -40,6 +42,7 @@ mod waiting;
 
 pub use builder::FramePoolBuilder;
 pub use frame_pool::{FrameBatch, FrameInfo, FramePool};
+pub use groups::{HitGroup, Need};
 pub use hashes::{FrameGroup, FrameKey};
 pub use moves::{FrameMoves, MovedFrames};
 pub use resize::FrameShrink;
