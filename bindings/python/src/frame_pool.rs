@@ -13,9 +13,12 @@ mod lists;
 mod moves;
 mod work;
 
+use std::num::NonZeroUsize;
+
 use kvpool::compact::{FRAGMENTATION_PENALTY, Goal};
 use kvpool::{
-    AllocError, AllocRequest, FrameGroup, FramePool as Pool, Order, Run, SequenceId, prefix::HashKey,
+    AllocError, AllocRequest, FrameGroup, FramePool as Pool, HitGroup, Need, Order, Run, SequenceId,
+    prefix::HashKey,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
@@ -370,6 +373,39 @@ impl FramePool {
         let (keys, mut frames) = (keys_of(pool, hashes, group.0)?, Vec::new());
         searching(hashes.py(), keys.len(), || pool.hit(&keys, &mut frames))?;
         Ok(frames)
+    }
+
+    /// Takes one reference on each frame that the groups of layers need at the longest boundary at
+    /// which all of them have it. Returns the boundary and the frames of each group.
+    ///
+    /// Each of `groups` is `(hashes, group, last)`: the hashes of all blocks of a prompt, and the
+    /// number of last blocks before a boundary that the layers need: None for all, the blocks of a
+    /// window, 1 for a state. With 0 the group has no say. `block_units`: the number of units in
+    /// a block of each group, 1 by default; the boundary is in units, and ends a block of each.
+    #[pyo3(signature = (groups, block_units=None))]
+    fn hit_groups(
+        &self,
+        py: Python<'_>,
+        groups: Vec<(Bound<'_, PyAny>, Group, Option<Count>)>,
+        block_units: Option<Vec<Count>>,
+    ) -> Outcome<(usize, Vec<Vec<u32>>)> {
+        let pool = self.here()?;
+        let units = block_units.unwrap_or_else(|| groups.iter().map(|_| Count(1)).collect());
+        if units.len() != groups.len() {
+            return Err(invalid(format!("{} groups and {} block_units", groups.len(), units.len())));
+        }
+        let keys = groups.iter().map(|(hashes, group, _)| keys_of(pool, hashes, group.0));
+        let keys = keys.collect::<Outcome<Vec<_>>>()?;
+        let mut asked = Vec::with_capacity(groups.len());
+        for ((keys, (_, _, last)), units) in keys.iter().zip(&groups).zip(units) {
+            let Some(block_units) = NonZeroUsize::new(units.0) else {
+                return Err(invalid("0 units in a block".to_owned()));
+            };
+            let need = last.as_ref().map_or(Need::All, |last| Need::Last(last.0));
+            asked.push(HitGroup { keys, block_units, need });
+        }
+        let all = keys.iter().map(Vec::len).sum();
+        Ok(searching(py, all, || pool.hit_groups(&asked))?)
     }
 
     /// Takes a hash away from all frames that are known by it. Returns their number.

@@ -114,6 +114,32 @@ def test_hashes_are_found_by_group_and_evicted_in_order(pool: FramePool) -> None
         FramePool(8).lookup(keys)
 
 
+def test_groups_of_layers_are_hit_at_one_boundary(pool: FramePool) -> None:
+    hashes = [bytes([block]) for block in range(1, 9)]
+    full, window = pool.allocate(8), pool.allocate(2)
+    pool.register(full[:6], hashes[:6])
+    pool.register(window, hashes[3:5], group=1)
+    pool.register(full[6:], hashes[:2], group=2)
+    pool.free(full + window)
+    asked: list[tuple[list[bytes], int, int | None]] = [(hashes, 0, None), (hashes, 1, 2)]
+    boundary, frames = pool.hit_groups(asked)
+    assert (boundary, frames) == (5, [full[:5], window])
+    assert pool.references(full) == [1] * 5 + [0] * 3
+    pool.free(frames[0] + frames[1])
+    # A block of the third group has two units; a state needs its last block.
+    units = [1, 1, 2]
+    assert pool.hit_groups([*asked, (hashes[:4], 2, 1)], units) == (0, [[], [], []])
+    boundary, frames = pool.hit_groups([asked[0], (hashes[:4], 2, 1), (hashes, 3, 0)], [1, 2, 1])
+    assert (boundary, frames) == (4, [full[:4], [full[7]], []])
+    pool.free(frames[0] + frames[1])
+    for wrong in [[1], [1, 0]]:
+        with pytest.raises(ValueError):
+            pool.hit_groups(asked, wrong)
+    with pytest.raises(FrameRefused, match="entry 2: the hash is empty"):
+        pool.hit_groups([asked[0], (hashes[:2] + [b""], 1, 1)])
+    assert pool.references(full + window) == [0] * 10
+
+
 def test_frames_keep_contents_until_they_are_allocated(pool: FramePool) -> None:
     frames = pool.allocate(8)
     pool.keep(frames)

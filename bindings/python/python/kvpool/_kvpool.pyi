@@ -1610,6 +1610,17 @@ class FramePool:
         """A frame for each of the leading hashes that are known, without references on them."""
     def hit(self, hashes: _Hashes, group: int = 0) -> list[int]:
         """A frame for each of the leading hashes that are known, with one reference taken on each."""
+    def hit_groups(
+        self, groups: Items[tuple[_Hashes, int, int | None]], block_units: Items[int] | None = None
+    ) -> tuple[int, list[list[int]]]:
+        """Takes one reference on each frame that the groups of layers need at the longest boundary at
+        which all of them have it. Returns the boundary and the frames of each group.
+
+        Each of `groups` is `(hashes, group, last)`: the hashes of all blocks of a prompt, and the
+        number of last blocks before a boundary that the layers need: None for all, the blocks of a
+        window, 1 for a state. With 0 the group has no say. `block_units`: the number of units in
+        a block of each group, 1 by default; the boundary is in units, and ends a block of each.
+        """
     def unregister(self, hash: bytes, group: int = 0) -> int:
         """Takes a hash away from all frames that are known by it. Returns their number."""
     def uncache(self, frames: _Frames) -> int:
