@@ -145,7 +145,6 @@ registered_uncached uncached
 renoted_uncached uncached
 chain_registered uncached
 checkpoint_in_part grouped
-demoted_uncounted evictable
 checkpoint_without_notes grouped
 unlinked_no_fence sequences
 reopen_relaxed moves

@@ -3,7 +3,7 @@
 #![cfg(not(any(kvpool_loom, miri)))]
 
 use kvpool::prefix::{HashKey, PrefixConfig};
-use kvpool::{AdmitRequest, KvLayout, Pool, SequenceId, SessionId, Tokens};
+use kvpool::{AdmitRequest, AllocRequest, KvLayout, Pool, Sequence, SequenceId, SessionId, Tokens};
 
 /// Frames of the state.
 const STATE: usize = 10;
@@ -136,6 +136,70 @@ fn a_demoted_checkpoint_that_is_hit_is_as_good_as_new() {
     audit(&pool);
 }
 
+/// In a full pool, the dominated checkpoint makes room for the one that dominates it, also while a
+/// batch is in flight.
+#[test]
+fn a_new_checkpoint_evicts_the_one_that_it_dominates() {
+    for session in [Some(1), None] {
+        for blocks in 61..75 {
+            let (pool, all) = (pool(blocks, Some(STATE)), text(1, 161));
+            for turn in 1..=3 {
+                let end = 40 * turn as usize;
+                assert_eq!(serve(&pool, turn, session, &all[..end + 1]), end - 40, "{blocks} blocks");
+            }
+            assert_eq!((hit(&pool, &all), hit(&pool, &all[..60])), (120, 0), "{blocks} blocks");
+            audit(&pool);
+        }
+    }
+}
+
+/// A refused admission hits nothing: the checkpoint is its session's alone.
+#[test]
+fn a_refused_admission_is_no_hit() {
+    let (pool, all) = (pool(400, Some(STATE)), text(1, 161));
+    serve(&pool, 1, Some(1), &all[..41]);
+    let lease = pool.allocate(AllocRequest::new(pool.stats().free - 5)).unwrap();
+    let request = AdmitRequest::new(SequenceId(50), &all[..81]).session(SessionId(1));
+    assert!(pool.admit_grouped(&request).is_err());
+    drop(lease);
+    for turn in 2..=3 {
+        serve(&pool, turn, Some(1), &all[..40 * turn as usize + 1]);
+    }
+    let free = pool.stats().free;
+    make_room(&pool, free + STATE);
+    assert_eq!(pool.metrics().evictions.evict_first, STATE as u64);
+    audit(&pool);
+}
+
+/// Of several copies, the one that stays has the place of the last release, in whatever order they
+/// were registered and released.
+#[test]
+fn the_last_release_of_a_copy_counts() {
+    let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
+    for (registered, released) in orders.iter().flat_map(|one| orders.iter().map(move |two| (one, two))) {
+        let pool = pool(300, None);
+        let (shared, other) = (text(1, 41), text(2, 41));
+        let open = |id: u64, prompt: &[u32]| pool.sequence(SequenceId(id)).tokens(prompt).unwrap();
+        let append = |sequence: &mut Sequence| {
+            let mut batch = pool.begin_batch();
+            batch.append(sequence, 41).unwrap();
+            batch
+        };
+        let mut copies = [1, 2, 3].map(|id| Some(open(id, &shared)));
+        let mut batches = copies.each_mut().map(|copy| Some(append(copy.as_mut().unwrap())));
+        registered.iter().for_each(|&copy| batches[copy].take().unwrap().finish());
+        released[..2].iter().for_each(|&copy| drop(copies[copy].take()));
+        let mut last = open(30, &other);
+        append(&mut last).finish();
+        drop(last);
+        drop(copies);
+        pool.evict_cached(15);
+        let hits = (open(40, &shared).len(), open(50, &other).len());
+        assert_eq!(hits, (40, 20), "registered {registered:?}, released {released:?}");
+        audit(&pool);
+    }
+}
+
 /// Requests that compute the same tokens at the same time, the first in a hurry: the release of the
 /// second says that they were just used.
 #[test]
@@ -143,7 +207,7 @@ fn a_released_duplicate_renews_the_original() {
     let pool = pool(60, None);
     let (shared, other) = (text(1, 41), text(2, 41));
     let open = |id: u64, prompt: &[u32]| pool.sequence(SequenceId(id)).tokens(prompt).unwrap();
-    let append = |sequence: &mut kvpool::Sequence, tokens: usize| {
+    let append = |sequence: &mut Sequence, tokens: usize| {
         let mut batch = pool.begin_batch();
         batch.append(sequence, tokens).unwrap();
         batch.finish();

@@ -106,11 +106,6 @@ impl CachedBlocks {
         models::release_listed(&self.blocks, ids);
     }
 
-    /// Removes blocks from a list, as their sequence does.
-    pub fn leave_chain(&self, ids: &[BlockId]) {
-        prefix::models::release_chain(&self.cache, &self.blocks, ids);
-    }
-
     /// Makes the blocks of the `n`th hash evict-first.
     pub fn demote(&self, n: u64) {
         prefix::models::demote(&self.cache, &self.blocks, Self::hash(n));

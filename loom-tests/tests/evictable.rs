@@ -8,7 +8,7 @@
 use kvpool::FrameId;
 use kvpool::block::MoveCancelled;
 use kvpool::prefix::models;
-use kvpool_loom_tests::{CachedBlocks, check, check_to, check_wide, end_exploring, join_last};
+use kvpool_loom_tests::{CachedBlocks, check, check_to, end_exploring, join_last};
 use loom::thread;
 
 /// The last owner releases a block while another thread looks it up.
@@ -380,12 +380,30 @@ fn demoted_against_hit() {
 /// A block is demoted while another thread needs a frame: it gets that block, or the other one.
 #[test]
 fn demoted_against_eviction() {
-    check_wide(2, "evictable::demoted_against_eviction", || {
+    check("evictable::demoted_against_eviction", || {
         let pool = CachedBlocks::new(2);
         pool.keep(1);
         pool.keep(2);
         let other = pool.clone();
         let thread = thread::spawn(move || assert!(other.evict(), "one of two is not held"));
+        pool.demote(1);
+        join_last(thread);
+        pool.finish();
+    });
+}
+
+/// Two threads demote a block, which is then in one entry of each queue.
+#[test]
+fn demoted_twice() {
+    check("evictable::demoted_twice", || {
+        let pool = CachedBlocks::new(2);
+        pool.keep(1);
+        pool.keep(2);
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            other.demote(1);
+            other.demote(2);
+        });
         pool.demote(1);
         join_last(thread);
         pool.finish();
@@ -403,7 +421,7 @@ fn a_duplicate_is_released_against_eviction() {
         pool.leave(original);
         let other = pool.clone();
         let thread = thread::spawn(move || other.evict());
-        pool.leave_chain(&[duplicate]);
+        pool.leave(duplicate);
         join_last(thread);
         assert!(pool.hit(1).is_some_and(|found| pool.read(found) == 1), "one of two was evicted");
         pool.blocks.audit().unwrap();

@@ -36,6 +36,7 @@
 //!
 //! - `by_hash` uncaches blocks with wrong contents, which their owners keep. A sequence that holds
 //!   one continues in no era: no block that it registers is found.
+//! - `duplicates` gives evictable blocks other places.
 //! - `cold_blocks` references evictable blocks in eviction order, to copy them to another pool.
 //! - `window`: hits that need only the last blocks before a boundary.
 //! - `foreign`: the engine of a frame pool computes the hashes, possibly several per block
@@ -44,7 +45,7 @@
 //!
 //! Models: `loom-tests/tests/evictable.rs`, `prefix_index.rs`, `eviction_queue.rs`.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, RangeFrom};
 
 use crate::block::{BlockWord, Core, Evictable, Evictor, GrowTable, WordCell};
 use crate::error::PrefixError;
@@ -411,32 +412,19 @@ impl PrefixCache {
         first.filter(|&hash| is_first && hash != NAMELESS).into_iter().chain(further).map(key_of)
     }
 
+    /// Returns the numbers of this many releases.
+    fn orders(&self, releases: usize) -> RangeFrom<u64> {
+        // Release: pairs with the Acquire in `releases`. The order itself needs only Relaxed.
+        self.order.fetch_add(releases as u64, Release)..
+    }
+
     /// Enqueues blocks that became evictable, in the queues that the policy chooses.
     pub(crate) fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket, policy_info: PolicyInfo) {
-        self.keep_at(core, kept, self.orders(kept), tag, policy_info);
-    }
-
-    /// Returns the numbers of these releases.
-    fn orders(&self, kept: &[Evictable]) -> impl Iterator<Item = u64> + use<> {
-        // Release: pairs with the Acquire in `releases`. The order itself needs only Relaxed.
-        self.order.fetch_add(kept.len() as u64, Release)..
-    }
-
-    /// Like [`keep`](Self::keep), with the numbers of the releases. Returns the
-    /// [originals](duplicates) of those that are useless.
-    #[inline(always)]
-    fn keep_at(
-        &self,
-        core: &Core,
-        kept: &[Evictable],
-        orders: impl Iterator<Item = u64>,
-        tag: Ticket,
-        policy_info: PolicyInfo,
-    ) -> Originals {
-        let (era, mut originals) = (self.era(), Originals::new());
+        let era = self.era();
+        let orders = self.orders(kept.len());
         let now = asked(|| if self.policy.learns() { self.now() } else { Millis(0) }).unwrap_or_default();
         let evict_first = self.queues.evict_first().filter(|_| policy_info.is_evict_first);
-        let mut filing = self.queues.filing(&self.rows);
+        let (mut filing, mut originals) = (self.queues.filing(&self.rows), Originals::new());
         kept.iter().take(KEPT_AHEAD).for_each(|block| self.row(block.id).prefetch());
         for (i, (&Evictable { id, word }, order)) in kept.iter().zip(orders).enumerate() {
             if let Some(next) = kept.get(i + KEPT_AHEAD) {
@@ -453,25 +441,30 @@ impl PrefixCache {
                 (self.queues.useless(), Place { queue: 0, rank: order, state: 0 })
             } else if let Some(evict_first) = evict_first {
                 (evict_first, Place { queue: 0, rank: order, state: 0 })
-            } else if self.by_order {
-                (0, Place { queue: 0, rank: order, state: 0 })
             } else {
-                let place = self.place(row, order, policy_info, now);
-                (usize::from(place.queue).min(self.queues.useless() - 1), place)
+                self.placed(row, order, policy_info, now)
             };
             row.set_place(place.0, place.1.rank, place.1.state);
             filing.add_placed(id, row, links, (place.0, place.1.rank));
         }
         // Evictions find them from here on.
         drop(filing);
+        if !originals.is_empty() {
+            self.renew(core, &originals, policy_info, now);
+        }
         // `add_placed` swaps a flag of the last block after its place is set.
         if self.list.is_read() {
             self.list.add(kept.iter().map(|kept| self.classed(kept.id)));
         }
-        originals
     }
 
-    fn place(&self, row: &Row, order: u64, policy_info: PolicyInfo, now: Millis) -> Place {
+    /// Returns the queue and place that the policy chooses for a released block.
+    #[inline]
+    fn placed(&self, row: &Row, order: u64, policy_info: PolicyInfo, now: Millis) -> (usize, Place) {
+        let by_order = Place { queue: 0, rank: order, state: 0 };
+        if self.by_order {
+            return (0, by_order);
+        }
         let released = Released {
             order,
             hash: bits_of(row.hash()),
@@ -483,7 +476,8 @@ impl PrefixCache {
             priority: policy_info.priority,
             keep_until: policy_info.keep_until,
         };
-        asked(|| self.policy.place(&released, now)).unwrap_or(Place { queue: 0, rank: order, state: 0 })
+        let place = asked(|| self.policy.place(&released, now)).unwrap_or(by_order);
+        (usize::from(place.queue).min(self.queues.useless() - 1), place)
     }
 
     /// Takes the entry that is evicted next, from a queue without a bit in `skipped_queues`.

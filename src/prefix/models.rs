@@ -8,7 +8,7 @@ use crate::ids::{BlockHandle, BlockId};
 use super::policy::{Millis, Place, Policy};
 use super::queues::{Queues, row};
 use super::row::RowPart;
-use super::{BlockHash, ColdBlock, PolicyInfo, PrefixCache, Since, UncachedBlocks};
+use super::{BlockHash, ColdBlock, PrefixCache, Since, UncachedBlocks};
 
 /// Notes the future contents of a block of a list.
 pub fn note(cache: &PrefixCache, id: BlockId, hash: BlockHash) {
@@ -88,11 +88,6 @@ pub fn with_evict_first(cache: PrefixCache, blocks: usize) -> PrefixCache {
 /// Makes the evictable blocks that hold `hash` evict-first.
 pub fn demote(cache: &PrefixCache, blocks: &Blocks, hash: BlockHash) {
     cache.demote(blocks, &[hash], cache.era());
-}
-
-/// Removes a chain from a list, whose duplicates pass their places on.
-pub fn release_chain(cache: &PrefixCache, blocks: &Blocks, ids: &[BlockId]) {
-    cache.release_chain(blocks, ids, PolicyInfo::default());
 }
 
 /// Uncaches the blocks that hold `hash`; returns how many.

@@ -156,6 +156,14 @@ impl Row {
         }
     }
 
+    /// Takes back a hit that was given back.
+    pub(super) fn uncount_hit(&self) {
+        let uses = self.uses.load(Relaxed);
+        if uses >> HITS_SHIFT > 0 {
+            self.uses.store(uses - (1 << HITS_SHIFT), Relaxed);
+        }
+    }
+
     /// Returns the era in which the block was noted, or `NO_ERA`.
     pub(super) fn era(&self) -> u64 {
         self.chain.load(Relaxed) >> DEPTH_BITS

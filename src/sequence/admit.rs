@@ -110,7 +110,8 @@ impl<'a> AdmitRequest<'a> {
     /// hit too.
     ///
     /// A branch that goes on beside the conversation (a sub-agent) is a session of its own. Without a
-    /// session, only the last checkpoint before the one that was hit is evicted early.
+    /// session, only the last checkpoint before the one that was hit is evicted early, if memory is
+    /// short and it was hit at most once.
     pub fn session(mut self, session: SessionId) -> Self {
         self.session = Some(session);
         self

@@ -61,12 +61,18 @@ impl GroupedSequence {
         Checkpoint::new(known, self.len() / self.parts[0].sequences.block_tokens(), 0)
     }
 
-    /// Demotes the checkpoint that a new one dominates: of its session, or the last one before that
-    /// at which it was hit.
+    /// Demotes the checkpoint that a new one dominates: of its session; or, while memory is short, the
+    /// last one before that at which it was hit.
     fn demote_dominated(&self, new: &Checkpoint) -> Option<()> {
         let first = &self.parts[0];
         let dominated = match self.session {
             Some(session) => first.sequences.0.sessions.dominated_by(session, new),
+            // It may look for long.
+            None if first.pool_blocks().counts().free()
+                >= 2 * first.sequences.states().iter().sum::<usize>() =>
+            {
+                None
+            }
             None => {
                 let (known, _) = first.token_hashes()?;
                 let before = (self.hit / first.sequences.block_tokens()).checked_sub(1)?;

@@ -525,7 +525,7 @@ impl Sequence {
                 Some((known, cache)) => {
                     let policy_info = PolicyInfo { chain: chain as u32, ..known.policy_info };
                     let pool = self.pool_blocks();
-                    cache.release_chain(pool, gone, policy_info);
+                    pool.release_cached(gone, |kept, tag| cache.keep(pool, kept, tag, policy_info));
                 }
                 None => self.pool_blocks().release_listed(gone),
             }

@@ -8,8 +8,13 @@
 //! A checkpoint that other sessions hit too, behind a common prompt, is left to the policy: its hits
 //! are more than those of its own session.
 //!
+//! A checkpoint is noted when its batch begins to write it. If that batch is abandoned, or two threads
+//! work on a session at once, another checkpoint than the third last may be demoted, or none.
+//!
 //! All of this is a hint. An entry is changed under the lock of its shard of the map; checkpoints are
 //! found by their hashes, like those of a hit.
+
+use smallvec::SmallVec;
 
 use crate::ids::SessionId;
 use crate::prefix::BlockHash;
@@ -55,7 +60,7 @@ impl Checkpoint {
 #[derive(Clone, Default, Debug)]
 struct Session {
     /// The newest last.
-    kept: Vec<Checkpoint>,
+    kept: SmallVec<[Checkpoint; KEPT]>,
 }
 
 pub(super) struct Sessions(Map<SessionId, Session>);
@@ -65,8 +70,12 @@ impl Sessions {
         Self(Map::new())
     }
 
-    /// Notes a hit at a checkpoint, which becomes the session's newest.
+    /// Notes a hit at a checkpoint. If the session keeps it, it becomes the newest.
     pub(super) fn hit(&self, session: SessionId, at: Checkpoint) {
+        // Only those that have checkpoints are remembered.
+        if self.0.get(&session).is_none() {
+            return;
+        }
         self.0.update(session, |session| {
             if let Some(place) = session.kept.iter().position(|kept| kept.is_same(&at)) {
                 session.kept[place..].rotate_left(1);
@@ -82,26 +91,64 @@ impl Sessions {
         others.first().copied().filter(|_| others.len() >= KEPT)
     }
 
-    /// Notes a new checkpoint. If there are too many sessions, those without a cached one are
-    /// forgotten; if each has one, all.
+    /// Notes a new checkpoint. If there are too many sessions, an eighth is forgotten: those without
+    /// a cached checkpoint first.
     pub(super) fn add(&self, session: SessionId, new: Checkpoint, is_cached: impl Fn(&Checkpoint) -> bool) {
-        if self.0.len() >= SESSIONS_MAX {
+        if self.0.len() >= SESSIONS_MAX && self.0.get(&session).is_none() {
             self.forget(is_cached);
         }
         self.0.update(session, |session| {
             session.kept.retain(|kept| !kept.is_same(&new));
             session.kept.push(new);
             let more = session.kept.len().saturating_sub(KEPT);
-            session.kept.drain(..more);
+            drop(session.kept.drain(..more));
         });
     }
 
     #[cold]
     fn forget(&self, is_cached: impl Fn(&Checkpoint) -> bool) {
-        let entries = self.0.entries();
-        let (old, gone): (Vec<_>, Vec<_>) =
-            entries.into_iter().partition(|(_, session)| session.kept.iter().any(&is_cached));
-        let forgotten = if gone.is_empty() { old } else { gone };
-        forgotten.iter().for_each(|(id, _)| self.0.remove(id));
+        let mut entries = self.0.entries();
+        entries.sort_by_cached_key(|(_, session)| session.kept.iter().any(&is_cached));
+        entries.iter().take(SESSIONS_MAX / 8).for_each(|(id, _)| self.0.remove(id));
+    }
+}
+
+#[cfg(all(test, not(kvpool_loom)))]
+mod tests {
+    use super::*;
+
+    fn checkpoint(number: u64) -> Checkpoint {
+        Checkpoint { behind: BlockHash::new(number.into(), number), looked: 0, era: 0, hits: 0 }
+    }
+
+    #[test]
+    fn the_oldest_of_two_is_dominated_unless_it_was_hit() {
+        let (sessions, [one, two, three]) = (Sessions::new(), [1, 2, 3].map(checkpoint));
+        let (id, add) = (SessionId(1), |new| sessions.add(SessionId(1), new, |_| true));
+        add(one);
+        assert_eq!(sessions.dominated_by(id, &two), None);
+        add(two);
+        assert_eq!(sessions.dominated_by(id, &three), Some(one));
+        assert_eq!(sessions.dominated_by(id, &two), None, "it is there already");
+        sessions.hit(id, one);
+        assert_eq!(sessions.dominated_by(id, &three), Some(two));
+        add(three);
+        assert_eq!(sessions.dominated_by(id, &two).map(|kept| kept.hits), Some(1));
+    }
+
+    #[test]
+    fn sessions_are_bounded() {
+        let sessions = Sessions::new();
+        (0..100).for_each(|id| sessions.hit(SessionId(id), checkpoint(id)));
+        assert_eq!(sessions.0.len(), 0, "they have no checkpoint");
+        let most = SESSIONS_MAX as u64;
+        for id in 0..most + 1_000 {
+            sessions.add(SessionId(id), checkpoint(id), |kept| kept.behind.check() % 2 == 0);
+        }
+        assert!((SESSIONS_MAX / 2..=SESSIONS_MAX).contains(&sessions.0.len()));
+        let stayed =
+            |parity| (0..most).filter(|id| id % 2 == parity && sessions.0.get(&SessionId(*id)).is_some());
+        assert_eq!(stayed(0).count(), SESSIONS_MAX / 2, "those with a cached checkpoint");
+        assert!(stayed(1).count() < SESSIONS_MAX / 2);
     }
 }

@@ -79,7 +79,8 @@ impl Drop for BlockRefs {
         match self.sequences.cache() {
             Some(cache) => {
                 let policy_info = PolicyInfo { chain: self.blocks.len() as u32, ..self.policy_info };
-                cache.release_chain(self.pool(), &self.blocks, policy_info);
+                let keep = |kept: &[_], tag| cache.keep(self.pool(), kept, tag, policy_info);
+                self.pool().release_cached(&self.blocks, keep);
             }
             None => self.pool().release_listed(&self.blocks),
         }

@@ -8,14 +8,12 @@
 //!
 //! A block with a hit in between is warm: the policy places it when its last reference is released.
 
-use std::ops::ControlFlow;
-
 use crate::block::{Blocks, Core, Evictable};
 use crate::ids::{BlockId, Ticket};
 use crate::sync::Ordering::Release;
 
 use super::super::queues::Entry;
-use super::{BlockHash, PolicyInfo, PrefixCache, key_of};
+use super::{BlockHash, PolicyInfo, PrefixCache};
 
 /// Number of blocks of earlier eras that a search for cold blocks evicts at once.
 const STALE_MAX: usize = 1024;
@@ -73,7 +71,7 @@ impl PrefixCache {
         left.extend(stale.drain(..).filter(|&id| core.word(id).is_evictable()));
     }
 
-    pub(super) fn take_cold(&self, core: &Core, id: BlockId) -> Option<ColdBlock> {
+    fn take_cold(&self, core: &Core, id: BlockId) -> Option<ColdBlock> {
         let row = self.row(id);
         loop {
             let word = core.word(id);
@@ -97,6 +95,7 @@ impl PrefixCache {
     /// Releases unused references of a [lookup](Self::take_prefix); the blocks return to their
     /// places. With `is_in_line`, the caller is in the wait queue, and notifies it when it leaves.
     pub(crate) fn untake(&self, pool: &Blocks, ids: &[BlockId], is_in_line: bool) {
+        ids.iter().for_each(|&id| self.row(id).uncount_hit());
         // The end of a chain first, as in entries of the queues.
         let ids: Vec<BlockId> = ids.iter().rev().copied().collect();
         let is_evictable = pool.release_silently(&ids, |kept, tag| {
@@ -108,33 +107,6 @@ impl PrefixCache {
         if is_evictable && !is_in_line {
             pool.announce();
         }
-    }
-
-    /// Makes the evictable blocks of these hashes evict-first, until they are hit and released. The
-    /// cache has that queue.
-    pub(crate) fn demote(&self, pool: &Blocks, hashes: &[BlockHash], era: u64) {
-        let (mut ids, mut others) = (Vec::with_capacity(hashes.len()), Vec::new());
-        for hash in hashes {
-            let found = self.evictable_of(pool, &[*hash], era);
-            if let Some(cold) = found.first().and_then(|&id| self.take_cold(pool, id)) {
-                // Evicted and filled again in between, it has other contents.
-                let list = if cold.hash == *hash { &mut ids } else { &mut others };
-                list.push(cold.id);
-            }
-        }
-        pool.count_not_evictable(ids.len() + others.len());
-        self.untake(pool, &others, false);
-        let policy_info = PolicyInfo { is_evict_first: true, ..PolicyInfo::default() };
-        pool.release_cached(&ids, |kept, tag| self.keep(pool, kept, tag, policy_info));
-    }
-
-    /// Returns the number of hits of a cached block of this hash: a statistic.
-    pub(crate) fn hits_of(&self, core: &Core, hash: BlockHash, era: u64) -> Option<u32> {
-        let find = |id| match self.is_cached_for(core, id, hash, era) {
-            true => ControlFlow::Break(self.row(id).hits()),
-            false => ControlFlow::Continue(()),
-        };
-        self.index.find(key_of(hash), find)
     }
 
     /// Returns how many were evicted at once, and how many later; the other blocks are in use.

@@ -1,67 +1,90 @@
-//! Duplicates: several blocks cached for one hash.
+//! Other places in the eviction order for blocks that stay evictable: a duplicate's original, and
+//! blocks that are demoted.
 //!
-//! A released duplicate is useless while an *original* is cached: the block of its hash with a smaller
-//! id. But its release says that the contents were just used. So the original gets its place in the
-//! eviction order; otherwise the blocks behind it, which are not duplicates, would outlive it, and no
-//! lookup would reach them.
+//! # Duplicates
+//!
+//! Several blocks may be cached for one hash. A released duplicate is useless while the *original* is
+//! cached: the block of its hash with the smallest id. But its release says that the contents were
+//! just used. So the original gets its place; otherwise the blocks behind it, which are not
+//! duplicates, would outlive it, and no lookup would reach them.
+//!
+//! # A place without a reference
 //!
 //! ```text
-//! release   duplicate: useless;  original, if evictable: hit by its exact word, placed, released
+//! release   place;  word: evictable;  enqueued: swap true, was false  =>  push
+//! replace   word: evictable?  place;  enqueued: swap true, was false  =>  push
 //! ```
+//!
+//! The block is not taken: a hit would make batches in flight count as its readers. So it may be hit,
+//! evicted, or filled again at any moment, and a place that comes too late is that of other contents:
+//! a hint. The theorem of the [queues](super::super::queues) is about the flag, which each place is
+//! followed by: if it was set, the block is in an entry, whose taker sees that its place has changed.
+//! Models: `demoted_against_hit`, `demoted_against_eviction`, `demoted_twice`,
+//! `a_duplicate_is_released_against_eviction` in `loom-tests/tests/evictable.rs`.
 
 use std::ops::ControlFlow;
 
-use crate::block::{Blocks, Core, Evictable};
+use crate::block::Core;
 use crate::ids::BlockId;
-use crate::sync::Ordering::Release;
 
+use super::super::policy::Millis;
 use super::{BlockHash, PolicyInfo, PrefixCache, key_of};
 
 /// Originals of released duplicates, each with the number of the release, ascending.
 pub(super) type Originals = Vec<(BlockId, u64)>;
 
 impl PrefixCache {
-    /// Returns the original of a block that was registered as a duplicate.
+    /// Returns the original of a block that was registered as a duplicate, unless it is that itself.
     pub(super) fn original_of(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) -> Option<BlockId> {
+        let mut original = id;
         self.index.find(key_of(hash), |other| {
-            if other < id && self.is_cached_for(core, other, hash, era) {
-                ControlFlow::Break(other)
-            } else {
-                ControlFlow::Continue(())
+            if other < original && self.is_cached_for(core, other, hash, era) {
+                original = other;
             }
-        })
+            ControlFlow::<()>::Continue(())
+        });
+        (original != id).then_some(original)
     }
 
     pub(super) fn is_cached_for(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) -> bool {
         core.word(id).is_cached() && self.holds(id, hash, era)
     }
 
-    /// Releases blocks of a chain, which [`keep`](Self::keep) enqueues, and the originals of
-    /// duplicates among them.
-    pub(crate) fn release_chain(&self, pool: &Blocks, ids: &[BlockId], policy_info: PolicyInfo) {
-        let mut originals = Originals::new();
-        pool.release_cached(ids, |kept, tag| {
-            originals = self.keep_at(pool, kept, self.orders(kept), tag, policy_info);
-        });
-        if !originals.is_empty() {
-            self.refresh(pool, &originals, policy_info);
+    /// Gives evictable blocks the places of these releases.
+    #[cold]
+    pub(super) fn renew(
+        &self,
+        core: &Core,
+        originals: &[(BlockId, u64)],
+        policy_info: PolicyInfo,
+        now: Millis,
+    ) {
+        let mut filing = self.queues.filing(&self.rows);
+        for &(id, order) in originals.iter().filter(|(id, _)| core.word(*id).is_evictable()) {
+            let (queue, place) = self.placed(self.row(id), order, policy_info, now);
+            self.row(id).set_place(queue, place.rank, place.state);
+            filing.add(id);
         }
     }
 
-    /// Gives evictable blocks the places of these releases.
-    #[cold]
-    fn refresh(&self, pool: &Blocks, originals: &[(BlockId, u64)], policy_info: PolicyInfo) {
-        let is_taken = |&&(id, _): &&(BlockId, u64)| self.take_cold(pool, id).is_some();
-        let taken: Originals = originals.iter().filter(is_taken).copied().collect();
-        pool.count_not_evictable(taken.len());
-        let ids: Vec<BlockId> = taken.iter().map(|&(id, _)| id).collect();
-        pool.release_cached(&ids, |kept, tag| {
-            // Counts the release. Release: as in `keep`.
-            self.order.fetch_add(1, Release);
-            let mut taken = taken.iter();
-            let order = |kept: &Evictable| Some(taken.find(|&&(id, _)| id == kept.id)?.1);
-            let orders: Vec<u64> = kept.iter().filter_map(order).collect();
-            self.keep_at(pool, kept, orders.into_iter(), tag, policy_info);
-        });
+    /// Makes the evictable blocks of these hashes evict-first, until they are hit and released. The
+    /// cache has that queue.
+    pub(crate) fn demote(&self, core: &Core, hashes: &[BlockHash], era: u64) {
+        let Some(queue) = self.queues.evict_first() else { return };
+        let ids = self.evictable_of(core, hashes, era);
+        let mut filing = self.queues.filing(&self.rows);
+        for (&id, order) in ids.iter().zip(self.orders(ids.len())) {
+            self.row(id).set_place(queue, order, 0);
+            filing.add(id);
+        }
+    }
+
+    /// Returns the number of hits of a cached block of this hash: a statistic.
+    pub(crate) fn hits_of(&self, core: &Core, hash: BlockHash, era: u64) -> Option<u32> {
+        let find = |id| match self.is_cached_for(core, id, hash, era) {
+            true => ControlFlow::Break(self.row(id).hits()),
+            false => ControlFlow::Continue(()),
+        };
+        self.index.find(key_of(hash), find)
     }
 }
