@@ -105,7 +105,7 @@ mod imp {
         AtomicBool, AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
     };
     pub(crate) use std::sync::{Mutex, MutexGuard};
-    pub(crate) use std::thread::yield_now;
+    pub(crate) use std::thread::{sleep as pause, yield_now};
     pub(crate) use std::thread_local;
 
     /// Declares a thread-local without a destructor, whose access costs one load.
@@ -210,6 +210,10 @@ mod imp {
     pub(crate) use loom::sync::{Mutex, MutexGuard};
     pub(crate) use loom::thread::yield_now;
 
+    pub(crate) fn pause(_: Duration) {
+        yield_now();
+    }
+
     pub(crate) use super::locals::{local as thread_local, local as thread_local_const};
 
     pub(crate) mod epoch {
@@ -220,6 +224,7 @@ mod imp {
     use std::collections::HashMap;
     use std::hash::Hash;
     use std::task::Waker;
+    use std::time::Duration;
 
     /// Models `Frozen` above: creating it writes `made`, and each access reads it.
     pub(crate) struct Frozen<T> {

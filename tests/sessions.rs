@@ -63,21 +63,19 @@ fn make_room(pool: &Pool, free: usize) {
 
 #[test]
 fn a_dominated_checkpoint_goes_before_older_blocks() {
-    for session in [Some(1), None] {
-        let pool = pool(400, Some(STATE));
-        let (other, all) = (text(9, 41), text(1, 161));
-        serve(&pool, 0, Some(9), &other);
-        // The prompt grows: each is hit where the last one ended.
-        let hits: Vec<_> =
-            (1..=3).map(|turn| serve(&pool, turn, session, &all[..40 * turn as usize + 1])).collect();
-        assert_eq!(hits, [0, 40, 80]);
-        let free = pool.stats().free;
-        make_room(&pool, free + STATE);
-        assert_eq!(pool.metrics().evictions.evict_first, STATE as u64, "{session:?}");
-        assert_eq!((hit(&pool, &all[..60]), hit(&pool, &all[..100])), (0, 80), "the first one is gone");
-        assert_eq!((hit(&pool, &all), hit(&pool, &other)), (120, 40), "nothing else is");
-        audit(&pool);
-    }
+    let pool = pool(400, Some(STATE));
+    let (other, all) = (text(9, 41), text(1, 161));
+    serve(&pool, 0, Some(9), &other);
+    // The prompt grows: each is hit where the last one ended.
+    let hits: Vec<_> =
+        (1..=3).map(|turn| serve(&pool, turn, Some(1), &all[..40 * turn as usize + 1])).collect();
+    assert_eq!(hits, [0, 40, 80]);
+    let free = pool.stats().free;
+    make_room(&pool, free + STATE);
+    assert_eq!(pool.metrics().evictions.evict_first, STATE as u64);
+    assert_eq!((hit(&pool, &all[..60]), hit(&pool, &all[..100])), (0, 80), "the first one is gone");
+    assert_eq!((hit(&pool, &all), hit(&pool, &other)), (120, 40), "nothing else is");
+    audit(&pool);
 }
 
 /// A conversation that leaves its path: the checkpoint at the end of the former prompt is dead.

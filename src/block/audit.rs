@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::frame::Magazine;
 use crate::ids::{BlockId, FrameId, Run};
-use crate::sync::{heavy_fence, yield_now};
+use crate::sync::{heavy_fence, pause};
 
 use super::accounts::{Accounts, Unaccounted};
 use super::core::Core;
@@ -17,15 +17,6 @@ use super::thread_cache::{Local, ThreadCache};
 
 /// Walks of an audit that finds a contradiction, with pauses of 1, 2, 4 .. ms between them.
 const WALKS: u32 = if cfg!(kvpool_loom) { 3 } else { 6 };
-
-/// Lets a thread go on that is emptying its cache.
-fn pause(walks: u32) {
-    if cfg!(any(kvpool_loom, miri)) {
-        yield_now();
-    } else {
-        std::thread::sleep(Duration::from_millis(1 << (walks - 1)));
-    }
-}
 
 /// Number of frames that an audit found in each place.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -258,7 +249,8 @@ impl Core {
             if matches!(outcome, Ok(_) | Err(AuditError::FenceRefused)) {
                 break;
             }
-            pause(walks);
+            // A thread may be emptying its cache.
+            pause(Duration::from_millis(1 << (walks - 1)));
             let visited = self.thread_caches.iter().try_for_each(|cache| visited(cache, |_| ()));
             // An owner that is still inside may be gone by the end of the next walk.
             outcome = visited.and_then(|()| walk());
