@@ -77,7 +77,6 @@ pub(crate) use by_hash::Since;
 pub use by_hash::UncachedBlocks;
 use by_hash::UncachedHashes;
 pub(crate) use cold_blocks::ColdBlock;
-use duplicates::Originals;
 use eviction::Eviction;
 use foreign::NAMELESS;
 pub(crate) use window::WindowBlocks;
@@ -424,7 +423,7 @@ impl PrefixCache {
         let orders = self.orders(kept.len());
         let now = asked(|| if self.policy.learns() { self.now() } else { Millis(0) }).unwrap_or_default();
         let evict_first = self.queues.evict_first().filter(|_| policy_info.is_evict_first);
-        let (mut filing, mut originals) = (self.queues.filing(&self.rows), Originals::new());
+        let mut filing = self.queues.filing(&self.rows);
         kept.iter().take(KEPT_AHEAD).for_each(|block| self.row(block.id).prefetch());
         for (i, (&Evictable { id, word }, order)) in kept.iter().zip(orders).enumerate() {
             if let Some(next) = kept.get(i + KEPT_AHEAD) {
@@ -434,37 +433,30 @@ impl PrefixCache {
             let (row, links) = (&part.rows[at], &part.links[at]);
             // For the word of this release: the block may have been hit and released since.
             row.set_tag(word, tag);
-            let original =
-                if row.is_duplicate() { self.original_of(core, id, row.hash(), era) } else { None };
-            let place = if original.is_some() || !row.is_of(era) {
-                originals.extend(original.map(|original| (original, order)));
+            let is_useless = !row.is_of(era)
+                || (row.is_duplicate() && self.renews_original(core, id, era, (order, &policy_info, now)));
+            let place = if is_useless {
                 (self.queues.useless(), Place { queue: 0, rank: order, state: 0 })
             } else if let Some(evict_first) = evict_first {
                 (evict_first, Place { queue: 0, rank: order, state: 0 })
+            } else if self.by_order {
+                (0, Place { queue: 0, rank: order, state: 0 })
             } else {
-                self.placed(row, order, policy_info, now)
+                self.place(row, order, &policy_info, now)
             };
             row.set_place(place.0, place.1.rank, place.1.state);
             filing.add_placed(id, row, links, (place.0, place.1.rank));
         }
         // Evictions find them from here on.
         drop(filing);
-        if !originals.is_empty() {
-            self.renew(core, &originals, policy_info, now);
-        }
         // `add_placed` swaps a flag of the last block after its place is set.
         if self.list.is_read() {
             self.list.add(kept.iter().map(|kept| self.classed(kept.id)));
         }
     }
 
-    /// Returns the queue and place that the policy chooses for a released block.
-    #[inline]
-    fn placed(&self, row: &Row, order: u64, policy_info: PolicyInfo, now: Millis) -> (usize, Place) {
-        let by_order = Place { queue: 0, rank: order, state: 0 };
-        if self.by_order {
-            return (0, by_order);
-        }
+    /// Returns the queue and place that a policy chooses which does not place by order.
+    fn place(&self, row: &Row, order: u64, policy_info: &PolicyInfo, now: Millis) -> (usize, Place) {
         let released = Released {
             order,
             hash: bits_of(row.hash()),
@@ -476,6 +468,7 @@ impl PrefixCache {
             priority: policy_info.priority,
             keep_until: policy_info.keep_until,
         };
+        let by_order = Place { queue: 0, rank: order, state: 0 };
         let place = asked(|| self.policy.place(&released, now)).unwrap_or(by_order);
         (usize::from(place.queue).min(self.queues.useless() - 1), place)
     }

@@ -30,41 +30,35 @@ use crate::ids::BlockId;
 use super::super::policy::Millis;
 use super::{BlockHash, PolicyInfo, PrefixCache, key_of};
 
-/// Originals of released duplicates, each with the number of the release, ascending.
-pub(super) type Originals = Vec<(BlockId, u64)>;
-
 impl PrefixCache {
-    /// Returns the original of a block that was registered as a duplicate, unless it is that itself.
-    pub(super) fn original_of(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) -> Option<BlockId> {
-        let mut original = id;
+    /// Returns whether a released block has an original, which gets its place.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn renews_original(
+        &self,
+        core: &Core,
+        id: BlockId,
+        era: u64,
+        (order, policy_info, now): (u64, &PolicyInfo, Millis),
+    ) -> bool {
+        let (hash, mut original) = (self.row(id).hash(), id);
         self.index.find(key_of(hash), |other| {
             if other < original && self.is_cached_for(core, other, hash, era) {
                 original = other;
             }
             ControlFlow::<()>::Continue(())
         });
-        (original != id).then_some(original)
+        if original != id && core.word(original).is_evictable() {
+            let row = self.row(original);
+            let (queue, place) = self.place(row, order, policy_info, now);
+            row.set_place(queue, place.rank, place.state);
+            self.queues.enqueue(&self.rows, [original]);
+        }
+        original != id
     }
 
     pub(super) fn is_cached_for(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) -> bool {
         core.word(id).is_cached() && self.holds(id, hash, era)
-    }
-
-    /// Gives evictable blocks the places of these releases.
-    #[cold]
-    pub(super) fn renew(
-        &self,
-        core: &Core,
-        originals: &[(BlockId, u64)],
-        policy_info: PolicyInfo,
-        now: Millis,
-    ) {
-        let mut filing = self.queues.filing(&self.rows);
-        for &(id, order) in originals.iter().filter(|(id, _)| core.word(*id).is_evictable()) {
-            let (queue, place) = self.placed(self.row(id), order, policy_info, now);
-            self.row(id).set_place(queue, place.rank, place.state);
-            filing.add(id);
-        }
     }
 
     /// Makes the evictable blocks of these hashes evict-first, until they are hit and released. The
