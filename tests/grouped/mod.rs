@@ -1,21 +1,21 @@
 //! Pools with several groups of layers: one length, one hit, all groups or none.
 #![cfg(not(any(kvpool_loom, miri)))]
 
-use std::collections::BTreeMap;
+#[cfg(feature = "model-config")]
+mod models;
+mod properties;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::thread;
 
 use kvpool::prefix::{HashKey, PrefixConfig, PrefixKeys};
-#[cfg(feature = "model-config")]
-use kvpool::storage::groups::{GroupId, GroupOptions, LayerGroups};
 use kvpool::{
     AdmitRequest, AllocError, Batch, BlockTable, Dtype, GroupedSequence, KvLayout, Pool, SequenceError,
     SequenceId, StorageError, Tokens, TransferError, Window,
 };
 use kvpool_testkit::storages::{Call, Hooked};
 use pollster::block_on;
-use proptest::prelude::*;
 
 const WINDOWS: [Option<(usize, u32)>; 3] = [None, Some((24, 0)), Some((9, 5))];
 
@@ -516,186 +516,4 @@ fn an_uncached_block_of_one_group_is_of_all() {
     });
     assert!(hashes.flatten().all(|is_cached| !is_cached));
     pool.audit().unwrap();
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Step {
-    Admit(usize, usize),
-    Append(usize, usize),
-    Abandon(usize, usize),
-    Draft(usize, usize, usize),
-    Fork(usize, usize),
-    Truncate(usize, usize),
-    Close(usize),
-    Compact,
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    let (slot, tokens) = (0..3_usize, 1..40_usize);
-    prop_oneof![
-        4 => (slot.clone(), 2..90_usize).prop_map(|(slot, tokens)| Step::Admit(slot, tokens)),
-        6 => (slot.clone(), tokens.clone()).prop_map(|(slot, tokens)| Step::Append(slot, tokens)),
-        1 => (slot.clone(), tokens).prop_map(|(slot, tokens)| Step::Abandon(slot, tokens)),
-        2 => (slot.clone(), 1..9_usize, 0..9_usize).prop_map(|(slot, most, kept)| Step::Draft(slot, most, kept)),
-        1 => (slot.clone(), slot.clone()).prop_map(|(from, to)| Step::Fork(from, to)),
-        1 => (slot.clone(), 0..200_usize).prop_map(|(slot, tokens)| Step::Truncate(slot, tokens)),
-        2 => slot.prop_map(Step::Close),
-        1 => Just(Step::Compact),
-    ]
-}
-
-struct Run {
-    pool: Pool,
-    open: BTreeMap<usize, (GroupedSequence, Vec<u32>)>,
-    next: u64,
-}
-
-impl Run {
-    fn step(&mut self, step: Step) {
-        self.next += 1;
-        let id = SequenceId(self.next);
-        match step {
-            Step::Admit(slot, tokens) => {
-                self.open.remove(&slot);
-                let all: Vec<u32> = (0..tokens as u32).chain([self.next as u32 % 3]).collect();
-                let request = AdmitRequest::new(id, &all);
-                if let Ok(sequence) = self.pool.admit_grouped(&request) {
-                    self.open.insert(slot, (sequence, all));
-                }
-            }
-            Step::Append(slot, tokens) | Step::Abandon(slot, tokens) => {
-                let Some((sequence, all)) = self.open.get_mut(&slot) else { return };
-                let mut batch = self.pool.begin_batch();
-                let known = all.len();
-                if sequence.len() < known {
-                    // A fork has no reservation.
-                    let is_reserved = sequence.reserved_blocks() > 0;
-                    let outcome = append(&mut batch, sequence, all, Tokens::Announced(tokens));
-                    assert!(outcome.is_ok() || !is_reserved, "{outcome:?}");
-                } else {
-                    all.extend((0..tokens).map(|at| ((known + at) % 7) as u32));
-                    let new = all[known..].to_vec();
-                    if append(&mut batch, sequence, all, Tokens::Ids(&new)).is_err() {
-                        all.truncate(known);
-                    }
-                }
-                if matches!(step, Step::Append(..)) { batch.finish() } else { drop(batch) }
-            }
-            Step::Draft(slot, drafted, accepted) => {
-                let Some((sequence, all)) = self.open.get_mut(&slot) else { return };
-                if sequence.len() != all.len() {
-                    return;
-                }
-                let mut batch = self.pool.begin_batch();
-                let known = all.len();
-                all.extend((0..drafted).map(|at| ((known + at) % 5) as u32));
-                if append(&mut batch, sequence, all, Tokens::Draft(drafted)).is_err() {
-                    return all.truncate(known);
-                }
-                batch.finish();
-                all.truncate(known + accepted.min(drafted));
-                sequence.accept(&all[known..]).unwrap();
-            }
-            Step::Fork(from, to) => {
-                let Some((sequence, all)) = self.open.get_mut(&from) else { return };
-                let fork = (sequence.fork(id).unwrap(), all.clone());
-                self.open.insert(to, fork);
-            }
-            Step::Truncate(slot, tokens) => {
-                let Some((sequence, all)) = self.open.get_mut(&slot) else { return };
-                let (length, held) = (sequence.len(), sequence.held_blocks());
-                match sequence.truncate(tokens.min(length)) {
-                    Ok(()) => all.truncate(sequence.group(0).announced()),
-                    Err(SequenceError::BehindWindow { .. }) => {
-                        assert_eq!((sequence.len(), sequence.held_blocks()), (length, held));
-                    }
-                    Err(error) => panic!("{error}"),
-                }
-            }
-            Step::Close(slot) => drop(self.open.remove(&slot)),
-            Step::Compact => drop(block_on(self.pool.defragment()).unwrap()),
-        }
-        for (sequence, all) in self.open.values() {
-            check(&self.pool, sequence, all);
-        }
-        self.pool.audit().unwrap();
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(if cfg!(debug_assertions) { 40 } else { 250 }))]
-    /// Whatever happens, the next token of each sequence finds what it sees in every group.
-    #[test]
-    fn every_group_has_what_the_next_token_sees(
-        block_tokens in prop_oneof![Just(1_usize), Just(2), Just(3), Just(16)],
-        blocks in prop_oneof![Just(60_usize), 200..900_usize],
-        steps in prop::collection::vec(step(), 1..50),
-    ) {
-        let mut run = Run { pool: pool(blocks, block_tokens), open: BTreeMap::new(), next: 0 };
-        steps.into_iter().for_each(|step| run.step(step));
-        run.open.clear();
-        run.pool.audit().unwrap();
-        prop_assert_eq!(run.pool.stats().used, 0);
-    }
-}
-
-/// Models whose layers differ, by their configurations: at least as many sequences fit as the
-/// arithmetic of [`LayerGroups`] says for steps of 256 tokens.
-#[test]
-#[cfg(feature = "model-config")]
-fn models_hold_what_their_layers_need() {
-    for (name, gib, lists) in [
-        ("gpt-oss-120b", 4, 2),
-        ("gemma-4-31b", 16, 11),
-        ("gemma-3-27b", 8, 31),
-        ("llama-4-scout", 4, 4),
-        ("qwen3.5-35b-a3b", 8, 2),
-        ("nemotron-3-super-120b", 16, 1),
-        ("kimi-k3", 16, 1),
-        ("jamba-1.5-mini", 2, 4),
-    ] {
-        let config = std::fs::read_to_string(format!("tests/configs/{name}.json")).unwrap();
-        let model = LayerGroups::from_config(&config, GroupOptions::new().step_tokens(256)).unwrap();
-        assert_eq!(
-            (0..model.groups().len()).map(|g| Pool::layer_lists(&model, GroupId(g)).len()).sum::<usize>(),
-            lists
-        );
-        for tokens in [600_usize, 4_096, 9_000] {
-            let memory = (gib as u64) << 30;
-            let blocks = (memory / model.frame_bytes()) as usize;
-            let pool = Pool::layered(&model).unwrap().blocks(blocks).threads(1).build().unwrap();
-            let (mut open, mut id) = (Vec::new(), 0);
-            // Chunks of 256 tokens, so that a window holds little beyond itself.
-            let refused = 'full: loop {
-                id += 1;
-                let prompt: Vec<u32> = vec![0; tokens];
-                let request = AdmitRequest::new(SequenceId(id), &prompt).chunk(256);
-                let mut sequence = match pool.admit_grouped(&request) {
-                    Ok(sequence) => sequence,
-                    Err(error) => break error,
-                };
-                while sequence.len() < tokens {
-                    let (mut batch, chunk) = (pool.begin_batch(), (tokens - sequence.len()).min(256));
-                    if let Err(error) = batch.append_grouped(&mut sequence, chunk) {
-                        break 'full error;
-                    }
-                    batch.finish();
-                }
-                open.push(sequence);
-            };
-            assert!(matches!(refused, SequenceError::Alloc(_)), "{refused}");
-            let (held, exact) = (open.len() as f64, model.sequences_in(memory, tokens as u64) as f64);
-            println!("{name}: {held} sequences of {tokens} tokens in {gib} GiB; {exact} fit exactly");
-            assert!(held >= 0.97 * exact, "{name}: {held} of {exact} sequences of {tokens} tokens");
-            open.clear();
-            pool.audit().unwrap();
-            assert_eq!(pool.stats().used, 0);
-        }
-    }
-    for (name, why) in [("deepseek-v4-flash", "138 frames"), ("mimo-v2-flash", "whole layers")] {
-        let config = std::fs::read_to_string(format!("tests/configs/{name}.json")).unwrap();
-        let model = LayerGroups::from_config(&config, GroupOptions::new()).unwrap();
-        let error = Pool::layered(&model).map(drop).unwrap_err().to_string();
-        assert!(error.contains(why) && error.contains("group of layers at index"), "{name}: {error}");
-    }
 }
