@@ -24,8 +24,8 @@ use super::{PrefixCache, key_of};
 const SKIPPED_MAX: usize = if cfg!(kvpool_loom) { 2 } else { 32 };
 
 /// Skips per queue of a policy with several queues, so that a queue of recently released blocks
-/// cannot use up the budget. Useless and evict-first blocks are in the order of releases: if a
-/// batch may see one entry, it may see the rest of the queue.
+/// cannot use up the budget. Useless and evict-first blocks are mostly in the order of
+/// releases: if a batch may see one entry, it probably sees the rest of the queue.
 const SKIPPED_MAX_QUEUE: u8 = if cfg!(kvpool_loom) { 1 } else { (SKIPPED_MAX / QUEUES_MAX) as u8 };
 
 const STEP: usize = if cfg!(kvpool_loom) { 2 } else { 16 };
