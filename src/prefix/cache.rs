@@ -87,6 +87,41 @@ const KEPT_AHEAD: usize = 16;
 /// Distance, in blocks, at which a lookup prefetches index lines.
 const AHEAD: usize = 8;
 
+/// Blocks that follow each other in a chain, and have consecutive ids: most do, because lists grow
+/// by consecutive frames. A lookup tries the next id first, and finds its contents, or asks the
+/// index.
+#[derive(Clone, Copy)]
+struct Run {
+    last: BlockId,
+    /// The block that probably holds the next hash.
+    next: Option<BlockId>,
+    blocks: u32,
+}
+
+impl Run {
+    fn new(core: &Core) -> Self {
+        Self { last: BlockId(u32::MAX), next: None, blocks: core.rows() as u32 }
+    }
+
+    #[inline]
+    fn found(&mut self, id: BlockId) {
+        // 1 or -1.
+        let step = id.0.wrapping_sub(self.last.0);
+        let next = id.0.wrapping_add(step);
+        let goes_on = step.wrapping_add(1) <= 2 && step != 0 && next < self.blocks;
+        self.next = goes_on.then_some(BlockId(next));
+        self.last = id;
+    }
+
+    #[inline]
+    fn ahead(self) -> Option<BlockId> {
+        let next = self.next?;
+        let step = next.0.wrapping_sub(self.last.0);
+        let ahead = next.0.wrapping_add(step.wrapping_mul(AHEAD as u32));
+        (ahead < self.blocks).then_some(BlockId(ahead))
+    }
+}
+
 /// Attributes of the releasing sequence for the policy: see [`Released`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct PolicyInfo {
@@ -218,14 +253,15 @@ impl PrefixCache {
         era: u64,
         take: &mut dyn FnMut(BlockId),
     ) -> Option<BlockId> {
-        let (mut evictable, mut full) = (0, None);
+        let (mut evictable, mut full, mut run) = (0, None, Run::new(core));
         for (i, &hash) in hashes.iter().enumerate() {
-            if let Some(&next) = hashes.get(i + AHEAD) {
-                self.index.prefetch(key_of(next));
-            }
-            match self.find(core, hash, era) {
+            self.prefetch_ahead(core, run, hashes.get(i + AHEAD));
+            let near = run.next.filter(|&id| self.row(id).holds(&hash, era));
+            let near = near.and_then(|id| Some((id, self.try_hit(core, id, &hash, era).ok()?)));
+            match near.map_or_else(|| self.find(core, hash, era), Ok) {
                 Ok((id, was_evictable)) => {
                     take(id);
+                    run.found(id);
                     evictable += usize::from(was_evictable);
                 }
                 Err(found) => {
@@ -238,22 +274,37 @@ impl PrefixCache {
         full
     }
 
+    /// Prefetches what the lookup of a later hash reads: the block at that distance in the run, or
+    /// without one the index.
+    #[inline]
+    fn prefetch_ahead(&self, core: &Core, run: Run, later: Option<&BlockHash>) {
+        match (run.ahead(), later) {
+            (Some(id), Some(_)) => {
+                self.row(id).prefetch();
+                core.prefetch_word(id);
+            }
+            (None, Some(&hash)) => self.index.prefetch(key_of(hash)),
+            (_, None) => {}
+        }
+    }
+
     /// Returns the numbers of cached and of evictable blocks in the longest cached prefix.
     pub(crate) fn count_prefix(&self, core: &Core, hashes: &[BlockHash], era: u64) -> (usize, usize) {
-        let (mut blocks, mut evictable) = (0, 0);
+        let (mut blocks, mut evictable, mut run) = (0, 0, Run::new(core));
         for (i, &hash) in hashes.iter().enumerate() {
-            if let Some(&next) = hashes.get(i + AHEAD) {
-                self.index.prefetch(key_of(next));
-            }
-            let found = self.index.find(key_of(hash), |id| {
+            self.prefetch_ahead(core, run, hashes.get(i + AHEAD));
+            let look = |id| {
                 let word = core.word(id);
                 if word.hit().is_some() && self.holds(id, hash, era) {
-                    ControlFlow::Break(word.is_evictable())
+                    ControlFlow::Break((id, word.is_evictable()))
                 } else {
                     ControlFlow::Continue(())
                 }
-            });
-            let Some(is_evictable) = found else { break };
+            };
+            let near = run.next.and_then(|id| look(id).break_value());
+            let found = near.or_else(|| self.index.find(key_of(hash), look));
+            let Some((id, is_evictable)) = found else { break };
+            run.found(id);
             blocks += 1;
             evictable += usize::from(is_evictable);
         }
