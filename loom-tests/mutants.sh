@@ -145,6 +145,7 @@ registered_uncached uncached
 renoted_uncached uncached
 chain_registered uncached
 checkpoint_in_part grouped
+reopen_unlisted moved_since
 checkpoint_without_notes grouped
 unlinked_no_fence sequences
 reopen_relaxed moves

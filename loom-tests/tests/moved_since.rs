@@ -15,13 +15,15 @@ struct Entry {
     block: BlockHandle,
     frame: FrameId,
     since: Ticket,
+    /// The bytes of the block.
+    bytes: u32,
 }
 
 impl Entry {
     /// Builds the entry under a batch of its own.
     fn new(pool: &TouchedBlocks, block: BlockHandle) -> Self {
         let batch = pool.blocks.clock().begin();
-        let entry = Self { block, frame: pool.blocks.frame(block.id), since: batch.ticket() };
+        let entry = Self { block, frame: pool.blocks.frame(block.id), since: batch.ticket(), bytes: 1 };
         pool.blocks.end_batch(batch);
         entry
     }
@@ -45,7 +47,7 @@ impl Entry {
             }
             Since::TooLong => self.frame = pool.blocks.frame(self.block.id),
         }
-        assert_eq!(pool.read_frame(self.frame), 1, "the bytes of another owner");
+        assert_eq!(pool.read_frame(self.frame), self.bytes, "the bytes of another owner, or older ones");
         self.since = batch.ticket();
         pool.blocks.end_batch(batch);
         since == Since::Listed
@@ -71,6 +73,30 @@ fn patched_under_a_move() {
         join_last(thread);
         assert!(entry.step(&pool));
         assert_eq!(entry.frame, FrameId(1));
+        pool.blocks.release(&[block.id]);
+        pool.finish();
+    });
+}
+
+/// The owner writes a block again whose move is published, and not listed yet: the entry does not
+/// stay in the old frame, which lacks what was written.
+#[test]
+fn written_again_before_its_move_is_listed() {
+    check("moved_since::written_again_before_its_move_is_listed", || {
+        let pool = TouchedBlocks::new(2, 0);
+        let block = pool.take_sealed();
+        let mut entry = Entry::new(&pool, block);
+        let mover = pool.clone();
+        let thread = thread::spawn(move || {
+            let _ = mover.relocate(0, 1);
+        });
+        if pool.blocks.reopen(block.id) {
+            pool.write(block.id);
+            entry.bytes = 2;
+        }
+        assert!(entry.step(&pool));
+        join_last(thread);
+        assert!(entry.step(&pool));
         pool.blocks.release(&[block.id]);
         pool.finish();
     });

@@ -19,7 +19,8 @@
 //!
 //! - *The source is readable.* The last release of a moving block leaves its frame to the mover. So
 //!   a wave withholds only the frames that it copies.
-//! - *The source is not written.* It is sealed, and writes to it are refused while it is moving.
+//! - *The source is not written.* It is sealed, and writes to it are refused while it is moving, and
+//!   until the move is in the log: a table that is patched by the log may still name the old frame.
 //! - *Only the wave accesses the destination*, from the claim to the publication.
 //! - *A reader of the old frame may continue* until its batch has ended: the fence pairs with the
 //!   one in [`Clock::begin`](crate::clock::Clock::begin).
@@ -148,6 +149,7 @@ impl Wave {
     ) -> usize {
         let (mut moved, mut left) = (Vec::with_capacity(self.moving.len()), RunList::new());
         let mut stayed = Vec::new();
+        let publishing = self.blocks.moves.publishing();
         for moving in self.moving.drain(..) {
             match self.blocks.publish_move(moving, |word| is_copied(&moving, word)) {
                 Ok(()) => {
@@ -163,6 +165,7 @@ impl Wave {
         if !moved.is_empty() {
             self.blocks.leave(&moved, &left);
         }
+        drop(publishing);
         // Last, because the caller's code may panic or move blocks itself.
         stayed.into_iter().for_each(|(from, why)| cancelled(from, why));
         moved.len()

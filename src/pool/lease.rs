@@ -121,7 +121,7 @@ impl<'p> Lease<'p> {
     }
 
     /// Makes the sealed block at index `place` writable again. Returns false if another lease
-    /// [shares](Self::share) it, or a move is reading its bytes; write to another block then.
+    /// [shares](Self::share) it, or a move is reading its bytes or just ends; write to another block then.
     /// Panics if `place` is past the end.
     pub fn reopen(&mut self, place: usize) -> bool {
         let _call = call();

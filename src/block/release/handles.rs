@@ -53,14 +53,25 @@ impl Core {
         let _ = self.update(&handle, BlockWord::seal);
     }
 
-    /// Makes a sealed block writable for its only owner. False: it is shared or moving.
+    /// Makes a sealed block writable for its only owner. False: it is shared or moving, or moves are
+    /// just being published, perhaps of this block: see the [log](crate::block::MoveCount).
     pub fn reopen(&self, id: BlockId) -> bool {
         // Acquire: accesses of earlier owners and cancelled copies happen before our writes.
         // Release: continues the order for later checks of the word.
         let reopened = self.space.table.word(id).fetch_update(AcqRel, Acquire, |bits| {
             BlockWord::from_bits(bits).reopen().map(BlockWord::to_bits)
         });
-        reopened.is_ok()
+        let Ok(before) = reopened else { return false };
+        if !BlockWord::from_bits(before).is_sealed() || !self.moves.may_lack_moves() {
+            return true;
+        }
+        // Release: as above. It was open for this thread alone.
+        let sealed =
+            self.space.table.word(id).fetch_update(AcqRel, Relaxed, |bits| {
+                BlockWord::from_bits(bits).seal().map(BlockWord::to_bits)
+            });
+        debug_assert!(sealed.is_ok(), "its owner keeps it");
+        false
     }
 
     /// Records the newest batch as the blocks' last access.

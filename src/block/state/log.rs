@@ -4,11 +4,14 @@
 //! ```text
 //! slot       block, stamp
 //! begun      moves whose slot may have been written     head       moves that can be read
+//! unlisted   waves whose moves are being published, and not in the log yet
 //! ```
 //!
 //! # Protocol
 //!
 //! ```text
+//! publish:  unlisted += 1;  words;  append, stamp;  unlisted -= 1 (Release)
+//! reopen:   word: sealed -> open (Acquire);  unlisted (Acquire) > 0?  sealed again: refused
 //! append:   begun := i + 1;  fence(Release);  slot[i] := block, PENDING;  head := i + 1 (Release)
 //! stamp:    fence(SeqCst);  slot[i].stamp := the newest ticket
 //! read:     h := head (Acquire);  slots h - 1 downwards while their stamp is not before the ticket;
@@ -25,7 +28,8 @@
 //!   after the publication. A move without a stamp counts as newer than all;
 //! - a move that is not in the log yet is stamped after the batch began, by the two fences of
 //!   [`Clock`](crate::clock::Clock): its old frame is kept until the batch ends, and a later query
-//!   lists it.
+//!   lists it. The old frame has the block's bytes: who opens the block to write it sees the new
+//!   word, so also that there are unlisted moves, and does not, or sees them in the log.
 //!
 //! A reader that keeps frames together with a count `s` needs no stamps. If it read a word after
 //! the count, each move that it missed has a number of at least `s`. If a batch counts `s` moves
@@ -75,9 +79,20 @@ type Ring = [Slot; SLOTS];
 pub(in crate::block) struct MoveLog {
     begun: AtomicU64,
     head: AtomicU64,
+    unlisted: AtomicU64,
     /// Null until the first move: a pool that never compacts has no log.
     ring: AtomicPtr<Ring>,
     writer: Mutex<()>,
+}
+
+/// A wave that publishes moves.
+pub(in crate::block) struct Publishing<'a>(&'a MoveLog);
+
+impl Drop for Publishing<'_> {
+    fn drop(&mut self) {
+        // Release: who sees it sees the moves in the log.
+        self.0.unlisted.fetch_sub(1, Release);
+    }
 }
 
 impl MoveLog {
@@ -85,9 +100,24 @@ impl MoveLog {
         Self {
             begun: AtomicU64::new(0),
             head: AtomicU64::new(0),
+            unlisted: AtomicU64::new(0),
             ring: AtomicPtr::new(ptr::null_mut()),
             writer: Mutex::new(()),
         }
+    }
+
+    /// Announces moves that are published before they are appended; until the result is dropped.
+    pub(in crate::block) fn publishing(&self) -> Publishing<'_> {
+        // Relaxed: the Release of each published word follows.
+        self.unlisted.fetch_add(1, Relaxed);
+        Publishing(self)
+    }
+
+    /// Returns whether moves may be missing whose words this thread has acquired.
+    #[inline]
+    pub(in crate::block) fn may_lack_moves(&self) -> bool {
+        // Acquire: pairs with the Release of a wave that ended, whose moves are in the log.
+        self.unlisted.load(Acquire) > 0
     }
 
     pub(in crate::block) fn append(&self, moved: &[BlockId], stamp: impl FnOnce() -> Ticket) -> Ticket {
