@@ -36,7 +36,7 @@
 //!
 //! - `by_hash` uncaches blocks with wrong contents, which their owners keep. A sequence that holds
 //!   one continues in no era: no block that it registers is found.
-//! - `duplicates` gives evictable blocks other places.
+//! - `duplicates` gives evictable blocks other places; `id_run`: which block probably follows.
 //! - `cold_blocks` references evictable blocks in eviction order, to copy them to another pool.
 //! - `window`: hits that need only the last blocks before a boundary.
 //! - `foreign`: the engine of a frame pool computes the hashes, possibly several per block
@@ -69,6 +69,7 @@ mod cold_blocks;
 mod duplicates;
 mod eviction;
 mod foreign;
+mod id_run;
 mod origins;
 mod registration;
 mod window;
@@ -79,6 +80,7 @@ use by_hash::UncachedHashes;
 pub(crate) use cold_blocks::ColdBlock;
 use eviction::Eviction;
 use foreign::NAMELESS;
+use id_run::IdRun;
 pub(crate) use window::WindowBlocks;
 
 /// Distance, in blocks, at which a release prefetches rows.
@@ -86,41 +88,6 @@ const KEPT_AHEAD: usize = 16;
 
 /// Distance, in blocks, at which a lookup prefetches index lines.
 const AHEAD: usize = 8;
-
-/// Blocks that follow each other in a chain, and have consecutive ids: most do, because lists grow
-/// by consecutive frames. A lookup tries the next id first, and finds its contents, or asks the
-/// index.
-#[derive(Clone, Copy)]
-struct Run {
-    last: BlockId,
-    /// The block that probably holds the next hash.
-    next: Option<BlockId>,
-    blocks: u32,
-}
-
-impl Run {
-    fn new(core: &Core) -> Self {
-        Self { last: BlockId(u32::MAX), next: None, blocks: core.rows() as u32 }
-    }
-
-    #[inline]
-    fn found(&mut self, id: BlockId) {
-        // 1 or -1.
-        let step = id.0.wrapping_sub(self.last.0);
-        let next = id.0.wrapping_add(step);
-        let goes_on = step.wrapping_add(1) <= 2 && step != 0 && next < self.blocks;
-        self.next = goes_on.then_some(BlockId(next));
-        self.last = id;
-    }
-
-    #[inline]
-    fn ahead(self) -> Option<BlockId> {
-        let next = self.next?;
-        let step = next.0.wrapping_sub(self.last.0);
-        let ahead = next.0.wrapping_add(step.wrapping_mul(AHEAD as u32));
-        (ahead < self.blocks).then_some(BlockId(ahead))
-    }
-}
 
 /// Attributes of the releasing sequence for the policy: see [`Released`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -253,7 +220,7 @@ impl PrefixCache {
         era: u64,
         take: &mut dyn FnMut(BlockId),
     ) -> Option<BlockId> {
-        let (mut evictable, mut full, mut run) = (0, None, Run::new(core));
+        let (mut evictable, mut full, mut run) = (0, None, IdRun::new(core));
         for (i, &hash) in hashes.iter().enumerate() {
             self.prefetch_ahead(core, run, hashes.get(i + AHEAD));
             let near = run.next.filter(|&id| self.row(id).holds(&hash, era));
@@ -274,23 +241,9 @@ impl PrefixCache {
         full
     }
 
-    /// Prefetches what the lookup of a later hash reads: the block at that distance in the run, or
-    /// without one the index.
-    #[inline]
-    fn prefetch_ahead(&self, core: &Core, run: Run, later: Option<&BlockHash>) {
-        match (run.ahead(), later) {
-            (Some(id), Some(_)) => {
-                self.row(id).prefetch();
-                core.prefetch_word(id);
-            }
-            (None, Some(&hash)) => self.index.prefetch(key_of(hash)),
-            (_, None) => {}
-        }
-    }
-
     /// Returns the numbers of cached and of evictable blocks in the longest cached prefix.
     pub(crate) fn count_prefix(&self, core: &Core, hashes: &[BlockHash], era: u64) -> (usize, usize) {
-        let (mut blocks, mut evictable, mut run) = (0, 0, Run::new(core));
+        let (mut blocks, mut evictable, mut run) = (0, 0, IdRun::new(core));
         for (i, &hash) in hashes.iter().enumerate() {
             self.prefetch_ahead(core, run, hashes.get(i + AHEAD));
             let look = |id| {

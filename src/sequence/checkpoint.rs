@@ -134,8 +134,10 @@ impl Batch {
     /// found, because tokens are unknown or not final, a block was uncached, the cache was cleared, or
     /// the pool has no states or no prefix cache. Also before the first append behind a cached prefix.
     ///
-    /// The copies are found when the batch has ended. They are evicted like other cached blocks; one
-    /// that a later checkpoint dominates, before these: see [`AdmitRequest::session`](crate::AdmitRequest::session). When a sequence is closed at such a length, its states are kept without a copy.
+    /// The copies are found when the batch has ended. They are evicted like other cached blocks; those
+    /// that a later checkpoint dominates, before these: see
+    /// [`AdmitRequest::session`](crate::AdmitRequest::session). When a sequence is closed at such a
+    /// length, its states are kept without a copy.
     ///
     /// # Errors
     /// [`SequenceError::Invalid`] if the sequence does not end with a full block: see
