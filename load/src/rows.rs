@@ -46,6 +46,14 @@ impl Rows {
         unsafe { self.0.store(layer, k, v, slots) }.map_err(text)
     }
 
+    /// Copies whole frames, as an engine copies the states of its sequences.
+    pub fn copy(&self, moves: &[FrameMove]) -> Result<(), String> {
+        // SAFETY: the frame rule. The pool has named the frames to the calling thread for this copy: no
+        // one writes the first of each, which the thread's sequence or a checkpoint holds, or accesses
+        // the second, which belongs to its sequence, or to a checkpoint that is not found yet.
+        unsafe { self.0.copy(moves) }.map_err(text)
+    }
+
     /// Loads K and V of tokens in one layer, a row per slot.
     pub fn load(&self, layer: usize, slots: &[i64], k: &mut [u8], v: &mut [u8]) -> Result<(), String> {
         let dtype = self.0.layout().dtype();
@@ -59,12 +67,13 @@ impl Rows {
 /// Returns the free and the retired blocks if the pool is full; any other error as text. A request
 /// larger than the pool means that the pool has just shrunk; the request is rejected elsewhere.
 /// Evictable blocks are refused only while a batch in flight may read them, and so count as
-/// retired.
+/// retired; so do free ones in which there is no run for the states of a sequence.
 pub fn full(error: SequenceError) -> Result<(usize, usize), String> {
     match error {
         SequenceError::Alloc(AllocError::Exhausted { free, retired, evictable, .. }) => {
             Ok((free, retired + evictable))
         }
+        SequenceError::Alloc(AllocError::NoRun { free, evictable, .. }) => Ok((free, evictable)),
         SequenceError::Alloc(AllocError::TooLarge { .. }) => Ok((0, 0)),
         error => Err(error.to_string()),
     }

@@ -81,6 +81,11 @@ impl<'a> Transfer<'a> {
         }
     }
 
+    /// Returns the sizes of a token.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
     /// Gathers tokens in one list of a sequence, whose slots `slots` appends, and transfers them in
     /// full calls. Each list has other layers, and so other bytes for the same text. The rest waits for the next call, or for [`flush`](Self::flush).
     pub fn add(

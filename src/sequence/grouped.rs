@@ -114,6 +114,11 @@ impl GroupedSequence {
         self.parts.len()
     }
 
+    /// Returns the number of its [states](crate::pool::PoolBuilder::states).
+    pub fn states(&self) -> usize {
+        self.states.len()
+    }
+
     /// Returns the frames of a [state](crate::pool::PoolBuilder::states), which are consecutive, and
     /// the same until the sequence is closed.
     ///

@@ -36,14 +36,7 @@ impl Layers {
         match self {
             Self::Alike(layout, None) => Ok(Pool::builder(layout.clone())),
             Self::Alike(layout, Some(window)) => Ok(Pool::builder(layout.clone()).window(*window)),
-            Self::Groups(model) => {
-                let is_state = |group: &LayerGroup| matches!(group.reach(), Reach::State);
-                if let Some(at) = model.groups().iter().position(is_state) {
-                    let limit = "layers of attention: replays compute no states";
-                    return Err(Invalid::new("group of layers", "a state", limit).at(at));
-                }
-                Pool::layered(model)
-            }
+            Self::Groups(model) => Pool::layered(model),
         }
     }
 
@@ -53,13 +46,18 @@ impl Layers {
             Self::Alike(_, None) => Vec::new(),
             Self::Alike(layout, Some(window)) => {
                 let (tokens, sinks) = (window.tokens() as u64, window.sink_tokens() as u64);
-                vec![Group { reach: Reach::Window { tokens, sinks }, layers: layout.layers(), lists: 0..1 }]
+                let reach = Reach::Window { tokens, sinks };
+                vec![Group { reach, layers: layout.layers(), lists: 0..1, state_frames: 0 }]
             }
             Self::Groups(model) => {
                 let group = |(index, group): (usize, &LayerGroup)| Group {
                     reach: group.reach(),
                     layers: group.layers().len(),
                     lists: Pool::layer_lists(model, GroupId(index)),
+                    state_frames: match group.reach() {
+                        Reach::State => group.block_frames() as usize,
+                        _ => 0,
+                    },
                 };
                 model.groups().iter().enumerate().map(group).collect()
             }
@@ -85,8 +83,10 @@ pub struct Group {
     pub reach: Reach,
     /// The number of layers.
     pub layers: usize,
-    /// The lists of a sequence: one for each frame of a block.
+    /// The lists of a sequence: one for each frame of a block. None of states.
     pub lists: Range<usize>,
+    /// The frames of a sequence's state.
+    pub state_frames: usize,
 }
 
 /// Returns the default layout of replays, with just enough bytes per token to distinguish all tokens,
@@ -102,6 +102,8 @@ pub struct Lists {
     block_tokens: usize,
     /// The window of each.
     windows: Vec<Option<Window>>,
+    /// The frames of its states.
+    state_frames: usize,
 }
 
 impl Lists {
@@ -111,7 +113,8 @@ impl Lists {
     /// For a model that does not run yet.
     pub fn of(layers: &Layers) -> Result<Self, Invalid> {
         let windows = layers.builder()?.windows().to_vec();
-        Ok(Self { block_tokens: layers.stored()?.block_tokens(), windows })
+        let state_frames = layers.groups().iter().map(|group| group.state_frames).sum();
+        Ok(Self { block_tokens: layers.stored()?.block_tokens(), windows, state_frames })
     }
 
     /// Returns the number of lists.
@@ -124,8 +127,18 @@ impl Lists {
         self.windows[list]
     }
 
-    /// Returns the most blocks that a sequence has held by the time that it has `tokens` tokens, if
-    /// it grows by up to `step_tokens` at a time.
+    /// Returns the frames of a sequence's states, whatever its length.
+    pub fn state_frames(&self) -> usize {
+        self.state_frames
+    }
+
+    /// Returns the most blocks that a sequence has held by the time that it has `tokens` tokens, with
+    /// its states, if it grows by up to `step_tokens` at a time.
+    pub fn blocks_with_states(&self, tokens: u64, step_tokens: u64) -> usize {
+        self.blocks(tokens, step_tokens) + self.state_frames
+    }
+
+    /// Returns the same without states.
     pub fn blocks(&self, tokens: u64, step_tokens: u64) -> usize {
         let all = tokens.div_ceil(self.block_tokens as u64) as usize;
         let most = |window: &Window| window.blocks_for(step_tokens as usize, self.block_tokens);

@@ -348,7 +348,7 @@ fn nothing(
         return None;
     }
     if tally.tokens == 0 && tally.rejected > 0 {
-        let blocks_of = |tokens| pool.lists().blocks(tokens, options.step_tokens);
+        let blocks_of = |tokens| pool.lists().blocks_with_states(tokens, options.step_tokens);
         let smallest = trace.requests.iter().map(|request| blocks_of(request.tokens())).min().unwrap_or(0);
         return Some(format!(
             "nothing was replayed: every request was rejected ({}), the smallest needs {} blocks and the pool had {}",

@@ -156,6 +156,11 @@ impl ReplayPool {
         !self.groups.is_empty()
     }
 
+    /// Returns whether sequences have states.
+    pub fn has_states(&self) -> bool {
+        self.lists.state_frames() > 0
+    }
+
     /// Returns the number of blocks that belong to no sequence: free, cached, or retired until
     /// batches in flight have ended. Reads counters only.
     pub fn free_blocks(&self) -> usize {

@@ -1,6 +1,6 @@
 //! A sequence of a replay: with one list of blocks, or with one for each frame of a group's blocks.
 
-use kvpool::{AdmitRequest, Batch, GroupedSequence, Sequence, SequenceError, SequenceId, Tokens};
+use kvpool::{AdmitRequest, Batch, GroupedSequence, Sequence, SequenceError, SequenceId, StateCopy, Tokens};
 
 use super::pool::ReplayPool;
 
@@ -31,16 +31,41 @@ impl ReplaySequence {
         if prompt.is_empty() { builder.open() } else { builder.tokens(prompt) }.map(Self::One)
     }
 
-    /// Appends tokens in all lists, or in none.
+    /// Appends tokens in all lists, or in none. Returns the copies that restore its states.
     pub fn append<'t>(
         &mut self,
         batch: &mut Batch,
         tokens: impl Into<Tokens<'t>>,
-    ) -> Result<(), SequenceError> {
+    ) -> Result<Vec<StateCopy>, SequenceError> {
         match self {
-            Self::One(sequence) => batch.append(sequence, tokens).map(drop),
-            Self::Grouped(sequence) => batch.append_grouped(sequence, tokens).map(drop),
+            Self::One(sequence) => batch.append(sequence, tokens).map(|_| Vec::new()),
+            Self::Grouped(sequence) => Ok(batch.append_grouped(sequence, tokens)?.restored),
         }
+    }
+
+    /// Keeps its states, and returns the copies to make.
+    pub fn checkpoint(&mut self, batch: &mut Batch) -> Result<Vec<StateCopy>, SequenceError> {
+        match self {
+            Self::One(_) => Ok(Vec::new()),
+            Self::Grouped(sequence) => batch.checkpoint(sequence),
+        }
+    }
+
+    /// Returns the length at which its states can be kept next.
+    pub fn next_cut(&self) -> Option<usize> {
+        match self {
+            Self::One(_) => None,
+            Self::Grouped(sequence) => sequence.next_cut(),
+        }
+    }
+
+    /// Returns the frames of its states.
+    pub fn state_frames(&self) -> impl Iterator<Item = usize> {
+        let (sequence, states) = match self {
+            Self::One(_) => (None, 0),
+            Self::Grouped(sequence) => (Some(sequence), sequence.states()),
+        };
+        (0..states).flat_map(move |state| sequence.into_iter().flat_map(move |it| it.state(state)))
     }
 
     /// Returns the number of its lists.

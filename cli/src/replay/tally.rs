@@ -161,6 +161,9 @@ pub struct Tally {
     pub fragmentation: Samples,
     /// Shares of the blocks that were free, and reserved for growth of sequences.
     pub reserved_for_growth: Samples,
+    /// States that were kept at a cut, and those for which there was no memory.
+    pub checkpoints: u64,
+    pub checkpoints_refused: u64,
     /// What sequences hold and give up in each group of layers, if there are groups.
     pub groups: Vec<GroupUse>,
 }
@@ -198,6 +201,8 @@ impl Tally {
         self.rejected += other.rejected;
         self.preempted += other.preempted;
         self.refused += other.refused;
+        self.checkpoints += other.checkpoints;
+        self.checkpoints_refused += other.checkpoints_refused;
         self.lookup_blocks += other.lookup_blocks;
         self.hit_blocks += other.hit_blocks;
         self.resumed_lookup_blocks += other.resumed_lookup_blocks;

@@ -353,6 +353,43 @@ fn groups_are_served_and_verified() {
     }
 }
 
+/// A pool of a layer with a state of 17 frames, and one that keeps all tokens.
+fn stateful(blocks: usize, eviction: Option<Eviction>, fault: Fault) -> ReplayPool {
+    let row = Row::Heads { kv_heads: 1, k_dim: 4, v_dim: 4 };
+    let state = LayerCache { row: Row::Bytes { bytes: 17 * 256, side_bytes: 0 }, reach: Reach::State };
+    let layers = [vec![state], vec![LayerCache::all(row)]];
+    let layers = Layers::Groups(LayerGroups::of_layers(&layers, GroupOptions::new()).unwrap());
+    let pool = faulty_in(&layers, (blocks, blocks), eviction, fault, 40);
+    assert_eq!((pool.lists().count(), pool.lists().state_frames()), (1, 17));
+    pool
+}
+
+/// States are kept at the cuts of prompts, and found again only behind the same tokens.
+#[test]
+fn states_are_served_and_verified() {
+    let mut trace = crowd(100);
+    for (index, request) in (0..).zip(&mut trace.requests) {
+        (request.hash_ids, request.hashed_tokens) = (vec![index % 5], request.input_tokens);
+    }
+    for threads in [1, 2, 3] {
+        for eviction in [None, Some(LRU)] {
+            for blocks in [80, 400] {
+                let outcome = run(&stateful(blocks, eviction, Fault::None), &trace, threads);
+                assert!(outcome.is_sound(100), "{blocks} blocks, {threads} threads: {outcome:?}");
+                let tally = &outcome.tally;
+                assert_eq!((tally.completed, tally.groups[0].frames.max % 17.0), (100, 0.0));
+                assert_eq!(tally.checkpoints > 0, eviction.is_some(), "{outcome:?}");
+                // The small pool evicts all that one request leaves before the next with its tokens.
+                assert!(blocks == 80 || (tally.hit_blocks > 0) == eviction.is_some(), "{outcome:?}");
+            }
+            for fault in [Fault::FlippedBit, Fault::DoubleOwner, Fault::LostStore, Fault::WrongFrame] {
+                let outcome = run(&stateful(200, eviction, fault), &trace, threads);
+                assert!(!outcome.tally.corrupt.is_empty(), "{fault:?} went unnoticed: {outcome:?}");
+            }
+        }
+    }
+}
+
 /// Other threads do not wait forever for the blocks of a dead thread.
 #[test]
 fn a_thread_that_panics_is_a_finding() {

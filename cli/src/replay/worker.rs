@@ -13,9 +13,11 @@
 //! this prompt.
 //!
 //! In a pool of several groups of layers, all of this is done in each list of a sequence. Tokens
-//! that were given up are not read back; the next token must not see any of them.
+//! that were given up are not read back; the next token must not see any of them. [States](states)
+//! are overwritten in each step, and kept at the cuts of a prompt.
 
 mod check;
+mod states;
 
 use std::mem;
 use std::sync::atomic::Ordering::Relaxed;
@@ -74,6 +76,10 @@ struct Open {
     /// The blocks in a list of each group that the cached prefix does without.
     skipped: Vec<usize>,
     listed: Listed,
+    /// Whether its states are of the tokens that it holds.
+    is_computed: bool,
+    /// The tokens at which its states are to be kept.
+    cut: Option<u64>,
     /// Whether its runs count: in a closed loop, not if it began while the pool was being filled.
     counts: bool,
 }
@@ -143,7 +149,7 @@ impl<'a> Worker<'a> {
 
     /// Returns the most blocks that a sequence has held by the time that it has this many tokens.
     fn blocks(&self, tokens: u64) -> usize {
-        self.at.pool.lists().blocks(tokens, self.at.options.step_tokens)
+        self.at.pool.lists().blocks_with_states(tokens, self.at.options.step_tokens)
     }
 
     /// Runs until no request is left. An error ends the replay and becomes a finding.
@@ -209,7 +215,8 @@ impl<'a> Worker<'a> {
     /// Rejects waiting requests that no longer fit into the shrunken pool.
     fn reject_oversized(&mut self) {
         let Replaying { pool, options, .. } = self.at;
-        let fits = |job: &Job| pool.lists().blocks(job.total, options.step_tokens) <= pool.total_blocks();
+        let blocks = |job: &Job| pool.lists().blocks_with_states(job.total, options.step_tokens);
+        let fits = |job: &Job| blocks(job) <= pool.total_blocks();
         for _ in 0..self.scheduler.reject(fits) {
             self.reject();
         }
@@ -250,7 +257,10 @@ impl<'a> Worker<'a> {
             let used = || pool.total_blocks().saturating_sub(free) + self.scheduler.owed(lacks);
             let is_full = self.at.options.fill.is_some_and(|fill| used() >= fill)
                 && !self.scheduler.running().is_empty();
-            let Some(job) = (!is_full).then(|| self.scheduler.admit(free, blocks, lacks)).flatten() else {
+            // A cached prompt needs memory for a copy of its states too, where it is cut.
+            let states = pool.lists().state_frames() * if self.at.texts.is_some() { 2 } else { 1 };
+            let whole = |tokens| (blocks(tokens) + states).min(pool.total_blocks());
+            let Some(job) = (!is_full).then(|| self.scheduler.admit(free, whole, lacks)).flatten() else {
                 self.is_filled = true;
                 return Ok(());
             };
@@ -297,7 +307,8 @@ impl<'a> Worker<'a> {
         let admitted = if self.at.pool.is_grouped() { prompt } else { cached as u64 };
         self.at.usage.grow(admitted);
         let groups = self.at.pool.groups().iter();
-        let skipped = groups.map(|group| sequence.list(group.lists.start).blocks_given_up()).collect();
+        let skipped = groups.map(|group| given_up(&sequence, group)).collect();
+        self.tally.blocks_allocated += self.at.pool.lists().state_frames() as u64;
         let open = Open {
             sequence,
             text,
@@ -305,6 +316,8 @@ impl<'a> Worker<'a> {
             admitted,
             skipped,
             listed: Listed::default(),
+            is_computed: false,
+            cut: None,
             counts: self.is_filled,
         };
         self.scheduler.start(job, cached as u64, open);
@@ -312,6 +325,7 @@ impl<'a> Worker<'a> {
     }
 
     fn step(&mut self) -> Result<(), String> {
+        self.check_all_states()?;
         let mut batch = self.at.pool.begin_step(self.thread);
         let mut tokens = StepTokens::default();
         self.advanced.clear();
@@ -328,6 +342,7 @@ impl<'a> Worker<'a> {
         }
         self.at.usage.grow(tokens.held);
         self.transfer.flush(Access::Write)?;
+        self.checkpoint(&mut batch)?;
         self.check_last(&batch)?;
         self.end_previous();
         self.previous = Some(batch);
@@ -353,7 +368,8 @@ impl<'a> Worker<'a> {
         if tokens == 0 {
             return Ok(Turn::Skipped);
         }
-        let mut tokens = tokens;
+        let cut = if in_prompt { self.next_cut(place) } else { None };
+        let mut tokens = cut.map_or(tokens, |cut| tokens.min(cut - self.scheduler.running()[place].held));
         let mut refused = self.append(batch, place, tokens)?;
         if let Some((free, _)) = refused {
             // A piece of a prompt is truncated to the free blocks.
@@ -369,8 +385,8 @@ impl<'a> Worker<'a> {
         if let Some(space) = refused {
             return self.refused(batch, place, tokens, space, step);
         }
-        let Running { job, held, sequence: Open { sequence, text, admitted, listed, .. } } =
-            &mut self.scheduler.running()[place];
+        let running = &mut self.scheduler.running()[place];
+        let Running { job, held, sequence: Open { sequence, text, admitted, listed, .. } } = running;
         let new = *held as usize..(*held + tokens) as usize;
         step.held += (*held + tokens).max(*admitted) - (*held).max(*admitted);
         *held += tokens;
@@ -385,6 +401,8 @@ impl<'a> Worker<'a> {
             let (of, slots) = ((job.request, job.attempt, list), slots(batch, sequence.list(list)));
             self.transfer.add(Access::Write, of, text, new.clone(), slots)?;
         }
+        (running.sequence.is_computed, running.sequence.cut) = (true, cut);
+        states::add(&mut self.transfer, Access::Write, running, new.end)?;
         Ok(Turn::Advanced)
     }
 
@@ -409,17 +427,24 @@ impl<'a> Worker<'a> {
             } else {
                 sequence.append(batch, tokens as usize)
             };
-            let Err(error) = appended else {
-                if let Some(start) = start {
-                    self.tally.allocate.record_time(start.elapsed());
+            let error = match appended {
+                Err(error) => error,
+                Ok(restored) => {
+                    if let Some(start) = start {
+                        self.tally.allocate.record_time(start.elapsed());
+                    }
+                    self.tally.blocks_allocated += blocks as u64;
+                    // As the cache does, at the first append.
+                    let block_tokens = self.shape.block_tokens;
+                    if self.at.texts.is_some() && *held as usize == *found * block_tokens {
+                        self.tally.count_lookup(job.attempt, job.prompt as usize / block_tokens, *found);
+                    }
+                    if !restored.is_empty() {
+                        states::copy(self.at.pool.rows(), &restored)?;
+                        self.check_states(place)?;
+                    }
+                    return Ok(None);
                 }
-                self.tally.blocks_allocated += blocks as u64;
-                // As the cache does, at the first append.
-                let block_tokens = self.shape.block_tokens;
-                if self.at.texts.is_some() && *held as usize == *found * block_tokens {
-                    self.tally.count_lookup(job.attempt, job.prompt as usize / block_tokens, *found);
-                }
-                return Ok(None);
             };
             let space = full(error).map_err(|reason| {
                 format!("request {}: appending {tokens} to {held} tokens: {reason}", job.request)
@@ -501,11 +526,12 @@ impl<'a> Worker<'a> {
 
     fn release(&mut self, gone: Running<Open>) {
         let Open { sequence, found, admitted, skipped, .. } = &gone.sequence;
-        self.tally.blocks_freed += ((self.shape.blocks(gone.held) - found) * sequence.lists()) as u64;
+        let blocks = (self.shape.blocks(gone.held) - found) * sequence.lists();
+        self.tally.blocks_freed += (blocks + self.at.pool.lists().state_frames()) as u64;
         self.at.usage.close(gone.held.max(*admitted));
         for ((group, skipped), used) in self.at.pool.groups().iter().zip(skipped).zip(&mut self.tally.groups)
         {
-            let given_up = sequence.list(group.lists.start).blocks_given_up() - skipped;
+            let given_up = given_up(sequence, group) - skipped;
             used.given_up += (given_up * group.lists.len()) as u64;
         }
         let start = Instant::now();
@@ -542,9 +568,14 @@ impl<'a> Worker<'a> {
 
     /// Publishes the frames of this thread's sequences in each group.
     fn publish_frames(&mut self) {
-        for (index, Group { lists, .. }) in self.at.pool.groups().iter().enumerate() {
-            let held = |running: &Running<Open>| running.sequence.sequence.held_blocks(lists.start);
-            let frames = self.scheduler.running().iter().map(held).sum::<usize>() * lists.len();
+        for (index, Group { lists, state_frames, .. }) in self.at.pool.groups().iter().enumerate() {
+            let frames = match lists.len() {
+                0 => self.scheduler.running().len() * state_frames,
+                lists_of_group => {
+                    let held = |running: &Running<Open>| running.sequence.sequence.held_blocks(lists.start);
+                    self.scheduler.running().iter().map(held).sum::<usize>() * lists_of_group
+                }
+            };
             self.at.usage.set_frames(self.thread, index, frames);
         }
     }
@@ -579,6 +610,11 @@ impl<'a> Worker<'a> {
         thread::yield_now();
         Ok(())
     }
+}
+
+/// Returns the blocks that a sequence has given up in each list of a group.
+fn given_up(sequence: &ReplaySequence, group: &Group) -> usize {
+    if group.lists.is_empty() { 0 } else { sequence.list(group.lists.start).blocks_given_up() }
 }
 
 #[cfg(test)]

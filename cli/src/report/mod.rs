@@ -181,7 +181,7 @@ fn group((group, used): (&Group, &GroupUse)) -> Value {
     json!({
         "keeps": keeps(group.reach),
         "layers": group.layers,
-        "block_frames": group.lists.len(),
+        "block_frames": group.lists.len().max(group.state_frames),
         // Frames of open sequences, with those reserved, over virtual time. Shared ones count for
         // each sequence.
         "frames_mean": used.frames.mean(),

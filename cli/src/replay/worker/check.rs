@@ -6,7 +6,7 @@ use kvpool::Batch;
 use kvpool_load::{Access, slots};
 
 use super::super::scheduler::Running;
-use super::{Open, Worker};
+use super::{Open, Worker, states};
 
 /// The frame of the null block, in tables in place of a block that was given up.
 const NULL: i32 = 0;
@@ -56,6 +56,9 @@ impl Worker<'_> {
         if *counts && self.is_steady() {
             self.tally.tables.count(&self.frames, running.is_done());
             self.tally.listed.count(&listed.blocks, running.is_done());
+        }
+        if running.sequence.is_computed && self.at.options.verify {
+            states::add(&mut self.transfer, Access::Check, running, *held as usize)?;
         }
         self.transfer.flush(Access::Check)
     }
