@@ -84,7 +84,7 @@ pub enum Command {
     ///
     /// The layers of some models differ: windows, states, an index beside K and V. Layers that keep
     /// the same tokens form a group, and a block of a group is a run of frames. `kvpool replay
-    /// --model` runs those whose groups keep all tokens, windows or chunks.
+    /// --model` runs those whose groups keep all tokens, windows, chunks or states.
     ///
     /// Exit code: 0 for success, 2 for bad usage, or a configuration that is not understood.
     Layout(LayoutArgs),

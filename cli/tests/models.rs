@@ -82,6 +82,7 @@ fn other_models_are_replayed_beside_resizes() {
     for (model, more, keeps) in [
         ("qwen2.5-7b", "--blocks 4000 --resize-at 30%:2500,60%:4000 --prefix-cache on", &["all"][..]),
         (&config("llama-4-scout"), "--memory 4GiB", &["chunk 8,192", "all"]),
+        (&config("qwen3.5-35b-a3b"), "--memory 4GiB --prefix-cache on", &["state", "all"]),
     ] {
         let options = format!("--model {model} {more} --requests 150 --threads 2 --defrag-interval-ms 1");
         let report = json(&format!("replay {options} --json"));
@@ -89,6 +90,8 @@ fn other_models_are_replayed_beside_resizes() {
         let found: Vec<_> =
             report["groups"].as_array().unwrap().iter().map(|group| &group["keeps"]).collect();
         assert_eq!(found, keeps);
+        let has_checkpoints = report["states"]["checkpoints"].as_u64().is_some_and(|kept| kept > 0);
+        assert_eq!(has_checkpoints, keeps.contains(&"state"), "{report}");
     }
 }
 
@@ -112,7 +115,6 @@ fn models_that_do_not_run_and_bad_options_are_refused() {
     }
     // Arguments of a replay, and a part of the error.
     let cases = "
-        --model qwen3.5-27b.json => does not run in a pool: group of layers at index 0: got a state, expected layers of attention
         --model deepseek-v4-flash.json => does not run in a pool: group of layers at index 0
         --model mimo-v2-flash.json => so that each holds whole layers
         --model qwen3.5-27b.json --drafts => --model qwen3.5-27b.json does not run

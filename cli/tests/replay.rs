@@ -19,7 +19,7 @@ fn json_has_exactly_its_keys() {
             "audit block_bytes block_tokens blocks_allocated blocks_corrupt blocks_freed blocks_leaked \
              blocks_total completed cpu_s defrag findings fragmentation free_list groups hit_rate interrupted latency_ns layout \
              model peak_tokens_held preempted prefix refused rejected requests resize run_len_mean \
-             runs_per_sequence sound speedup threads tokens tokens_held_at_first_refusal tokens_verified trace trace_s utilization wall_s",
+             runs_per_sequence sound speedup states threads tokens tokens_held_at_first_refusal tokens_verified trace trace_s utilization wall_s",
         ),
         (&report["utilization"], "at_first_refusal mean owned_at_first_refusal peak"),
         (&report["fragmentation"], "final max mean reserved_for_growth"),

@@ -161,8 +161,9 @@ pub struct Tally {
     pub fragmentation: Samples,
     /// Shares of the blocks that were free, and reserved for growth of sequences.
     pub reserved_for_growth: Samples,
-    /// States that were kept at a cut, and those for which there was no memory.
+    /// States that were kept at a cut.
     pub checkpoints: u64,
+    /// States that were not kept at a cut, because there was no memory for them.
     pub checkpoints_refused: u64,
     /// What sequences hold and give up in each group of layers, if there are groups.
     pub groups: Vec<GroupUse>,

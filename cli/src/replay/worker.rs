@@ -17,6 +17,7 @@
 //! are overwritten in each step, and kept at the cuts of a prompt.
 
 mod check;
+mod stall;
 mod states;
 
 use std::mem;
@@ -34,12 +35,10 @@ use super::scheduler::{Job, Running, Scheduler};
 use super::sequence::ReplaySequence;
 use super::shared_clock::{Refusal, step_ns};
 use super::tally::{GroupUse, Tally};
+use stall::Stall;
 
 /// Time without progress of any thread after which the replay fails: blocks were lost.
 const STUCK: Duration = Duration::from_secs(10);
-
-/// Maximum that counts as waited between two checks for progress.
-const CHECK_MAX: Duration = Duration::from_millis(100);
 
 const RUNNING_MAX: usize = 256;
 
@@ -76,33 +75,12 @@ struct Open {
     /// The blocks in a list of each group that the cached prefix does without.
     skipped: Vec<usize>,
     listed: Listed,
-    /// Whether its states are of the tokens that it holds.
-    is_computed: bool,
+    /// The tokens of which its states are.
+    computed: usize,
     /// The tokens at which its states are to be kept.
     cut: Option<u64>,
     /// Whether its runs count: in a closed loop, not if it began while the pool was being filled.
     counts: bool,
-}
-
-/// The time that a thread has waited without progress of any thread.
-struct Stall {
-    transfers: u64,
-    checked: Instant,
-    waited: Duration,
-}
-
-impl Stall {
-    fn new(transfers: u64) -> Self {
-        Self { transfers, checked: Instant::now(), waited: Duration::ZERO }
-    }
-
-    /// Adds the time since the last check, up to a limit, since the whole process may have been
-    /// stopped.
-    fn check(&mut self) -> Duration {
-        let before = mem::replace(&mut self.checked, Instant::now());
-        self.waited += self.checked.duration_since(before).min(CHECK_MAX);
-        self.waited
-    }
 }
 
 enum Turn {
@@ -316,7 +294,7 @@ impl<'a> Worker<'a> {
             admitted,
             skipped,
             listed: Listed::default(),
-            is_computed: false,
+            computed: 0,
             cut: None,
             counts: self.is_filled,
         };
@@ -325,7 +303,6 @@ impl<'a> Worker<'a> {
     }
 
     fn step(&mut self) -> Result<(), String> {
-        self.check_all_states()?;
         let mut batch = self.at.pool.begin_step(self.thread);
         let mut tokens = StepTokens::default();
         self.advanced.clear();
@@ -401,8 +378,8 @@ impl<'a> Worker<'a> {
             let (of, slots) = ((job.request, job.attempt, list), slots(batch, sequence.list(list)));
             self.transfer.add(Access::Write, of, text, new.clone(), slots)?;
         }
-        (running.sequence.is_computed, running.sequence.cut) = (true, cut);
-        states::add(&mut self.transfer, Access::Write, running, new.end)?;
+        running.sequence.cut = cut;
+        self.overwrite_states(place, new.end, in_prompt)?;
         Ok(Turn::Advanced)
     }
 
@@ -439,10 +416,7 @@ impl<'a> Worker<'a> {
                     if self.at.texts.is_some() && *held as usize == *found * block_tokens {
                         self.tally.count_lookup(job.attempt, job.prompt as usize / block_tokens, *found);
                     }
-                    if !restored.is_empty() {
-                        states::copy(self.at.pool.rows(), &restored)?;
-                        self.check_states(place)?;
-                    }
+                    self.restore(place, &restored)?;
                     return Ok(None);
                 }
             };
@@ -615,19 +589,4 @@ impl<'a> Worker<'a> {
 /// Returns the blocks that a sequence has given up in each list of a group.
 fn given_up(sequence: &ReplaySequence, group: &Group) -> usize {
     if group.lists.is_empty() { 0 } else { sequence.list(group.lists.start).blocks_given_up() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A process that was stopped for a minute (by a terminal, a debugger, a snapshot) is not
-    /// stuck.
-    #[test]
-    fn a_stopped_process_is_not_stuck() {
-        let Some(then) = Instant::now().checked_sub(Duration::from_secs(60)) else { return };
-        let mut stall = Stall { checked: then, ..Stall::new(7) };
-        assert_eq!(stall.check(), CHECK_MAX);
-        assert!(stall.check() < 2 * CHECK_MAX);
-    }
 }

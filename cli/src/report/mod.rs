@@ -136,6 +136,11 @@ impl Report {
             // The number of such runs in the table of a completed request: the descriptors that a
             // transfer of the whole sequence needs.
             "runs_per_sequence": runs(&tally.tables),
+            // Kept at cuts of prompts, and not kept for lack of memory; null without states or a cache.
+            "states": (pool.has_states() && prefix.is_some()).then(|| json!({
+                "checkpoints": tally.checkpoints,
+                "refused": tally.checkpoints_refused,
+            })),
             // Of each group of layers, with --model or --window.
             "groups": pool.groups().iter().zip(&tally.groups).map(group).collect::<Vec<_>>(),
             "free_list": free_list,

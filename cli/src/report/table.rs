@@ -101,6 +101,9 @@ fn rows(json: &Value) -> Vec<Row> {
         }
         row("groups", "frames_peak", &note);
     }
+    if let Some(refused) = json["states"].get("refused") {
+        row("states", "checkpoints", &format!("kept at cuts; no memory for {}", count(refused)));
+    }
     let free_list = &json["free_list"];
     if !free_list.is_null() {
         row("free_list", "run_len_mean", "the same requests, in a queue of single blocks");

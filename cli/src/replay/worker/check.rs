@@ -57,8 +57,8 @@ impl Worker<'_> {
             self.tally.tables.count(&self.frames, running.is_done());
             self.tally.listed.count(&listed.blocks, running.is_done());
         }
-        if running.sequence.is_computed && self.at.options.verify {
-            states::add(&mut self.transfer, Access::Check, running, *held as usize)?;
+        if self.at.options.verify {
+            states::add(&mut self.transfer, Access::Check, running, running.sequence.computed)?;
         }
         self.transfer.flush(Access::Check)
     }

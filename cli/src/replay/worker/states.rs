@@ -1,10 +1,11 @@
-//! States of sequences, in pools of models that have them: each step overwrites a row of every frame
-//! with the bytes of the last token, as kernels overwrite a state. Its bytes depend on all tokens
-//! before, so that a state of other tokens, or of another length, is found.
+//! States of sequences, in pools of models that have them: each piece of a prompt, and each full block
+//! of an answer, overwrites a row of every frame with the bytes of the last token, as kernels overwrite
+//! a state with every token. The bytes depend on all tokens before, so that a state of other tokens,
+//! or of another length, is found.
 //!
 //! ```text
 //! first append behind a hit    copies from the checkpoint, then reads
-//! each later append            reads what the last one wrote, then writes
+//! before it is overwritten     reads what was written last
 //! at a cut                     copies to the checkpoint, behind what this step wrote
 //! ```
 
@@ -15,15 +16,18 @@ use kvpool_load::{Access, Transfer, full};
 use super::super::scheduler::Running;
 use super::{Open, Worker};
 
-/// Gathers the row of the last of `held` tokens in each frame of a sequence's states.
+/// Gathers the row of the last of `tokens` tokens in each frame of a sequence's states.
 pub(super) fn add(
     transfer: &mut Transfer<'_>,
     access: Access,
     running: &Running<Open>,
-    held: usize,
+    tokens: usize,
 ) -> Result<(), String> {
+    if tokens == 0 {
+        return Ok(());
+    }
     let Running { job, sequence: Open { sequence, text, .. }, .. } = running;
-    let (last, block_tokens) = (held - 1..held, transfer.shape().block_tokens);
+    let (last, block_tokens) = (tokens - 1..tokens, transfer.shape().block_tokens);
     for (index, frame) in sequence.state_frames().enumerate() {
         let of = (job.request, job.attempt, sequence.lists() + index);
         transfer.add(access, of, text, last.clone(), |tokens, out| {
@@ -43,29 +47,45 @@ impl Worker<'_> {
         Some(cut as u64)
     }
 
-    /// Reads back the states of a sequence: what was written last, or what was restored.
-    pub(super) fn check_states(&mut self, place: usize) -> Result<(), String> {
+    /// Restores the states of a sequence behind a cached prefix, and reads them.
+    pub(super) fn restore(&mut self, place: usize, restored: &[StateCopy]) -> Result<(), String> {
+        if restored.is_empty() {
+            return Ok(());
+        }
+        copy(self.at.pool.rows(), restored)?;
+        // Other rows are gathered for writing.
+        self.transfer.flush(Access::Write)?;
+        let running = &mut self.scheduler.running()[place];
+        running.sequence.computed = running.held as usize;
+        self.check_states(place)
+    }
+
+    /// Reads back the states of a sequence.
+    fn check_states(&mut self, place: usize) -> Result<(), String> {
         if !self.at.options.verify {
             return Ok(());
         }
-        // Other rows are gathered for writing.
-        self.transfer.flush(Access::Write)?;
         let running = &self.scheduler.running()[place];
-        add(&mut self.transfer, Access::Check, running, running.held as usize)?;
+        add(&mut self.transfer, Access::Check, running, running.sequence.computed)?;
         self.transfer.flush(Access::Check)
     }
 
-    /// Reads back the states that the last steps have written, before this one overwrites them.
-    pub(super) fn check_all_states(&mut self) -> Result<(), String> {
-        if !self.at.pool.has_states() || !self.at.options.verify {
+    /// Overwrites the states of a sequence that has grown to `end` tokens.
+    pub(super) fn overwrite_states(
+        &mut self,
+        place: usize,
+        end: usize,
+        in_prompt: bool,
+    ) -> Result<(), String> {
+        let is_due = in_prompt || end.is_multiple_of(self.shape.block_tokens);
+        if !self.at.pool.has_states() || !is_due {
             return Ok(());
         }
-        for running in self.scheduler.running().iter() {
-            if running.sequence.is_computed {
-                add(&mut self.transfer, Access::Check, running, running.held as usize)?;
-            }
-        }
-        self.transfer.flush(Access::Check)
+        self.transfer.flush(Access::Write)?;
+        self.check_states(place)?;
+        let running = &mut self.scheduler.running()[place];
+        running.sequence.computed = end;
+        add(&mut self.transfer, Access::Write, running, end)
     }
 
     /// Keeps the states of the sequences that have reached a cut, unless there is no memory for it.
@@ -105,7 +125,7 @@ impl Worker<'_> {
 }
 
 /// Makes copies of states, as an engine does.
-pub(super) fn copy(rows: &kvpool_load::Rows, copies: &[StateCopy]) -> Result<(), String> {
+fn copy(rows: &kvpool_load::Rows, copies: &[StateCopy]) -> Result<(), String> {
     let moves: Vec<FrameMove> = copies.iter().flat_map(|copy| copy.frames.iter().copied()).collect();
     if moves.is_empty() { Ok(()) } else { rows.copy(&moves) }
 }
