@@ -1,8 +1,10 @@
 //! A run for a contiguous request in a pool full of evictable blocks: a window with few evictions.
 //!
 //! A walk over the frames, region by region, takes the window with the fewest evictions of the
-//! first region in which one ends; each walk begins in another region. If concurrent changes make
-//! the run fail, the walk is repeated, a few times. That no window exists is
+//! first region in which one ends; each walk begins in another region. Whether batches see a block is
+//! looked up only where enough frames in a row are free or evictable: that reads the cache's row of
+//! the block, and most walks of a full pool pass many blocks. If concurrent changes make the run fail,
+//! the walk is repeated, a few times. That no window exists is
 //! [stored](super::refused): each frame is read once, so that the counts show changes. Test of the
 //! borders: `a_run_is_refused_until_there_is_one`.
 
@@ -23,6 +25,8 @@ const WINDOWS_IN_REGION: usize = 8;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Cost {
     Free,
+    /// Evictable, if no batch sees it: not looked up yet.
+    Open,
     Evict,
     Fixed,
 }
@@ -31,7 +35,7 @@ impl Cost {
     fn evictions(self) -> Option<u32> {
         match self {
             Self::Free => Some(0),
-            Self::Evict => Some(1),
+            Self::Open | Self::Evict => Some(1),
             Self::Fixed => None,
         }
     }
@@ -43,8 +47,11 @@ struct Walk {
     costs: Vec<Cost>,
     /// The first costs of the walk, for the windows that begin in its last region.
     head: Vec<Cost>,
-    evictable: usize,
-    /// Evictable blocks that batches see for certain.
+    /// Evictable blocks that were not looked up.
+    open: usize,
+    /// Those that no batch sees.
+    unseen: usize,
+    /// Those that batches see for certain.
     seen: usize,
     free: usize,
     /// Whether a shrink has closed a frame. Abandoning it opens the frame, which no counter shows.
@@ -53,19 +60,15 @@ struct Walk {
 
 impl Walk {
     /// Keeps the last `kept` costs, and reads further ones. Returns the frame of the first cost.
-    fn read(&mut self, core: &Core, oldest: Ticket, kept: usize, start: usize, end: usize) -> usize {
+    fn read(&mut self, core: &Core, kept: usize, start: usize, end: usize) -> usize {
         self.costs.drain(..self.costs.len().saturating_sub(kept));
         let kept = self.costs.len();
         for frame in start..end {
             let id = core.space.table.block_at(FrameId(frame as u32));
             let word = core.word(id);
             let is_evictable = word.frame().index() == frame && word.evict().is_some();
-            let is_unseen = is_evictable && core.is_unseen(id, word, oldest);
-            self.costs.push(if is_unseen { Cost::Evict } else { Cost::Fixed });
-            if is_evictable {
-                self.evictable += usize::from(is_unseen);
-                self.seen += usize::from(!is_unseen && core.is_seen_for_certain(id, word, oldest));
-            }
+            self.costs.push(if is_evictable { Cost::Open } else { Cost::Fixed });
+            self.open += usize::from(is_evictable);
         }
         for unit in (start..end).step_by(FAN) {
             let free = core.space.frames.all_free_in_unit(FrameId(unit as u32));
@@ -84,6 +87,39 @@ impl Walk {
             }
         }
         start - kept
+    }
+
+    /// Looks up whether batches see the evictable blocks of each stretch that may contain a window.
+    /// `frame` is that of a cost.
+    fn look_up(&mut self, core: &Core, oldest: Ticket, len: usize, frame: impl Fn(usize) -> usize) {
+        let mut at = 0;
+        while at < self.costs.len() {
+            let fixed = self.costs[at..].iter().position(|&cost| cost == Cost::Fixed);
+            let end = fixed.map_or(self.costs.len(), |behind| at + behind);
+            let stretch = if end - at < len { at..at } else { at..end };
+            for place in stretch {
+                if self.costs[place] == Cost::Open {
+                    self.costs[place] = self.cost(core, oldest, frame(place));
+                }
+            }
+            at = end + 1;
+        }
+    }
+
+    fn cost(&mut self, core: &Core, oldest: Ticket, frame: usize) -> Cost {
+        self.open -= 1;
+        let id = core.space.table.block_at(FrameId(frame as u32));
+        let word = core.word(id);
+        let is_evictable = word.frame().index() == frame && word.evict().is_some();
+        if !is_evictable {
+            return Cost::Fixed;
+        }
+        if core.is_unseen(id, word, oldest) {
+            self.unseen += 1;
+            return Cost::Evict;
+        }
+        self.seen += usize::from(core.is_seen_for_certain(id, word, oldest));
+        Cost::Fixed
     }
 
     fn cheapest(&self, len: usize) -> Option<usize> {
@@ -112,7 +148,8 @@ impl Core {
                 let region_at = (first + at) % regions;
                 let kept = if region_at == 0 { 0 } else { len - 1 };
                 let (start, end) = (region_at * region, ((region_at + 1) * region).min(total));
-                let start = walk.read(self, state.oldest, kept, start, end);
+                let start = walk.read(self, kept, start, end);
+                walk.look_up(self, state.oldest, len, |at| start + at);
                 if at == 0 {
                     walk.head.clear();
                     walk.head.extend(walk.costs.iter().take(len - 1));
@@ -121,17 +158,21 @@ impl Core {
             });
             // Windows that begin before the first region of the walk and end in it.
             let cheapest = cheapest.or_else(|| {
+                if first == 0 {
+                    return None;
+                }
                 let kept = walk.costs.len().min(len - 1);
                 walk.costs.drain(..walk.costs.len() - kept);
                 walk.costs.append(&mut walk.head);
-                let at = walk.cheapest(len).filter(|_| first > 0)?;
-                Some((first * region - kept, at))
+                let start = first * region - kept;
+                walk.look_up(self, state.oldest, len, |at| start + at);
+                walk.cheapest(len).map(|at| (start, at))
             });
             let Some((start, at)) = cheapest else {
-                if walk.evictable == 0 {
+                if walk.open + walk.unseen == 0 {
                     self.remember_no_eviction(state, walk.seen);
                 }
-                if walk.evictable + walk.seen == state.evictable
+                if walk.open + walk.unseen + walk.seen == state.evictable
                     && let Some(before) = before
                     && walk.free == before.free()
                     && self.evictions() == state
