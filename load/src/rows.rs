@@ -48,9 +48,10 @@ impl Rows {
 
     /// Copies whole frames, as an engine copies the states of its sequences.
     pub fn copy(&self, moves: &[FrameMove]) -> Result<(), String> {
-        // SAFETY: the frame rule. The pool has named the frames to the calling thread for this copy: no
-        // one writes the first of each, which the thread's sequence or a checkpoint holds, or accesses
-        // the second, which belongs to its sequence, or to a checkpoint that is not found yet.
+        // SAFETY: the frame rule. The pool has named the frames to the calling thread for this
+        // copy: no one writes the first of each, which the thread's sequence or a checkpoint holds,
+        // or accesses the second, which belongs to its sequence, or to a checkpoint that is not found
+        // before the batch has ended.
         unsafe { self.0.copy(moves) }.map_err(text)
     }
 

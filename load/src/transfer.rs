@@ -87,7 +87,8 @@ impl<'a> Transfer<'a> {
     }
 
     /// Gathers tokens in one list of a sequence, whose slots `slots` appends, and transfers them in
-    /// full calls. Each list has other layers, and so other bytes for the same text. The rest waits for the next call, or for [`flush`](Self::flush).
+    /// full calls. Each list has other layers, and so other bytes for the same text. The rest waits
+    /// for the next call, or for [`flush`](Self::flush).
     pub fn add(
         &mut self,
         access: Access,

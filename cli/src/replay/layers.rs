@@ -132,8 +132,8 @@ impl Lists {
         self.state_frames
     }
 
-    /// Returns the most blocks that a sequence has held by the time that it has `tokens` tokens, with
-    /// its states, if it grows by up to `step_tokens` at a time.
+    /// Returns the most blocks that a sequence has held by the time that it has `tokens` tokens,
+    /// with its states, if it grows by up to `step_tokens` at a time.
     pub fn blocks_with_states(&self, tokens: u64, step_tokens: u64) -> usize {
         self.blocks(tokens, step_tokens) + self.state_frames
     }

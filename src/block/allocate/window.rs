@@ -1,12 +1,12 @@
 //! A run for a contiguous request in a pool full of evictable blocks: a window with few evictions.
 //!
 //! A walk over the frames, region by region, takes the window with the fewest evictions of the
-//! first region in which one ends; each walk begins in another region. Whether batches see a block is
-//! looked up only where enough frames in a row are free or evictable: that reads the cache's row of
-//! the block, and most walks of a full pool pass many blocks. If concurrent changes make the run fail,
-//! the walk is repeated, a few times. That no window exists is
-//! [stored](super::refused): each frame is read once, so that the counts show changes. Test of the
-//! borders: `a_run_is_refused_until_there_is_one`.
+//! first region in which one ends; each walk begins in another region. Whether batches see a block
+//! is looked up only where enough frames in a row are free or evictable: that reads the cache's row
+//! of the block, and most walks of a full pool pass many blocks. If concurrent changes make the run
+//! fail, the walk is repeated, a few times. That no window exists is [stored](super::refused): each
+//! frame is read once, so that the counts show changes. Test of the borders:
+//! `a_run_is_refused_until_there_is_one`.
 
 use crate::config::FAN;
 use crate::frame::cheapest_window;
