@@ -97,14 +97,26 @@ fn other_models_are_replayed_beside_resizes() {
 
 #[test]
 fn the_table_names_the_model_and_its_groups() {
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kvpool"));
-    command.args(["replay", "--requests", "50", "--model", &config("gpt-oss-120b")]).env("COLUMNS", "80");
-    let table = String::from_utf8(command.output().unwrap().stdout).unwrap();
-    for text in ["gpt-oss-120b.json", "peak tokens held", "groups", "window 128, 18", "all, 18 layers"] {
-        assert!(table.contains(text), "no {text:?} in\n{table}");
+    for (model, texts) in [
+        ("gpt-oss-120b", &["peak tokens held", "groups", "window 128, 18", "all, 18 layers"][..]),
+        ("kimi-linear-48b", &["groups", "state, 20 layers", "checkpoints", "kept at cuts"]),
+    ] {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_kvpool"));
+        command.args(["replay", "--requests", "50", "--prefix-cache", "on", "--model", &config(model)]);
+        let table = String::from_utf8(command.env("COLUMNS", "80").output().unwrap().stdout).unwrap();
+        for text in texts.iter().chain([&model, &"nothing lost, nothing corrupt"]) {
+            assert!(table.contains(text), "no {text:?} in\n{table}");
+        }
+        let is_wide = |line: &&str| line.chars().count() > 80;
+        assert_eq!(table.lines().skip(1).find(is_wide), None, "{table}");
     }
-    let is_wide = |line: &&str| line.chars().count() > 80;
-    assert_eq!(table.lines().skip(1).find(is_wide), None, "{table}");
+}
+
+/// The pool that a replay chooses by itself holds its largest request, with its states.
+#[test]
+fn the_largest_request_of_a_model_with_states_fits() {
+    let report = json(&format!("replay --requests 1 --model {} --json", config("qwen3.5-27b")));
+    assert_eq!((&report["completed"], &report["rejected"]), (&1.into(), &0.into()), "{report}");
 }
 
 #[test]

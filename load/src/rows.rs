@@ -9,8 +9,8 @@ use crate::content::Shape;
 
 /// The rows of tokens in the storage of a pool, or of its engine.
 ///
-/// Threads store tokens only into slots that they have just appended to their own sequences, under
-/// a batch in flight, and load only tokens of their own sequences.
+/// Threads store only into slots that they have just appended to their own sequences, and into the
+/// states of these, under a batch in flight, and load only from their own sequences.
 #[derive(Clone)]
 pub struct Rows(Arc<dyn Storage>);
 
@@ -41,17 +41,18 @@ impl Rows {
         let dtype = self.0.layout().dtype();
         let (k, v) = (Elements::new(dtype, k).map_err(text)?, Elements::new(dtype, v).map_err(text)?);
         // SAFETY: the frame rule. The slots are of tokens that the calling thread has just appended
-        // to its own sequences, under a batch in flight. The pool gives such blocks one owner until
-        // the batch has ended, which is the guarantee that a replay checks.
+        // to its own sequences, or of their states, under a batch in flight. The pool gives such
+        // blocks one owner until the batch has ended, which is the guarantee that a replay checks.
         unsafe { self.0.store(layer, k, v, slots) }.map_err(text)
     }
 
     /// Copies whole frames, as an engine copies the states of its sequences.
     pub fn copy(&self, moves: &[FrameMove]) -> Result<(), String> {
         // SAFETY: the frame rule. The pool has named the frames to the calling thread for this
-        // copy: no one writes the first of each, which the thread's sequence or a checkpoint holds,
-        // or accesses the second, which belongs to its sequence, or to a checkpoint that is not found
-        // before the batch has ended.
+        // copy. No one writes the first of each: it is of the run of the thread's own sequence, or
+        // of a checkpoint, whose frames are not reused while the batch is in flight. No one else
+        // accesses the second: it is of the run of its sequence, or of a checkpoint that is not
+        // found before the batch has ended.
         unsafe { self.0.copy(moves) }.map_err(text)
     }
 
@@ -68,7 +69,7 @@ impl Rows {
 /// Returns the free and the retired blocks if the pool is full; any other error as text. A request
 /// larger than the pool means that the pool has just shrunk; the request is rejected elsewhere.
 /// Evictable blocks are refused only while a batch in flight may read them, and so count as
-/// retired; so do free ones in which there is no run for the states of a sequence.
+/// retired. If there is no run for the states of a sequence, free blocks count as free, too.
 pub fn full(error: SequenceError) -> Result<(usize, usize), String> {
     match error {
         SequenceError::Alloc(AllocError::Exhausted { free, retired, evictable, .. }) => {

@@ -46,6 +46,17 @@ macro_rules! as_on_the_host {
         }
     };
     ($field:tt, but store and load) => {
+        $crate::as_on_the_host!($field, but store, load and copy);
+
+        unsafe fn copy(
+            &self,
+            moves: &[::kvpool::storage::FrameMove],
+        ) -> Result<(), ::kvpool::StorageError> {
+            // SAFETY: the caller upholds the frame rule.
+            unsafe { self.$field.copy(moves) }
+        }
+    };
+    ($field:tt, but store, load and copy) => {
         fn as_any(&self) -> &dyn ::std::any::Any {
             self
         }
@@ -73,14 +84,6 @@ macro_rules! as_on_the_host {
         unsafe fn shrink(&self, total: usize) {
             // SAFETY: the caller upholds the frame rule, here and below.
             unsafe { self.$field.shrink(total) }
-        }
-
-        unsafe fn copy(
-            &self,
-            moves: &[::kvpool::storage::FrameMove],
-        ) -> Result<(), ::kvpool::StorageError> {
-            // SAFETY: see above.
-            unsafe { self.$field.copy(moves) }
         }
 
         unsafe fn pack(

@@ -45,9 +45,9 @@ impl Workload {
         let blocks = match (args.blocks, model.memory) {
             (Some(blocks), _) => blocks as usize,
             (None, Some(bytes)) => blocks_in(bytes, &layers)?,
-            (None, None) => {
-                replay::blocks_for(&trace.requests, |tokens| lists.blocks(tokens, model.step_tokens()))
-            }
+            (None, None) => replay::blocks_for(&trace.requests, |tokens| {
+                lists.blocks_with_states(tokens, model.step_tokens())
+            }),
         };
         let threads = args
             .threads

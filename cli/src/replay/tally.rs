@@ -137,7 +137,7 @@ pub struct Tally {
     pub tokens: u64,
     /// Tokens read back and compared.
     pub tokens_verified: u64,
-    /// Blocks allocated by appends, without those found in the cache.
+    /// Blocks allocated by appends and for states, without those found in the cache.
     pub blocks_allocated: u64,
     /// Blocks of these that were freed.
     pub blocks_freed: u64,
@@ -161,9 +161,9 @@ pub struct Tally {
     pub fragmentation: Samples,
     /// Shares of the blocks that were free, and reserved for growth of sequences.
     pub reserved_for_growth: Samples,
-    /// States that were kept at a cut.
+    /// Cuts at which the states of a sequence were kept.
     pub checkpoints: u64,
-    /// States that were not kept at a cut, because there was no memory for them.
+    /// Cuts at which they were not, because there was no memory for them.
     pub checkpoints_refused: u64,
     /// What sequences hold and give up in each group of layers, if there are groups.
     pub groups: Vec<GroupUse>,

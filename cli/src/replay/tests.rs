@@ -10,7 +10,7 @@ use super::*;
 use crate::trace::{HASH_BLOCK_TOKENS, Request};
 use kvpool_load::{Corrupt, Shape};
 
-/// A fault of the storage. All but `DoubleOwner` and the last two occur once.
+/// A fault of the storage. All but `DoubleOwner`, `LostCopy` and the last two occur once.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Fault {
     None,
@@ -20,6 +20,8 @@ pub(crate) enum Fault {
     DoubleOwner,
     /// Rows are loaded from another frame.
     WrongFrame,
+    /// Copies of states are not made.
+    LostCopy,
     Panic,
     /// Copies fail. Stores are slow until one has failed.
     Copy,
@@ -41,7 +43,7 @@ impl Faulty {
         self.fault == fault
             && self.countdown.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_err()
             // Rows of another owner may be given up, or written again, before they are read back.
-            && (!self.is_done.swap(true, Relaxed) || fault == Fault::DoubleOwner)
+            && (!self.is_done.swap(true, Relaxed) || matches!(fault, Fault::DoubleOwner | Fault::LostCopy))
     }
 
     fn is_slow(&self) -> bool {
@@ -51,7 +53,7 @@ impl Faulty {
 
 // The host's memory, except for the fault. The frame rule is the caller's.
 impl Storage for Faulty {
-    kvpool_testkit::as_on_the_host!(host, but store and load);
+    kvpool_testkit::as_on_the_host!(host, but store, load and copy);
 
     fn device(&self) -> DeviceId {
         self.host.device()
@@ -109,13 +111,25 @@ impl Storage for Faulty {
         unsafe { self.host.load(layer, &slots, k, v) }
     }
 
+    unsafe fn copy(&self, moves: &[FrameMove]) -> Result<(), StorageError> {
+        let _serialized = self.first.lock();
+        if self.strikes(Fault::LostCopy) {
+            return Ok(());
+        }
+        // SAFETY: see above; other frames are accessed under the lock of all calls.
+        unsafe { self.host.copy(moves) }
+    }
+
     unsafe fn copy_then(&self, moves: &[FrameMove], done: CopyDone) {
         if self.fault == Fault::Copy {
             self.is_done.store(true, Relaxed);
             return done(Err(StorageError::Memory { bytes: 1, reason: std::io::ErrorKind::Other }));
         }
+        let serialized = self.first.lock();
         // SAFETY: see above.
-        done(unsafe { self.host.copy(moves) });
+        let copied = unsafe { self.host.copy(moves) };
+        drop(serialized);
+        done(copied);
     }
 }
 
@@ -387,6 +401,11 @@ fn states_are_served_and_verified() {
                 assert!(!outcome.tally.corrupt.is_empty(), "{fault:?} went unnoticed: {outcome:?}");
             }
         }
+        let pool = stateful(400, Some(LRU), Fault::LostCopy);
+        let outcome = run(&pool, &trace, threads);
+        let in_states = |corrupt: &Corrupt| corrupt.list >= pool.lists().count();
+        assert!(outcome.tally.corrupt.iter().any(in_states), "{outcome:?}");
+        assert!(outcome.tally.corrupt.iter().all(in_states), "{outcome:?}");
     }
 }
 

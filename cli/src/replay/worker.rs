@@ -14,7 +14,7 @@
 //!
 //! In a pool of several groups of layers, all of this is done in each list of a sequence. Tokens
 //! that were given up are not read back; the next token must not see any of them. [States](states)
-//! are overwritten in each step, and kept at the cuts of a prompt.
+//! are overwritten as it grows, and kept at the cuts of a prompt.
 
 mod check;
 mod stall;
@@ -63,6 +63,8 @@ pub struct Worker<'a> {
     advanced: Vec<usize>,
     next_sample_ns: u64,
     stalled: Option<Stall>,
+    /// The request and attempt that was refused last when it was opened.
+    refused: Option<(u32, u32)>,
     tally: Tally,
 }
 
@@ -121,6 +123,7 @@ impl<'a> Worker<'a> {
             advanced: Vec::new(),
             next_sample_ns: 0,
             stalled: None,
+            refused: None,
             tally: Tally { groups: vec![GroupUse::default(); at.pool.groups().len()], ..Tally::default() },
         }
     }
@@ -273,7 +276,10 @@ impl<'a> Worker<'a> {
                 Ok(sequence) => break sequence,
                 Err(Ok(_)) if self.end_previous() => {}
                 Err(Ok(space)) => {
-                    self.count_refusal(space, 0);
+                    // While others proceed, it is refused again in each step.
+                    if self.refused.replace((request, attempt)) != Some((request, attempt)) {
+                        self.count_refusal(space, 0);
+                    }
                     self.scheduler.enqueue(job);
                     return Ok(false);
                 }
@@ -286,7 +292,7 @@ impl<'a> Worker<'a> {
         self.at.usage.grow(admitted);
         let groups = self.at.pool.groups().iter();
         let skipped = groups.map(|group| given_up(&sequence, group)).collect();
-        self.tally.blocks_allocated += self.at.pool.lists().state_frames() as u64;
+        self.tally.blocks_allocated += self.check_run(request, &sequence)?;
         let open = Open {
             sequence,
             text,

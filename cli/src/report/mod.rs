@@ -136,7 +136,7 @@ impl Report {
             // The number of such runs in the table of a completed request: the descriptors that a
             // transfer of the whole sequence needs.
             "runs_per_sequence": runs(&tally.tables),
-            // Kept at cuts of prompts, and refused for lack of memory; null without states or cache.
+            // At cuts: kept, and refused for lack of memory; null without states or cache.
             "states": (pool.has_states() && prefix.is_some()).then(|| json!({
                 "checkpoints": tally.checkpoints,
                 "refused": tally.checkpoints_refused,

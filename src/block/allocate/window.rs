@@ -5,7 +5,8 @@
 //! is looked up only where enough frames in a row are free or evictable: that reads the cache's row
 //! of the block, and most walks of a full pool pass many blocks. If concurrent changes make the run
 //! fail, the walk is repeated, a few times. That no window exists is [stored](super::refused): each
-//! frame is read once, so that the counts show changes. Test of the borders:
+//! frame is counted once, and not if it has changed when it is looked up, so that the counts show
+//! changes. Test of the borders:
 //! `a_run_is_refused_until_there_is_one`.
 
 use crate::config::FAN;

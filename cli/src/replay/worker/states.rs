@@ -1,7 +1,7 @@
-//! States of sequences, in pools of models that have them: each piece of a prompt, and each full
-//! block of an answer, overwrites a row of every frame with the bytes of the last token, as kernels
-//! overwrite a state with every token. The bytes depend on all tokens before, so that a state of
-//! other tokens, or of another length, is found.
+//! States of sequences, in pools of models that have them: each piece of a prompt, each full block
+//! of an answer, and the last token overwrite the first row of every frame with the bytes of the
+//! last token, as kernels overwrite a state with every token. The bytes depend on all tokens before, so
+//! that a state of other tokens, or of another of these lengths, is found.
 //!
 //! ```text
 //! first append behind a hit    copies from the checkpoint, then reads
@@ -14,6 +14,7 @@ use kvpool::{Batch, StateCopy};
 use kvpool_load::{Access, Transfer, full};
 
 use super::super::scheduler::Running;
+use super::super::sequence::ReplaySequence;
 use super::{Open, Worker};
 
 /// Gathers the row of the last of `tokens` tokens in each frame of a sequence's states.
@@ -31,7 +32,7 @@ pub(super) fn add(
     for (index, frame) in sequence.state_frames().enumerate() {
         let of = (job.request, job.attempt, sequence.lists() + index);
         transfer.add(access, of, text, last.clone(), |tokens, out| {
-            out.push((frame * block_tokens + tokens.start % block_tokens) as i64);
+            out.extend(tokens.map(|_| (frame * block_tokens) as i64));
             Ok(())
         })?;
     }
@@ -39,6 +40,17 @@ pub(super) fn add(
 }
 
 impl Worker<'_> {
+    /// Returns the number of frames of a sequence's states, which must be a run.
+    pub(super) fn check_run(&self, request: u32, sequence: &ReplaySequence) -> Result<u64, String> {
+        let frames: Vec<usize> = sequence.state_frames().collect();
+        let wanted = self.at.pool.lists().state_frames();
+        if frames.len() != wanted || frames.windows(2).any(|two| two[0] + 1 != two[1]) {
+            let found = frames.len();
+            return Err(format!("request {request}: {found} frames for states of {wanted}, or not a run"));
+        }
+        Ok(wanted as u64)
+    }
+
     /// Returns the tokens at which the next append to a sequence ends, at most, so that its states
     /// can be kept there for later prompts.
     pub(super) fn next_cut(&mut self, place: usize) -> Option<u64> {
@@ -47,16 +59,18 @@ impl Worker<'_> {
         Some(cut as u64)
     }
 
-    /// Restores the states of a sequence behind a cached prefix, and reads them.
+    /// Restores the states of a sequence at its first append, and reads them: also if the pool
+    /// named no copies for its cached prefix.
     pub(super) fn restore(&mut self, place: usize, restored: &[StateCopy]) -> Result<(), String> {
-        if restored.is_empty() {
+        copy(self.at.pool.rows(), restored)?;
+        let running = &mut self.scheduler.running()[place];
+        let held = running.held as usize;
+        if !self.at.pool.has_states() || running.sequence.computed > 0 || held == 0 {
             return Ok(());
         }
-        copy(self.at.pool.rows(), restored)?;
+        running.sequence.computed = held;
         // Other rows are gathered for writing.
         self.transfer.flush(Access::Write)?;
-        let running = &mut self.scheduler.running()[place];
-        running.sequence.computed = running.held as usize;
         self.check_states(place)
     }
 
@@ -77,7 +91,8 @@ impl Worker<'_> {
         end: usize,
         in_prompt: bool,
     ) -> Result<(), String> {
-        let is_due = in_prompt || end.is_multiple_of(self.shape.block_tokens);
+        let is_last = end as u64 == self.scheduler.running()[place].job.total;
+        let is_due = in_prompt || is_last || end.is_multiple_of(self.shape.block_tokens);
         if !self.at.pool.has_states() || !is_due {
             return Ok(());
         }
