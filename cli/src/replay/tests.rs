@@ -373,7 +373,8 @@ fn stateful(blocks: usize, eviction: Option<Eviction>, fault: Fault) -> ReplayPo
     let state = LayerCache { row: Row::Bytes { bytes: 17 * 256, side_bytes: 0 }, reach: Reach::State };
     let layers = [vec![state], vec![LayerCache::all(row)]];
     let layers = Layers::Groups(LayerGroups::of_layers(&layers, GroupOptions::new()).unwrap());
-    let pool = faulty_in(&layers, (blocks, blocks), eviction, fault, 40);
+    let calls = if fault == Fault::LostCopy { 0 } else { 40 };
+    let pool = faulty_in(&layers, (blocks, blocks), eviction, fault, calls);
     assert_eq!((pool.lists().count(), pool.lists().state_frames()), (1, 17));
     pool
 }
@@ -401,7 +402,7 @@ fn states_are_served_and_verified() {
                 assert!(!outcome.tally.corrupt.is_empty(), "{fault:?} went unnoticed: {outcome:?}");
             }
         }
-        let pool = stateful(400, Some(LRU), Fault::LostCopy);
+        let pool = stateful(1000, Some(LRU), Fault::LostCopy);
         let outcome = run(&pool, &trace, threads);
         let in_states = |corrupt: &Corrupt| corrupt.list >= pool.lists().count();
         assert!(outcome.tally.corrupt.iter().any(in_states), "{outcome:?}");
