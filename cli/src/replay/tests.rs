@@ -385,6 +385,8 @@ fn states_are_served_and_verified() {
     let mut trace = crowd(100);
     for (index, request) in (0..).zip(&mut trace.requests) {
         (request.hash_ids, request.hashed_tokens) = (vec![index % 5], request.input_tokens);
+        // A few run at once, so that most find what an earlier one with their tokens has left.
+        request.arrival = Duration::from_millis(500 * index);
     }
     for threads in [1, 2, 3] {
         for eviction in [None, Some(LRU)] {
