@@ -2,8 +2,8 @@
 
 /// In an `impl Storage`, forwards methods to the [`HostStorage`](kvpool::storage::HostStorage) in
 /// this field. The test writes `device`, and overrides default methods as needed; with `but store
-/// and load`, or `but store, load and copy`, after the field, it writes these as well. Tiles are not
-/// forwarded, so that such a storage can have streams.
+/// and load`, or `but store, load and copy`, after the field, it writes these as well. Tiles are
+/// not forwarded, so that such a storage can have streams.
 ///
 /// ```
 /// # use kvpool::{DeviceId, storage::{HostStorage, Storage}};

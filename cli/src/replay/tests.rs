@@ -394,7 +394,7 @@ fn states_are_served_and_verified() {
                 let outcome = run(&stateful(blocks, eviction, Fault::None), &trace, threads);
                 assert!(outcome.is_sound(100), "{blocks} blocks, {threads} threads: {outcome:?}");
                 let tally = &outcome.tally;
-                assert_eq!((tally.completed, tally.groups[0].frames.max % 17.0), (100, 0.0));
+                assert_eq!(tally.completed, 100);
                 assert_eq!(tally.checkpoints > 0, eviction.is_some(), "{outcome:?}");
                 // The small pool evicts what a request leaves before the next with its tokens.
                 assert!(blocks == 80 || (tally.hit_blocks > 0) == eviction.is_some(), "{outcome:?}");

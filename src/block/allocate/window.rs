@@ -6,8 +6,7 @@
 //! of the block, and most walks of a full pool pass many blocks. If concurrent changes make the run
 //! fail, the walk is repeated, a few times. That no window exists is [stored](super::refused): each
 //! frame is counted once, and not if it has changed when it is looked up, so that the counts show
-//! changes. Test of the borders:
-//! `a_run_is_refused_until_there_is_one`.
+//! changes. Test of the borders: `a_run_is_refused_until_there_is_one`.
 
 use crate::config::FAN;
 use crate::frame::cheapest_window;
