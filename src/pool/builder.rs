@@ -7,7 +7,7 @@ use crate::error::Invalid;
 use crate::ids::{DeviceId, Order};
 use crate::migrate::Transfers;
 use crate::prefix::{PrefixCache, PrefixConfig};
-use crate::sequence::{Sequences, TOKENS_MAX, Window};
+use crate::sequence::{ListKind, Sequences, TOKENS_MAX, Window};
 use crate::storage::{HostStorage, KvLayout, Sizing, Storage};
 use crate::sync::Arc as SharedArc;
 
@@ -47,10 +47,20 @@ pub struct PoolBuilder {
     prefix: Option<PrefixConfig>,
     /// The window of each group of layers.
     windows: Vec<Option<Window>>,
+    /// The tokens of a block in each group of layers, unless those of the layout.
+    list_tokens: Option<Vec<usize>>,
     /// The frames of each state.
     states: Vec<usize>,
     /// Those of a [layered](Pool::layered) pool, which are not to be set again.
-    layered: Option<(Vec<Option<Window>>, Vec<usize>)>,
+    layered: Option<Lists>,
+}
+
+/// The lists of a sequence.
+#[derive(PartialEq, Eq)]
+struct Lists {
+    windows: Vec<Option<Window>>,
+    tokens: Vec<usize>,
+    states: Vec<usize>,
 }
 
 impl Pool {
@@ -72,6 +82,7 @@ impl PoolBuilder {
             latency_sample: if cfg!(kvpool_loom) { 0 } else { LATENCY_SAMPLE },
             prefix: None,
             windows: vec![None],
+            list_tokens: None,
             states: Vec::new(),
             layered: None,
         }
@@ -259,6 +270,35 @@ impl PoolBuilder {
         self
     }
 
+    /// Sets the tokens of a block in each [group](Self::groups), where the layers of one have fewer
+    /// bytes per token than those of another. Default: those of the layout in all. Requires a pool
+    /// [without storage](Self::without_storage).
+    ///
+    /// Tables, slots and [`Sequence::block_tokens`](crate::Sequence::block_tokens) of a group count
+    /// in its own tokens. A prefix is hit up to a boundary of blocks in every group.
+    ///
+    /// ```
+    /// use kvpool::{AdmitRequest, BlockTable, KvLayout, Pool, SequenceId, Tokens, Window};
+    ///
+    /// // Layers with a window have twice the bytes per token of those that keep all tokens.
+    /// let layout = KvLayout::builder().layers(5).kv_heads(8).head_dim(256).block_tokens(16).build()?;
+    /// let groups = [Some(Window::new(128)?), None];
+    /// let builder = Pool::builder(layout).blocks(1_000).without_storage();
+    /// let pool = builder.groups(groups).list_tokens([16, 32]).build()?;
+    /// let prompt = vec![7; 100];
+    /// let mut sequence = pool.admit_grouped(&AdmitRequest::new(SequenceId(7), &prompt))?;
+    /// let mut batch = pool.begin_batch();
+    /// batch.append_grouped(&mut sequence, Tokens::Final(100))?;
+    /// let blocks = |group| sequence.group(group).block_count();
+    /// assert_eq!((blocks(0), blocks(1)), (7, 4));
+    /// # batch.finish();
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn list_tokens(mut self, tokens: impl IntoIterator<Item = usize>) -> Self {
+        self.list_tokens = Some(tokens.into_iter().collect());
+        self
+    }
+
     /// Adds layers that keep one state of a sequence, whatever its length: each item is the number of
     /// frames of one. Each sequence then holds that many consecutive frames for it, beside its
     /// blocks in the [groups](Self::groups).
@@ -310,14 +350,32 @@ impl PoolBuilder {
         &self.windows
     }
 
+    /// Returns the tokens of a block in each list of blocks that a sequence has.
+    pub fn tokens_per_block(&self) -> Vec<usize> {
+        match &self.list_tokens {
+            Some(tokens) => tokens.clone(),
+            None => vec![self.layout.block_tokens(); self.windows.len()],
+        }
+    }
+
     pub(super) fn layered(mut self) -> Self {
-        self.layered = Some((self.windows.clone(), self.states.clone()));
+        self.layered = Some(self.lists());
         self
+    }
+
+    fn lists(&self) -> Lists {
+        Lists {
+            windows: self.windows.clone(),
+            tokens: self.tokens_per_block(),
+            states: self.states.clone(),
+        }
     }
 
     /// Builds the pool.
     pub fn build(self) -> Result<Pool, BuildError> {
         let config = self.check()?;
+        let kind = |(&window, &tokens)| ListKind { window, block_tokens: tokens as u32 };
+        let kinds: Vec<_> = self.windows.iter().zip(&self.tokens_per_block()).map(kind).collect();
         let mut bytes = Bytes::Unknown;
         let storage: Option<Arc<dyn Storage>> = match self.backing {
             Backing::None => None,
@@ -352,9 +410,8 @@ impl PoolBuilder {
         if let Some(storage) = &storage {
             bytes = Bytes::Storage(storage.clone());
         }
-        let block_tokens = self.layout.block_tokens();
         let cache = match self.prefix {
-            Some(prefix) => Some(shared_cache(&config, block_tokens, prefix)?),
+            Some(prefix) => Some(shared_cache(&config, &kinds, prefix)?),
             None => None,
         };
         let blocks = Blocks::with_evictor(
@@ -374,8 +431,7 @@ impl PoolBuilder {
             Sequences::sampled(
                 blocks.clone(),
                 storage.clone(),
-                block_tokens,
-                (&self.windows, &self.states),
+                (&kinds, &self.states),
                 cache,
                 sampler.clone(),
             )
@@ -402,9 +458,10 @@ impl PoolBuilder {
             let limit = format_args!("from 1 to {GROUPS_MAX}");
             return Err(Invalid::new("groups", self.windows.len(), limit));
         }
-        let is_other =
-            |(windows, states): &(Vec<_>, Vec<_>)| *windows != self.windows || *states != self.states;
-        if self.layered.as_ref().is_some_and(is_other) {
+        if let Some(tokens) = &self.list_tokens {
+            self.check_list_tokens(tokens)?;
+        }
+        if self.layered.as_ref().is_some_and(|lists| *lists != self.lists()) {
             return Err(Invalid::new("groups", "set after `layered`", "the groups of the model"));
         }
         if self.windows.iter().any(Option::is_some) && !self.shape.has_null_block {
@@ -442,15 +499,38 @@ impl PoolBuilder {
     }
 }
 
+impl PoolBuilder {
+    fn check_list_tokens(&self, tokens: &[usize]) -> Result<(), Invalid> {
+        let refused =
+            |got: &dyn std::fmt::Display, limit: String| Err(Invalid::new("list_tokens", got, limit));
+        if !matches!(self.backing, Backing::None | Backing::Engine(_)) {
+            return refused(&"a pool with storage", "a pool without".to_owned());
+        }
+        if tokens.len() != self.windows.len() {
+            return refused(&tokens.len(), format!("{}, one for each group", self.windows.len()));
+        }
+        if let Some(at) = tokens.iter().position(|tokens| !(1..=TOKENS_MAX).contains(tokens)) {
+            let limit = format_args!("from 1 to {TOKENS_MAX}");
+            return Err(Invalid::new("list_tokens", tokens[at], limit).at(at));
+        }
+        Ok(())
+    }
+}
+
 /// Creates the prefix cache. Out of line, like `assemble`: loom models have small stacks.
 #[inline(never)]
 fn shared_cache(
     config: &BlocksConfig,
-    block_tokens: usize,
+    kinds: &[ListKind],
     prefix: PrefixConfig,
 ) -> Result<SharedArc<PrefixCache>, BuildError> {
     let (frames, frames_max) = (config.frames, config.frames_max);
-    let cache = PrefixCache::new(frames, frames_max, block_tokens, prefix)?;
+    let tokens = kinds.iter().map(|kind| kind.block_tokens as usize);
+    let first = tokens.clone().next().unwrap_or(0);
+    let mut cache = PrefixCache::new(frames, frames_max, first, prefix)?;
+    if kinds.len() > 1 {
+        cache = cache.with_lists(tokens);
+    }
     let has_states = config.run_frames > 0;
     Ok(SharedArc::new(if has_states { cache.with_evict_first(frames, frames_max) } else { cache }))
 }

@@ -259,7 +259,7 @@ impl Pool {
         if sequences.has_one_list() {
             return Ok(());
         }
-        let groups = sequences.windows().len() + sequences.states().len();
+        let groups = sequences.kinds().len() + sequences.states().len();
         let got = format_args!("a pool with {groups} groups of layers");
         Err(Invalid::new("transfer of cached blocks", got, "pools with one group").into())
     }

@@ -286,7 +286,7 @@ impl Pool {
         let report = self.0.blocks.audit()?;
         self.0.blocks.audit_owners(|| self.accounts())?;
         let (units, sequences) =
-            (self.0.blocks.growth_units(), self.sequence_count() * self.0.sequences.windows().len());
+            (self.0.blocks.growth_units(), self.sequence_count() * self.0.sequences.kinds().len());
         if units > sequences { Err(AuditError::ReservedForGrowth { units, sequences }) } else { Ok(report) }
     }
 

@@ -121,7 +121,7 @@ impl Pool {
         };
         let (id, tokens) = (sequence.id(), sequence.len());
         let closed = sequence.close_counted(swapped.is_none());
-        let found = (closed.found * self.layout().block_tokens()).min(tokens);
+        let found = closed.found.min(tokens);
         let tokens_kept = if swapped.is_some() { tokens } else { found };
         Ok(Preempted {
             id,

@@ -105,7 +105,8 @@ pub(crate) struct PolicyInfo {
 /// An unreferenced block stays evictable until its frame is needed; a [`Policy`] orders evictions.
 /// Lookups and evictions take no locks; registrations do only after hashes were uncached.
 pub struct PrefixCache {
-    hasher: PrefixHasher,
+    /// By list of a sequence.
+    hashers: Box<[PrefixHasher]>,
     rows: GrowTable<RowPart>,
     index: Index,
     queues: Queues,
@@ -141,7 +142,7 @@ impl PrefixCache {
         let CacheParts { policy, queues, tolerance, hasher, now, events } = config.parts(block_tokens)?;
         let by_order = asked(|| policy.places_by_order()).unwrap_or(false) && queues == 1;
         Ok(Self {
-            hasher,
+            hashers: Box::new([hasher]),
             rows: GrowTable::new(rows),
             index: Index::new(rows),
             queues: Queues::new(queues, rows_max),
@@ -167,9 +168,21 @@ impl PrefixCache {
         self
     }
 
-    /// Returns the hasher of this cache.
+    /// Sets the tokens of a block in each list of a sequence.
+    pub(crate) fn with_lists(mut self, tokens: impl IntoIterator<Item = usize>) -> Self {
+        self.hashers = tokens.into_iter().map(|tokens| self.hashers[0].in_blocks_of(tokens)).collect();
+        self
+    }
+
+    /// Returns the hasher of this cache; of the first list, if sequences have several.
     pub fn hasher(&self) -> &PrefixHasher {
-        &self.hasher
+        &self.hashers[0]
+    }
+
+    /// Returns the hasher of a list of a sequence.
+    #[inline]
+    pub(crate) fn hasher_of(&self, list: u32) -> &PrefixHasher {
+        &self.hashers[list as usize]
     }
 
     /// Returns the eviction policy.

@@ -26,7 +26,7 @@ use super::builder::{Options, option_setters};
 use super::registry::Sequences;
 use super::reserve::Allocate;
 use super::sequence::Sequence;
-use super::window::Window;
+use super::window::{ListKind, Window};
 
 /// A request to open a sequence with blocks for its prompt and for further tokens.
 ///
@@ -143,11 +143,11 @@ impl<'a> AdmitRequest<'a> {
     }
 
     pub(super) fn needs(&self, sequences: &Sequences, group: usize) -> Result<Needs, SequenceError> {
-        let window = sequences.windows()[group];
-        let blocks = self.options.check_prompt(sequences, self.prompt, self.headroom, window)?;
-        let block_tokens = sequences.block_tokens();
+        let kind = sequences.kinds()[group];
+        let blocks = self.options.check_prompt(sequences, self.prompt, self.headroom, kind)?;
+        let block_tokens = kind.block_tokens as usize;
         let at_once = |(window, chunk): (Window, usize)| window.blocks_for(chunk.max(1), block_tokens);
-        let most = window.zip(self.chunk).map_or(usize::MAX, at_once);
+        let most = kind.window.zip(self.chunk).map_or(usize::MAX, at_once);
         // What is left to others is of the pool, not of each group.
         let leave = if group == 0 { self.leave } else { 0 };
         Ok(Needs { blocks, most, leave })
@@ -212,20 +212,14 @@ impl Sequences {
     pub(crate) fn blocks_needed(&self, request: &AdmitRequest<'_>) -> Result<(usize, usize), SequenceError> {
         let AdmitRequest { prompt, options, .. } = request;
         self.check_one_group(options.id)?;
-        let (needs, window) = (request.needs(self, 0)?, self.windows()[0]);
+        let (needs, kind) = (request.needs(self, 0)?, self.kinds()[0]);
         let (Some(mut known), Some(cache)) = (options.hashes(self, 0)?, self.cache()) else {
             return Ok((needs.behind(0, 0), 0));
         };
         known.announce(cache, options.id, prompt)?;
         let hashes = known.usable_hashes(prompt.len(), self.block_tokens());
-        let (hits, evictable) = self.count_hits(cache, hashes, known.era(), window);
-        Ok((needs.behind(hits, self.held_of(hits, window)), evictable))
-    }
-
-    /// Returns how many of the blocks before the boundary of a hit are taken.
-    pub(super) fn held_of(&self, hits: usize, window: Option<Window>) -> usize {
-        let gap = |window: Window| window.blocks(self.block_tokens()).gap(hits).len();
-        hits - window.map_or(0, gap)
+        let (hits, evictable) = self.count_hits(cache, hashes, known.era(), kind);
+        Ok((needs.behind(hits, kind.held_of(hits)), evictable))
     }
 
     /// Returns the numbers of blocks before the boundary of a hit, and of its evictable blocks.
@@ -234,13 +228,11 @@ impl Sequences {
         cache: &PrefixCache,
         hashes: &[BlockHash],
         era: u64,
-        window: Option<Window>,
+        kind: ListKind,
     ) -> (usize, usize) {
-        match window {
+        match kind.needs() {
             None => cache.count_prefix(&self.0.blocks, hashes, era),
-            Some(window) => {
-                cache.find_boundary(&self.0.blocks, hashes, era, window.blocks(self.block_tokens()))
-            }
+            Some(needs) => cache.find_boundary(&self.0.blocks, hashes, era, needs),
         }
     }
 }
@@ -269,11 +261,11 @@ impl Admission<'_> {
             Some((known, cache)) => {
                 let sequences = &self.sequence.sequences;
                 let hashes = known.usable_hashes(self.request.prompt.len(), sequences.block_tokens());
-                sequences.count_hits(cache, hashes, known.era(), self.sequence.window)
+                sequences.count_hits(cache, hashes, known.era(), self.sequence.kind)
             }
             None => (0, 0),
         };
-        let held = self.sequence.sequences.held_of(hits, self.sequence.window);
+        let held = self.sequence.kind.held_of(hits);
         (self.allocation(self.needs.behind(hits, held)), evictable)
     }
 
@@ -351,7 +343,7 @@ impl Admission<'_> {
         let whole = prefix.as_ref().map_or(0, |prefix| prefix.whole);
         let took_tail = taken > whole;
         // A block that is cached in part is copied at the first append.
-        let held = self.sequence.sequences.held_of(whole, self.sequence.window);
+        let held = self.sequence.kind.held_of(whole);
         let request = self.allocation(self.needs.behind(whole, held));
         let last = taken.checked_sub(1).map(|last| self.sequence.list.staged_at(last));
         let shared = || {

@@ -125,7 +125,7 @@ impl Batch {
             return Err(zero_tokens(id));
         }
         let blocks = sequence.list.len() as u32;
-        Growth::plan(length, blocks, count, self.step.sequences.0.block_tokens)
+        Growth::plan(length, blocks, count, sequence.kind.block_tokens)
             .map(Some)
             .ok_or_else(|| too_long(id, count, length as usize))
     }

@@ -16,7 +16,7 @@ use super::plan::{too_long, zero_tokens};
 use super::registry::Sequences;
 use super::sequence::Sequence;
 use super::token_hashes::{TokenHashes, with_answer};
-use super::window::{NULL, Window};
+use super::window::{ListKind, NULL};
 
 #[derive(Clone, Debug)]
 pub(super) struct Options<'a> {
@@ -98,7 +98,7 @@ impl<'a> Options<'a> {
         let Some(cache) = sequences.cache() else { return Ok(None) };
         // No group's block is found as one of a pool in which a block has all layers.
         let root = if sequences.has_one_list() { 0 } else { group + 1 };
-        Ok(Some(Box::new(TokenHashes::new(cache, &self.keys, root, self.policy_info(cache)?)?)))
+        Ok(Some(Box::new(TokenHashes::new(cache, &self.keys, (group, root), self.policy_info(cache)?)?)))
     }
 
     fn policy_info(&self, cache: &PrefixCache) -> Result<PolicyInfo, PrefixError> {
@@ -120,7 +120,7 @@ impl<'a> Options<'a> {
         sequences: &Sequences,
         prompt: &[u32],
         headroom: usize,
-        window: Option<Window>,
+        kind: ListKind,
     ) -> Result<usize, SequenceError> {
         let id = self.id;
         if prompt.is_empty() {
@@ -133,9 +133,9 @@ impl<'a> Options<'a> {
         if asked > TOKENS_MAX {
             return Err(too_long(id, asked, 0));
         }
-        let (asked, total) = (asked.div_ceil(sequences.block_tokens()), sequences.blocks().total());
+        let (asked, total) = (asked.div_ceil(kind.block_tokens as usize), sequences.blocks().total());
         // With a window, a prompt larger than the pool can be appended in chunks.
-        let is_too_large = asked > total && window.is_none();
+        let is_too_large = asked > total && kind.window.is_none();
         if is_too_large { Err(AllocError::TooLarge { asked, total }.into()) } else { Ok(asked) }
     }
 }
@@ -185,7 +185,7 @@ impl<'a> SequenceBuilder<'a> {
     /// extra key past the prompt, [`SequenceError::Alloc`] for a prompt larger than the pool.
     pub fn tokens(self, prompt: &[u32]) -> Result<Sequence, SequenceError> {
         let _call = call();
-        self.options.check_prompt(self.sequences, prompt, 0, self.sequences.windows()[0])?;
+        self.options.check_prompt(self.sequences, prompt, 0, self.sequences.kinds()[0])?;
         let _timing = self.sequences.0.sampler.start(Operation::Admit);
         let mut sequence = self.open()?;
         sequence.announce(prompt)?;
@@ -217,7 +217,7 @@ pub(super) struct Prefix {
 impl Sequence {
     fn adopt_prefix(&mut self, prompt: &[u32]) {
         // The whole prompt, so that the list grows only once.
-        self.list.reserve(with_answer(prompt.len()).div_ceil(self.sequences.block_tokens()));
+        self.list.reserve(with_answer(prompt.len()).div_ceil(self.kind.block_tokens as usize));
         if let Some(prefix) = self.find_prefix(prompt, usize::MAX, self.reuses_tail, false) {
             self.adopt(prefix);
         }
@@ -234,11 +234,11 @@ impl Sequence {
     ) -> Option<Prefix> {
         self.look_for_uncached(0);
         let (known, cache) = (self.known.as_deref()?, self.sequences.cache()?);
-        let block_tokens = self.sequences.block_tokens();
+        let block_tokens = self.kind.block_tokens as usize;
         let (whole, list) = (known.usable_hashes(prompt.len(), block_tokens), &mut self.list);
         let whole = &whole[..whole.len().min(most)];
         let (blocks, era) = (&self.sequences.0.blocks, known.era());
-        let place = match self.window {
+        let place = match self.kind.needs() {
             None => {
                 let mut place = 0;
                 cache.take_prefix(blocks, whole, era, &mut |id| {
@@ -247,8 +247,7 @@ impl Sequence {
                 });
                 place
             }
-            Some(window) => {
-                let needs = window.blocks(block_tokens);
+            Some(needs) => {
                 let mut taken = SmallVec::<[(usize, BlockId); 32]>::new();
                 let boundary = cache.take_window(blocks, whole, era, needs, is_in_line, &mut |place, id| {
                     taken.push((place, id))
@@ -291,24 +290,24 @@ impl Sequence {
     /// Returns the longest hit of at most `tokens` tokens of a prompt, and its evictable blocks.
     pub(super) fn longest_hit(&self, prompt: &[u32], tokens: usize) -> (usize, usize) {
         let Some((known, cache)) = self.token_hashes() else { return (0, 0) };
-        let block_tokens = self.sequences.block_tokens();
+        let block_tokens = self.kind.block_tokens as usize;
         let hashes = known.usable_hashes(prompt.len(), block_tokens);
         let hashes = &hashes[..hashes.len().min(tokens / block_tokens)];
-        let (hits, evictable) = self.sequences.count_hits(cache, hashes, known.era(), self.window);
+        let (hits, evictable) = self.sequences.count_hits(cache, hashes, known.era(), self.kind);
         (hits * block_tokens, evictable)
     }
 
     /// Takes references on the blocks of the longest hit of at most `tokens` tokens, and returns its
     /// tokens. [Adopt](Self::adopt_hit) it, or [give it back](Self::give_back_hit).
     pub(super) fn take_hit(&mut self, prompt: &[u32], tokens: usize, is_in_line: bool) -> usize {
-        let block_tokens = self.sequences.block_tokens();
+        let block_tokens = self.kind.block_tokens as usize;
         self.list.reserve(with_answer(prompt.len()).div_ceil(block_tokens));
         let prefix = self.find_prefix(prompt, tokens / block_tokens, false, is_in_line);
         prefix.map_or(0, |prefix| prefix.tokens)
     }
 
     pub(super) fn give_back_hit(&mut self, tokens: usize, is_in_line: bool) {
-        let mut staged = self.list.staged(0..tokens / self.sequences.block_tokens());
+        let mut staged = self.list.staged(0..tokens / self.kind.block_tokens as usize);
         staged.retain(|&id| !self.sequences.is_null(id));
         self.front = 0;
         if let Some(cache) = self.sequences.cache().filter(|_| !staged.is_empty()) {
@@ -318,7 +317,7 @@ impl Sequence {
 
     /// Adopts a hit, and makes these blocks its reservation, except the last `leave`.
     pub(super) fn adopt_hit(&mut self, tokens: usize, fresh: Vec<BlockId>, leave: usize) {
-        let blocks = tokens / self.sequences.block_tokens();
+        let blocks = tokens / self.kind.block_tokens as usize;
         if self.known.is_some() {
             self.adopt(Prefix { whole: blocks, blocks, tokens });
         }

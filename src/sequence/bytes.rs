@@ -74,7 +74,7 @@ impl Batch {
         self.fill_slots(sequence, tokens.clone())?;
         self.byte_storage()?;
         let tokens_u32 = tokens.start as u32..tokens.end as u32;
-        let block_tokens = self.step.sequences.0.block_tokens;
+        let block_tokens = sequence.kind.block_tokens;
         for (place, inside) in pieces(tokens_u32, block_tokens) {
             let block = sequence.list.id(place as usize);
             if !self.may_write(sequence, place, self.step.sequences.0.blocks.word(block)) {
@@ -168,7 +168,7 @@ impl Batch {
     ) -> Result<(&'a mut [T], &'a mut [T]), SequenceError> {
         let (tile, tokens) = self.writable(sequence, layer, index)?;
         let [mut k, mut v] = tile.rows(tokens)?;
-        self.writes_again(sequence, index as u32 * self.step.sequences.0.block_tokens);
+        self.writes_again(sequence, index as u32 * sequence.kind.block_tokens);
         // SAFETY: initialised, disjoint memory of the block's frame, which no other thread accesses
         // while batch and sequence are borrowed mutably: see the module.
         Ok(unsafe { (k.as_mut(), v.as_mut()) })
@@ -202,7 +202,7 @@ impl Batch {
     ) -> Result<(&'a mut [f32], &'a mut [f32]), SequenceError> {
         let (tile, tokens) = self.writable(sequence, layer, index)?;
         let [mut k, mut v] = tile.scale_rows(tokens)?;
-        self.writes_again(sequence, index as u32 * self.step.sequences.0.block_tokens);
+        self.writes_again(sequence, index as u32 * sequence.kind.block_tokens);
         // SAFETY: as in `tile_mut`.
         Ok(unsafe { (k.as_mut(), v.as_mut()) })
     }
@@ -215,7 +215,7 @@ impl Batch {
     ) -> Result<(HostTile, usize), SequenceError> {
         let (block, word) = self.block_at(sequence, index)?;
         // Full of final tokens: sealed, or sealed as soon as its writers' batches have ended.
-        let full = (sequence.committed / self.step.sequences.0.block_tokens).max(sequence.seals.settled());
+        let full = (sequence.committed / sequence.kind.block_tokens).max(sequence.seals.settled());
         if word.refs() != 1 && !word.is_sealed() && index as u32 >= full {
             return Err(SequenceError::NotReadable { id: sequence.id(), index, block });
         }
@@ -231,7 +231,7 @@ impl Batch {
     ) -> Result<(HostTile, usize), SequenceError> {
         let (block, word) = self.block_at(sequence, index)?;
         if !self.may_write(sequence, index as u32, word) {
-            let position = index * self.step.sequences.0.block_tokens as usize;
+            let position = index * sequence.kind.block_tokens as usize;
             return Err(SequenceError::NotWritable { id: sequence.id(), position, block });
         }
         // SAFETY: the callers write through `&mut` of the sequence and the batch: see the module.
@@ -251,7 +251,7 @@ impl Batch {
             let limit = format_args!("less than {blocks}");
             return Err(SequenceError::invalid(id, "index of the block", index, limit));
         }
-        let begin = index * self.step.sequences.0.block_tokens as usize;
+        let begin = index * sequence.kind.block_tokens as usize;
         sequence.check_kept(begin..begin + 1)?;
         let block = sequence.list.id(index);
         Ok((block, self.step.sequences.0.blocks.word(block)))
@@ -268,7 +268,7 @@ impl Batch {
         index: usize,
         word: BlockWord,
     ) -> Result<(HostTile, usize), SequenceError> {
-        let (storage, block_tokens) = (self.byte_storage()?, self.step.sequences.0.block_tokens as usize);
+        let (storage, block_tokens) = (self.byte_storage()?, sequence.kind.block_tokens as usize);
         // SAFETY: the caller's promise.
         let tile = self.settled(storage).and_then(|()| unsafe { storage.tile(layer, word.frame()) });
         let tile = self.step.sequences.noting_loss(tile)?;

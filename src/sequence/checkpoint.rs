@@ -21,7 +21,7 @@ impl GroupedSequence {
     /// or no prefix cache.
     pub fn next_cut(&self) -> Option<usize> {
         let first = &self.parts[0];
-        let block_tokens = first.sequences.block_tokens();
+        let block_tokens = first.sequences.boundary_tokens();
         let end = first.announced().saturating_sub(1) / block_tokens * block_tokens;
         let cuts = [self.cached.min(end), end];
         cuts.into_iter().find(|&cut| cut > self.len()).filter(|_| !self.states.is_empty())
@@ -38,10 +38,11 @@ impl GroupedSequence {
     fn checkpoint_hashes(&self) -> Option<Vec<TokenHashes>> {
         let first = &self.parts[0];
         let ((known, cache), tokens) = (first.token_hashes()?, first.list.tokens());
-        let block_tokens = first.sequences.0.block_tokens;
+        let block_tokens = first.kind.block_tokens;
         let is_final = first.committed == tokens && known.era() == cache.era();
         let is_computed = !self.states.iter().any(State::is_to_be_restored);
-        if !is_final || !is_computed || !tokens.is_multiple_of(block_tokens) {
+        let is_boundary = (tokens as usize).is_multiple_of(first.sequences.boundary_tokens());
+        if !is_final || !is_computed || !is_boundary {
             return None;
         }
         let behind = (tokens / block_tokens) as usize;
@@ -152,9 +153,11 @@ impl Batch {
         if sequence.states.is_empty() {
             return Ok(Vec::new());
         }
-        let (length, block_tokens) = (sequence.len(), sequence.parts[0].sequences.0.block_tokens);
-        if length == 0 || !length.is_multiple_of(block_tokens as usize) {
-            let limit = format_args!("a multiple of {block_tokens}");
+        let first = &sequence.parts[0];
+        let (length, block_tokens) = (first.list.tokens() as usize, first.kind.block_tokens);
+        let boundary_tokens = first.sequences.boundary_tokens();
+        if length == 0 || !length.is_multiple_of(boundary_tokens) {
+            let limit = format_args!("a multiple of {boundary_tokens}");
             return Err(SequenceError::invalid(id, "tokens before a checkpoint", length, limit));
         }
         let Some(hashes) = sequence.checkpoint_hashes() else { return Ok(Vec::new()) };

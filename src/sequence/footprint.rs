@@ -8,7 +8,7 @@ use crate::sync::Ordering::Acquire;
 use super::list::BlockList;
 use super::registry::{SequenceView, Sequences};
 use super::sequence::Sequence;
-use super::window::Window;
+use super::window::ListKind;
 
 /// Blocks that the close of a sequence would give back. `blocks == freed + cached + shared`
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -21,8 +21,8 @@ pub(crate) struct Footprint {
     pub cached: usize,
     /// Blocks with other references.
     pub shared: usize,
-    /// Leading blocks that a sequence of the same tokens finds, shared or not. With a window, the
-    /// blocks before the last boundary that it hits.
+    /// Leading tokens in blocks that a sequence of the same tokens finds, shared or not. With a
+    /// window, those before the last boundary that it hits.
     pub found: usize,
 }
 
@@ -55,13 +55,12 @@ impl Hit {
 impl Footprint {
     fn of(
         sequences: &Sequences,
-        window: Option<Window>,
+        kind: ListKind,
         blocks: impl IntoIterator<Item = BlockId>,
         reserved: usize,
     ) -> Self {
         let (pool, mut footprint) = (sequences.blocks(), Self::default());
-        let needs = window.map(|window| window.blocks(sequences.block_tokens()));
-        let mut hit = Hit::default();
+        let (needs, mut hit) = (kind.needs(), Hit::default());
         for block in blocks {
             if sequences.is_null(block) {
                 hit.look_at(false, needs);
@@ -78,7 +77,7 @@ impl Footprint {
                 _ => footprint.shared += 1,
             }
         }
-        footprint.found = hit.boundary;
+        footprint.found = hit.boundary * kind.block_tokens as usize;
         footprint.blocks += reserved;
         footprint.freed += reserved;
         footprint
@@ -103,12 +102,14 @@ impl SequenceView {
     pub(crate) fn footprint(&self) -> Footprint {
         // Acquire: see `BlockList::read`.
         let id = |id: &AtomicU32| BlockId(id.load(Acquire));
-        let of_list = |(list, window): (&BlockList, _)| {
+        let of_list = |(list, kind): (&BlockList, ListKind)| {
             let blocks: Vec<_> = list.read(|ids, _| ids.iter().map(id).collect());
-            Footprint::of(&self.sequences, window, blocks, list.reserved())
+            Footprint::of(&self.sequences, kind, blocks, list.reserved())
         };
-        let windows = self.sequences.windows().iter().copied().chain(std::iter::repeat(None));
-        let footprints = self.lists().zip(windows).map(of_list);
+        let kinds = self.sequences.kinds();
+        let of_state = ListKind { window: None, ..kinds[0] };
+        let kinds = kinds.iter().copied().chain(std::iter::repeat(of_state));
+        let footprints = self.lists().zip(kinds).map(of_list);
         footprints.reduce(Footprint::beside).unwrap_or_default()
     }
 }
@@ -122,6 +123,6 @@ impl Sequence {
         if comes_back && self.lookup.is_none() {
             self.sequences.note_preempted(self.id());
         }
-        Footprint::of(&self.sequences, self.window, self.blocks(), self.reserved.len())
+        Footprint::of(&self.sequences, self.kind, self.blocks(), self.reserved.len())
     }
 }

@@ -25,8 +25,8 @@ use super::token_hashes::TokenHashes;
 impl Sequence {
     /// Returns the number of blocks to allocate behind a hit of this many tokens.
     fn blocks_behind(&self, needs: Needs, hit: usize) -> usize {
-        let hits = hit / self.sequences.block_tokens();
-        needs.behind(hits, self.sequences.held_of(hits, self.window))
+        let hits = hit / self.kind.block_tokens as usize;
+        needs.behind(hits, self.kind.held_of(hits))
     }
 }
 
@@ -72,7 +72,7 @@ impl Sequences {
                 ));
             }
         }
-        let groups = 0..self.windows().len();
+        let groups = 0..self.kinds().len();
         let needs = groups.clone().map(|group| request.needs(self, group)).collect::<Result<_, _>>()?;
         let known: Vec<_> =
             groups.map(|group| options.hashes(self, group as u32)).collect::<Result<_, _>>()?;

@@ -86,14 +86,15 @@ impl GroupedSequence {
 
     /// Returns the number of its tokens, in every group. In a pool with
     /// [states](crate::pool::PoolBuilder::states), 0 after an abandoned batch appended to it: a state
-    /// cannot be taken back, so that the sequence begins again.
+    /// cannot be taken back, so that the sequence begins again. So it is where that batch would have
+    /// written a block of one group again, of which another has given up the window.
     pub fn len(&self) -> usize {
         if self.is_lost() { 0 } else { self.parts[0].len() }
     }
 
     /// Returns whether it will begin again, at its next call.
     fn is_lost(&self) -> bool {
-        self.states.iter().any(State::is_lost)
+        self.states.iter().any(State::is_lost) || self.parts.iter().any(Sequence::is_cut_behind_window)
     }
 
     /// Returns whether it has no tokens.
@@ -149,6 +150,7 @@ impl GroupedSequence {
 
     /// Lets all parts see the same abandoned batches, and the same uncached blocks.
     pub(super) fn catch_up(&mut self) {
+        let was_stale = self.parts.iter().any(Sequence::is_stale);
         loop {
             let seen = |parts: &[Sequence]| -> SmallVec<[u64; 8]> {
                 parts.iter().map(|part| part.seen.load(Relaxed)).collect()
@@ -164,7 +166,9 @@ impl GroupedSequence {
         let of = |part: &Sequence| (part.list.tokens(), part.announced_now(), part.committed);
         self.states.iter_mut().for_each(State::look_for_abandoned);
         let first = of(&self.parts[0]);
-        let is_uneven = self.states.iter().any(|state| state.at != first.0);
+        let is_behind = |part: &Sequence| part.check_continues(part.list.tokens() as usize).is_err();
+        let is_uneven = self.states.iter().any(|state| state.at != first.0)
+            || was_stale && self.parts.iter().any(is_behind);
         if is_uneven || self.parts.iter().any(|part| of(part) != first) {
             self.level();
         }
@@ -181,7 +185,10 @@ impl GroupedSequence {
     }
 
     /// Cuts all parts to what the shortest has, after a log that dropped batches: parts may have
-    /// forgotten different writes. A state that was computed from more tokens begins again.
+    /// forgotten different writes. A state that was computed from more tokens begins again, and so
+    /// does the sequence where one group has given up what the next token would see: a batch that is
+    /// withdrawn from the first token of its block in a group cuts the others there too, whose
+    /// blocks may have fewer tokens.
     #[cold]
     fn level(&mut self) {
         let parts = &mut self.parts;
@@ -443,14 +450,17 @@ impl Batch {
         let id = sequence.id();
         self.check(&sequence.parts[0].sequences, id)?;
         sequence.catch_up();
-        let place = position / sequence.parts[0].sequences.block_tokens();
         let ticket = self.ticket();
-        let refused = |part: &&Sequence| {
-            let settled = part.seals.settled() as usize;
-            place < part.list.len() && place < settled && !part.seals.is_promised_to(place as u32, ticket)
+        let refused = |part: &Sequence| {
+            let (place, settled) =
+                (position / part.kind.block_tokens as usize, part.seals.settled() as usize);
+            let is_refused = place < part.list.len()
+                && place < settled
+                && !part.seals.is_promised_to(place as u32, ticket);
+            is_refused.then(|| part.list.id(place))
         };
-        match sequence.parts.iter().find(refused) {
-            Some(part) => Err(SequenceError::NotWritable { id, position, block: part.list.id(place) }),
+        match sequence.parts.iter().find_map(refused) {
+            Some(block) => Err(SequenceError::NotWritable { id, position, block }),
             None => Ok(()),
         }
     }
@@ -512,7 +522,7 @@ impl Batch {
     ) -> Result<(&'a mut [T], &'a mut [T]), SequenceError> {
         self.check_writable_in_all(
             sequence,
-            index.saturating_mul(sequence.parts[0].sequences.block_tokens()),
+            index.saturating_mul(sequence.parts[group].kind.block_tokens as usize),
         )?;
         self.tile_mut::<T>(&mut sequence.parts[group], layer, index)?;
         self.wrote_in_all(sequence);

@@ -61,6 +61,11 @@ impl BlockList {
         self.opened.elapsed()
     }
 
+    /// Returns the number of tokens per block.
+    pub fn block_tokens(&self) -> u32 {
+        self.block_tokens
+    }
+
     /// Returns the current number of tokens.
     pub fn tokens(&self) -> u32 {
         // Relaxed: a plain number. A later read of the list sees a length at least as new.

@@ -99,6 +99,7 @@ pub use step::{Append, Stepped};
 pub use tokens::Tokens;
 pub use transfer::ResumeOptions;
 pub(crate) use transfer::{Arrival, BlockRefs, Outline};
+pub(crate) use window::ListKind;
 pub use window::Window;
 
 #[cfg(all(test, not(kvpool_loom)))]

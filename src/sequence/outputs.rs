@@ -98,7 +98,9 @@ mod sealed {
     pub trait List {
         fn sequences(&self) -> &Sequences;
         fn sequence_id(&self) -> SequenceId;
-        fn tokens(&self) -> u32;
+        fn block_tokens(&self) -> u32;
+        /// Returns the numbers of tokens and of blocks.
+        fn extent(&self) -> (u32, usize);
         /// Calls `f` with ids and tokens as of one moment; discard what earlier calls did.
         fn read(&self, f: impl FnMut(&[AtomicU32], u32));
         /// Returns frames and number of tokens, if frames are kept and current as of `logged`
@@ -125,8 +127,13 @@ impl sealed::List for Sequence {
     }
 
     #[inline]
-    fn tokens(&self) -> u32 {
-        self.extent().0
+    fn block_tokens(&self) -> u32 {
+        self.kind.block_tokens
+    }
+
+    #[inline]
+    fn extent(&self) -> (u32, usize) {
+        self.extent()
     }
 
     #[inline]
@@ -157,8 +164,13 @@ impl sealed::List for SequenceView {
         self.id()
     }
 
-    fn tokens(&self) -> u32 {
-        self.list.tokens()
+    fn block_tokens(&self) -> u32 {
+        self.list.block_tokens()
+    }
+
+    fn extent(&self) -> (u32, usize) {
+        let tokens = self.list.tokens();
+        (tokens, tokens.div_ceil(self.list.block_tokens()) as usize)
     }
 
     fn read(&self, f: impl FnMut(&[AtomicU32], u32)) {
@@ -180,8 +192,13 @@ impl<T: sealed::List> sealed::List for &T {
     }
 
     #[inline]
-    fn tokens(&self) -> u32 {
-        T::tokens(self)
+    fn block_tokens(&self) -> u32 {
+        T::block_tokens(self)
+    }
+
+    #[inline]
+    fn extent(&self) -> (u32, usize) {
+        T::extent(self)
     }
 
     #[inline]
@@ -213,10 +230,8 @@ impl Batch {
         let sequences = sequences.into_iter();
         let BlockTable { entries, lengths, width, width_min } = out;
         entries.clear();
-        self.lengths(sequences.clone(), lengths)?;
-        let block_tokens = self.step.sequences.0.block_tokens;
-        let longest = lengths.iter().copied().max().unwrap_or(0) as u32;
-        let (rows, needed) = (lengths.len(), (longest.div_ceil(block_tokens) as usize).max(*width_min));
+        let widest = self.extents(sequences.clone(), lengths)?;
+        let (rows, needed) = (lengths.len(), widest.max(*width_min));
         if rows.checked_mul(needed).is_none_or(|all| entries.try_reserve(all).is_err()) {
             lengths.clear();
             panic!("a block table of {rows} rows of {needed} entries exceeds memory");
@@ -238,7 +253,7 @@ impl Batch {
                 // A view's sequence may have grown since its length was read.
                 let tokens = tokens.min(*length as u32);
                 *length = tokens as i32;
-                let ids = &ids[..tokens.div_ceil(block_tokens) as usize];
+                let ids = &ids[..tokens.div_ceil(sequence.block_tokens()) as usize];
                 entries.truncate(begin);
                 entries.extend(ids.iter().map(|id| frame(blocks, id)));
             });
@@ -258,10 +273,10 @@ impl Batch {
         indices.clear();
         last_page_len.clear();
         indptr.push(0);
-        let block_tokens = self.step.sequences.0.block_tokens;
         let blocks: &Core = &self.step.sequences.0.blocks;
         let logged = blocks.moves_logged();
         for sequence in sequences {
+            let block_tokens = sequence.block_tokens();
             if let Err(error) = self.check(sequence.sequences(), sequence.sequence_id()) {
                 indptr.truncate(1);
                 indices.clear();
@@ -293,15 +308,27 @@ impl Batch {
         sequences: impl IntoIterator<Item = S>,
         out: &mut Vec<i32>,
     ) -> Result<(), SequenceError> {
+        self.extents(sequences, out).map(|_| ())
+    }
+
+    /// Lists the numbers of tokens, and returns the largest number of blocks; on an error, nothing.
+    fn extents<S: Listed>(
+        &self,
+        sequences: impl IntoIterator<Item = S>,
+        out: &mut Vec<i32>,
+    ) -> Result<usize, SequenceError> {
         out.clear();
+        let mut most = 0;
         for sequence in sequences {
             if let Err(error) = self.check(sequence.sequences(), sequence.sequence_id()) {
                 out.clear();
                 return Err(error);
             }
-            out.push(sequence.tokens() as i32);
+            let (tokens, blocks) = sequence.extent();
+            out.push(tokens as i32);
+            most = most.max(blocks);
         }
-        Ok(())
+        Ok(most)
     }
 
     /// Appends to `out` the slots where a kernel writes the K and V of tokens, each `frame *
@@ -312,15 +339,51 @@ impl Batch {
         tokens: Range<usize>,
         out: &mut Vec<i64>,
     ) -> Result<(), SequenceError> {
+        let (slots, in_block) = (tokens.clone(), sequence.block_tokens());
+        self.fill_mapping(sequence, tokens, slots, in_block, out)
+    }
+
+    /// Appends to `out` the slots of the [compressed](crate::storage::groups::Reach::Compressed)
+    /// entries that tokens complete, one for each `ratio` tokens of the sequence: `frame *
+    /// (block_tokens / ratio) + offset`; on an error nothing.
+    ///
+    /// # Errors
+    /// [`SequenceError::Invalid`] for a ratio that does not divide the tokens of a block; and as
+    /// [`slot_mapping`](Self::slot_mapping).
+    pub fn entry_mapping<S: Listed>(
+        &self,
+        sequence: S,
+        ratio: usize,
+        tokens: Range<usize>,
+        out: &mut Vec<i64>,
+    ) -> Result<(), SequenceError> {
+        let block_tokens = sequence.block_tokens();
+        let Some(0) = (block_tokens as usize).checked_rem(ratio) else {
+            let (id, limit) = (sequence.sequence_id(), format_args!("a divisor of {block_tokens}"));
+            return Err(SequenceError::invalid(id, "tokens of an entry", ratio, limit));
+        };
+        let entries = tokens.start / ratio..tokens.end / ratio;
+        self.fill_mapping(sequence, tokens, entries, block_tokens / ratio as u32, out)
+    }
+
+    /// Appends slots, of which a block has `in_block`.
+    #[inline(always)]
+    fn fill_mapping<S: Listed>(
+        &self,
+        sequence: S,
+        tokens: Range<usize>,
+        slots: Range<usize>,
+        in_block: u32,
+        out: &mut Vec<i64>,
+    ) -> Result<(), SequenceError> {
         let id = sequence.sequence_id();
         self.check(sequence.sequences(), id)?;
-        let block_tokens = self.step.sequences.0.block_tokens;
         let blocks: &Core = &self.step.sequences.0.blocks;
         let begin = out.len();
         if let Some((frames, length)) = sequence.frames(blocks.moves_logged()) {
             check_range(id, &tokens, length as usize)?;
             sequence.check_kept(&tokens)?;
-            fill_slots(tokens, block_tokens, |place| frames[place], out);
+            fill_slots(slots, in_block, |place| frames[place], out);
             return Ok(());
         }
         let mut outcome = Ok(());
@@ -328,7 +391,7 @@ impl Batch {
             out.truncate(begin);
             outcome = check_range(id, &tokens, length as usize).and_then(|()| sequence.check_kept(&tokens));
             if outcome.is_ok() {
-                fill_slots(tokens.clone(), block_tokens, |place| frame(blocks, &ids[place]), out);
+                fill_slots(slots.clone(), in_block, |place| frame(blocks, &ids[place]), out);
             }
         });
         outcome
@@ -346,13 +409,13 @@ fn check_range(id: SequenceId, tokens: &Range<usize>, length: usize) -> Result<(
 }
 
 #[inline]
-fn fill_slots(tokens: Range<usize>, block_tokens: u32, frame: impl Fn(usize) -> i32, out: &mut Vec<i64>) {
-    out.reserve(tokens.len());
-    if block_tokens == 1 {
-        return out.extend(tokens.map(|place| i64::from(frame(place))));
+fn fill_slots(slots: Range<usize>, in_block: u32, frame: impl Fn(usize) -> i32, out: &mut Vec<i64>) {
+    out.reserve(slots.len());
+    if in_block == 1 {
+        return out.extend(slots.map(|place| i64::from(frame(place))));
     }
-    for (place, inside) in pieces(tokens.start as u32..tokens.end as u32, block_tokens) {
-        let base = i64::from(frame(place as usize)) * i64::from(block_tokens);
+    for (place, inside) in pieces(slots.start as u32..slots.end as u32, in_block) {
+        let base = i64::from(frame(place as usize)) * i64::from(in_block);
         out.extend(base + i64::from(inside.start)..base + i64::from(inside.end));
     }
 }

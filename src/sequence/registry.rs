@@ -15,7 +15,7 @@ use super::abandoned::Abandoned;
 use super::closing::Closing;
 use super::list::{BlockList, ListOwner};
 use super::sessions::Sessions;
-use super::window::{NULL, Window};
+use super::window::{ListKind, NULL};
 
 /// Number of preempted sequences that are remembered: most come back soon, or never.
 const PREEMPTED_MAX: usize = 1 << 16;
@@ -27,10 +27,11 @@ pub struct Sequences(pub(super) Arc<Shared>);
 pub(super) struct Shared {
     pub(super) blocks: Blocks,
     pub(super) storage: Option<std::sync::Arc<dyn Storage>>,
-    pub(super) block_tokens: u32,
-    /// The window of each group of layers. One requires a null block.
-    windows: Box<[Option<Window>]>,
+    /// The list in each group of layers. A window requires a null block.
+    kinds: Box<[ListKind]>,
     has_windows: bool,
+    /// The least common multiple of the tokens of their blocks.
+    boundary_tokens: usize,
     /// The frames of the state of each group of layers that keeps one.
     states: Box<[usize]>,
     pub(super) cache: Option<Arc<PrefixCache>>,
@@ -114,37 +115,38 @@ impl Sequences {
         block_tokens: usize,
         cache: Option<Arc<PrefixCache>>,
     ) -> Self {
+        assert!(
+            block_tokens > 0 && block_tokens <= super::TOKENS_MAX,
+            "invalid block size: {block_tokens} tokens"
+        );
+        let kind = ListKind { window: None, block_tokens: block_tokens as u32 };
         let sampler = Sampler::new(0, blocks.latencies().clone());
         // SAFETY: guaranteed by the caller.
-        unsafe { Self::sampled(blocks, storage, block_tokens, (&[None], &[]), cache, sampler) }
+        unsafe { Self::sampled(blocks, storage, (&[kind], &[]), cache, sampler) }
     }
 
-    /// As [`with_cache`](Self::with_cache), with the window of each group of layers, for which the
-    /// pool has a null block, the frames of each state, and a sampler of allocation times.
+    /// As [`with_cache`](Self::with_cache), with the list in each group of layers (for a window, the
+    /// pool has a null block), the frames of each state, and a sampler of allocation times.
     ///
     /// # Safety
     /// As [`new`](Self::new).
     pub(crate) unsafe fn sampled(
         blocks: Blocks,
         storage: Option<std::sync::Arc<dyn Storage>>,
-        block_tokens: usize,
-        (windows, states): (&[Option<Window>], &[usize]),
+        (kinds, states): (&[ListKind], &[usize]),
         cache: Option<Arc<PrefixCache>>,
         sampler: Sampler,
     ) -> Self {
-        let has_windows = windows.iter().any(Option::is_some);
+        let has_windows = kinds.iter().any(|kind| kind.window.is_some());
         assert!(!has_windows || blocks.null_block() == Some(NULL), "a window needs a null block");
-        assert!(
-            block_tokens > 0 && block_tokens <= super::TOKENS_MAX,
-            "invalid block size: {block_tokens} tokens"
-        );
-        let block_tokens = block_tokens as u32;
+        let tokens = kinds.iter().map(|kind| kind.block_tokens as usize);
+        let boundary_tokens = tokens.reduce(least_common_multiple).expect("a pool has a list");
         Self(Arc::new(Shared {
             blocks,
             storage,
-            block_tokens,
-            windows: windows.into(),
+            kinds: kinds.into(),
             has_windows,
+            boundary_tokens,
             states: states.into(),
             cache,
             sampler,
@@ -228,7 +230,7 @@ impl Sequences {
 
     /// Returns a view of each list of every open sequence, ordered by id and group.
     pub(crate) fn list_views(&self) -> Vec<SequenceView> {
-        let groups = 0..self.0.windows.len();
+        let groups = 0..self.0.kinds.len();
         self.views().iter().flat_map(|view| groups.clone().filter_map(|group| view.group(group))).collect()
     }
 
@@ -244,14 +246,19 @@ impl Sequences {
         self.0.cache.as_ref()
     }
 
-    /// Returns the number of tokens per block.
+    /// Returns the number of tokens per block, in the first group of layers.
     pub fn block_tokens(&self) -> usize {
-        self.0.block_tokens as usize
+        self.0.kinds[0].block_tokens as usize
     }
 
-    /// Returns the attention window of each group of layers.
-    pub fn windows(&self) -> &[Option<Window>] {
-        &self.0.windows
+    /// Returns the number of tokens of which a boundary of blocks in all groups is a multiple.
+    pub(super) fn boundary_tokens(&self) -> usize {
+        self.0.boundary_tokens
+    }
+
+    /// Returns the list in each group of layers.
+    pub(crate) fn kinds(&self) -> &[ListKind] {
+        &self.0.kinds
     }
 
     /// Returns the frames of the state of each group of layers that keeps one.
@@ -261,7 +268,11 @@ impl Sequences {
 
     /// Returns whether sequences have one list, of one group of layers.
     pub(crate) fn has_one_list(&self) -> bool {
-        self.0.windows.len() == 1 && self.0.states.is_empty()
+        self.0.kinds.len() == 1 && self.0.states.is_empty()
+    }
+
+    pub(super) fn has_windows(&self) -> bool {
+        self.0.has_windows
     }
 
     /// Returns whether a listed block is the null block, in place of one that was given up.
@@ -324,7 +335,7 @@ impl Sequences {
 
     pub(super) fn register(&self, id: SequenceId, priority: Priority) -> Result<ListOwner, SequenceError> {
         self.check_one_group(id)?;
-        let owner = ListOwner::new(self.0.block_tokens);
+        let owner = ListOwner::new(self.0.kinds[0].block_tokens);
         let opened = self.0.blocks.clock().newest();
         let (list, others) = (owner.list().clone(), None);
         if self.0.open.insert_new(id, Open { list, others, priority, opened }) {
@@ -341,8 +352,9 @@ impl Sequences {
         id: SequenceId,
         priority: Priority,
     ) -> Result<Vec<ListOwner>, SequenceError> {
-        let lists = self.0.windows.len() + 2 * self.0.states.len();
-        let owners: Vec<_> = (0..lists).map(|_| ListOwner::new(self.0.block_tokens)).collect();
+        let of_states = std::iter::repeat_n(&self.0.kinds[0], 2 * self.0.states.len());
+        let kinds = self.0.kinds.iter().chain(of_states);
+        let owners: Vec<_> = kinds.map(|kind| ListOwner::new(kind.block_tokens)).collect();
         let mut lists = owners.iter().map(|owner| owner.list().clone());
         let list = lists.next().expect("a pool has a group of layers");
         let opened = self.0.blocks.clock().newest();
@@ -358,7 +370,7 @@ impl Sequences {
         if self.has_one_list() {
             return Ok(());
         }
-        let groups = self.0.windows.len() + self.0.states.len();
+        let groups = self.0.kinds.len() + self.0.states.len();
         let limit = format_args!("a pool with one group of layers; this one has {groups}");
         Err(SequenceError::invalid(id, "call", "one for a sequence of one list", limit))
     }
@@ -368,11 +380,19 @@ impl Sequences {
     }
 }
 
+fn least_common_multiple(a: usize, b: usize) -> usize {
+    let (mut divisor, mut rest) = (a, b);
+    while rest > 0 {
+        (divisor, rest) = (rest, divisor % rest);
+    }
+    (a / divisor).saturating_mul(b)
+}
+
 impl fmt::Debug for Sequences {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sequences")
             .field("pool", &self.0.blocks.tag())
-            .field("block_tokens", &self.0.block_tokens)
+            .field("kinds", &self.0.kinds)
             .finish_non_exhaustive()
     }
 }
@@ -410,7 +430,7 @@ impl SequenceView {
     /// Returns a view of its list in a group of layers; of the first, it is what tables show of this
     /// view. `None`: the pool has no such group, apart from those that keep a state.
     pub fn group(&self, group: usize) -> Option<Self> {
-        if group >= self.sequences.windows().len() {
+        if group >= self.sequences.kinds().len() {
             return None;
         }
         let list = match group {

@@ -145,7 +145,7 @@ impl Sequence {
         self.settle();
         self.slide();
         let (id, length, blocks) = (self.id(), self.list.tokens(), self.list.len() as u32);
-        let plan = Growth::plan(length, blocks, tokens, self.sequences.0.block_tokens)
+        let plan = Growth::plan(length, blocks, tokens, self.kind.block_tokens)
             .ok_or_else(|| too_long(id, tokens, length as usize))?;
         let needed = plan.fresh as usize + usize::from(plan.tail && self.copies_tail(plan.first));
         Ok(self.lacking(needed)?)

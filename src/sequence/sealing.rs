@@ -98,7 +98,7 @@ impl Sequence {
         let Some((known, cache)) = self.token_hashes().filter(|_| self.reuses_tail) else { return };
         let (length, pool) = (self.len(), self.pool_blocks());
         let is_done = self.writing().is_none();
-        let place = length as u32 / self.sequences.0.block_tokens;
+        let place = length as u32 / self.kind.block_tokens;
         if let Some(hash) = known.tail_hash(cache, length)
             && self.committed as usize == length
             && place >= self.seals.settled()

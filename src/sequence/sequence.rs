@@ -19,7 +19,7 @@ use super::list::ListOwner;
 use super::registry::Sequences;
 use super::seals::Seals;
 use super::token_hashes::TokenHashes;
-use super::window::Window;
+use super::window::ListKind;
 
 /// The tokens of one request, and the blocks that hold them. Dropping it closes it and releases its
 /// blocks, in reverse order.
@@ -36,9 +36,9 @@ pub struct Sequence {
     pub(super) committed: u32,
     /// Places below it, except those of sinks, hold the null block: see [`slide`](super::slide).
     pub(super) front: u32,
-    /// Its group of layers, and the window of that.
+    /// Its group of layers, and the list in that.
     pub(super) group: u32,
-    pub(super) window: Option<Window>,
+    pub(super) kind: ListKind,
     pub(super) seals: Seals,
     /// Whether batches in flight may have seen reserved blocks in the list.
     pub(super) was_listed: bool,
@@ -71,7 +71,7 @@ pub(super) enum Access {
 
 impl Sequence {
     pub(super) fn new(sequences: Sequences, id: SequenceId, priority: Priority, list: ListOwner) -> Self {
-        let window = sequences.windows()[0];
+        let kind = sequences.kinds()[0];
         Self {
             seen: AtomicU64::new(sequences.0.abandoned.count()),
             sequences,
@@ -84,7 +84,7 @@ impl Sequence {
             committed: 0,
             front: 0,
             group: 0,
-            window,
+            kind,
             seals: Seals::default(),
             was_listed: false,
             writers: BatchSet::default(),
@@ -98,8 +98,10 @@ impl Sequence {
 
     /// Makes it the list of a sequence in another group of layers than the first.
     pub(super) fn in_group(mut self, group: u32) -> Self {
-        let window = self.sequences.windows().get(group as usize).copied().flatten();
-        (self.group, self.window) = (group, window);
+        // A state keeps all of its blocks.
+        let of_state = ListKind { window: None, ..self.kind };
+        let kind = self.sequences.kinds().get(group as usize).copied().unwrap_or(of_state);
+        (self.group, self.kind) = (group, kind);
         self
     }
 
@@ -127,6 +129,11 @@ impl Sequence {
         self.priority
     }
 
+    /// Returns the number of tokens per block.
+    pub fn block_tokens(&self) -> usize {
+        self.kind.block_tokens as usize
+    }
+
     /// Returns the number of its tokens, with drafted but without [abandoned](super::Batch) ones.
     #[inline]
     pub fn len(&self) -> usize {
@@ -137,7 +144,7 @@ impl Sequence {
     pub(super) fn extent(&self) -> (u32, usize) {
         match self.withdrawn() {
             None => (self.list.tokens(), self.list.len()),
-            Some(Write { from, .. }) => (from, from.div_ceil(self.sequences.0.block_tokens) as usize),
+            Some(Write { from, .. }) => (from, from.div_ceil(self.kind.block_tokens) as usize),
         }
     }
 
@@ -187,7 +194,7 @@ impl Sequence {
 
     /// Returns the hashes of the full blocks of its [announced](Self::announced) tokens, in order.
     pub fn block_hashes(&self) -> &[BlockHash] {
-        let blocks = self.announced() / self.sequences.block_tokens();
+        let blocks = self.announced() / self.kind.block_tokens as usize;
         self.known.as_ref().map_or(&[], |known| &known.hashes()[..blocks.min(known.hashes().len())])
     }
 
@@ -297,7 +304,7 @@ impl Sequence {
         if let Some(known) = &mut self.known {
             known.committed(self.committed);
         }
-        self.complete(self.committed / self.sequences.0.block_tokens);
+        self.complete(self.committed / self.kind.block_tokens);
         self.settle();
         Ok(())
     }
@@ -399,7 +406,7 @@ impl Sequence {
         if let Some((known, cache)) = self.known.as_mut().zip(self.sequences.cache()) {
             let newest = known.look_for_uncached(cache, written);
             // With several groups, blocks of others may be wrong: see `GroupedSequence::catch_up`.
-            if self.sequences.windows().len() == 1 {
+            if self.sequences.kinds().len() == 1 {
                 known.checked = newest;
             }
         }
@@ -472,7 +479,7 @@ impl Sequence {
 
     /// Unlinks the blocks after `length` tokens, and returns them, the last one first.
     pub(super) fn unlink(&mut self, length: u32) -> SmallVec<[BlockId; 64]> {
-        let block_tokens = self.sequences.0.block_tokens;
+        let block_tokens = self.kind.block_tokens;
         let keep = length.div_ceil(block_tokens) as usize;
         let ids = &self.list.ids()[keep.min(self.list.len())..];
         let mut gone: SmallVec<[BlockId; 64]> = smallvec![BlockId(0); ids.len()];

@@ -54,8 +54,8 @@ impl Sequence {
 
     /// Returns the places of blocks that were given up.
     pub(super) fn gap(&self) -> Range<u32> {
-        let Some(window) = self.window else { return 0..0 };
-        let sinks = window.sink_blocks(self.sequences.0.block_tokens);
+        let Some(window) = self.kind.window else { return 0..0 };
+        let sinks = window.sink_blocks(self.kind.block_tokens);
         sinks.min(self.front)..self.front
     }
 
@@ -66,7 +66,7 @@ impl Sequence {
 
     /// Returns the first position of `tokens` that was given up as an error.
     pub(super) fn check_kept(&self, tokens: Range<usize>) -> Result<(), SequenceError> {
-        let (gap, block_tokens) = (self.gap(), self.sequences.block_tokens());
+        let (gap, block_tokens) = (self.gap(), self.kind.block_tokens as usize);
         let lost = gap.start as usize * block_tokens..gap.end as usize * block_tokens;
         let position = tokens.start.max(lost.start);
         if position < tokens.end.min(lost.end) {
@@ -77,19 +77,25 @@ impl Sequence {
 
     /// Returns an error unless it can continue after the first `length` tokens.
     pub(super) fn check_continues(&self, length: usize) -> Result<(), SequenceError> {
-        let Some(window) = self.window.filter(|_| self.front > 0 && length > 0) else {
+        let Some(window) = self.kind.window.filter(|_| self.front > 0 && length > 0) else {
             return Ok(());
         };
-        let block_tokens = self.sequences.0.block_tokens;
+        let block_tokens = self.kind.block_tokens;
         // As `base`, see the module. Also the last token: its block always stays.
         let begin = window.begin(length as u32 / block_tokens * block_tokens) as usize;
         self.check_kept(begin.min(length - 1)..length)
     }
 
+    /// Returns whether it will be cut where it cannot continue, because of an abandoned batch.
+    #[inline]
+    pub(super) fn is_cut_behind_window(&self) -> bool {
+        self.withdrawn().is_some_and(|write| self.check_continues(write.from as usize).is_err())
+    }
+
     /// Gives up blocks behind the window, before an append takes blocks.
     #[inline]
     pub(super) fn slide(&mut self) {
-        if let Some(window) = self.window {
+        if let Some(window) = self.kind.window {
             let outside = self.outside(window, self.committed.min(self.list.tokens()));
             if outside.end > self.front.max(outside.start) {
                 self.slide_in(window);
@@ -99,7 +105,7 @@ impl Sequence {
 
     #[inline]
     fn outside(&self, window: Window, base: u32) -> Range<u32> {
-        let block_tokens = self.sequences.0.block_tokens;
+        let block_tokens = self.kind.block_tokens;
         window.outside((base / block_tokens).min(self.seals.settled()) * block_tokens, block_tokens)
     }
 
@@ -135,10 +141,10 @@ impl Sequence {
 impl SequenceView {
     /// As [`Sequence::check_kept`], by the ids as they are now.
     pub(super) fn check_kept(&self, tokens: &Range<usize>) -> Result<(), SequenceError> {
-        if self.sequences.windows().iter().all(Option::is_none) {
+        if !self.sequences.has_windows() {
             return Ok(());
         }
-        let block_tokens = self.sequences.block_tokens();
+        let block_tokens = self.list.block_tokens() as usize;
         let places = tokens.start / block_tokens..tokens.end.div_ceil(block_tokens);
         self.list.read(|ids, _| {
             let is_null = |place: &usize| {

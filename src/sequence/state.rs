@@ -209,7 +209,7 @@ impl Sequences {
 impl Sequence {
     /// Creates a sequence for blocks that are in no list of the registry.
     fn unlisted(like: &Self) -> Self {
-        let list = ListOwner::new(like.sequences.0.block_tokens);
+        let list = ListOwner::new(like.kind.block_tokens);
         let mut unlisted =
             Self::new(like.sequences.clone(), like.id(), like.priority(), list).in_group(u32::MAX);
         unlisted.is_closed = true;
@@ -220,7 +220,7 @@ impl Sequence {
     fn hold(&mut self, blocks: &[BlockId]) {
         self.list.reserve(blocks.len());
         blocks.iter().enumerate().for_each(|(place, &id)| self.list.stage(place, id));
-        self.publish(blocks.len() as u32 * self.sequences.0.block_tokens);
+        self.publish(blocks.len() as u32 * self.kind.block_tokens);
     }
 
     /// Takes over the notes of batches that wrote to another sequence.

@@ -111,7 +111,7 @@ impl Batch {
         if count == 0 {
             return;
         }
-        let growth = Growth::within_last(length, blocks, count, self.step.sequences.0.block_tokens);
+        let growth = Growth::within_last(length, blocks, count, sequence.kind.block_tokens);
         let growth = growth.unwrap_or_else(|| unreachable!("{sequence:?} was planned to grow in place"));
         debug_assert!(
             matches!(self.room_now(sequence, tokens), Ok(Room::InPlace(_))),

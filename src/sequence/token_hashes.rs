@@ -36,6 +36,8 @@ const NO_ERA: u64 = u64::MAX;
 
 #[derive(Clone)]
 pub(super) struct TokenHashes {
+    /// Its list, which determines the tokens of a block.
+    list: u32,
     chain: ChainHash,
     root: BlockHash,
     hashes: Vec<BlockHash>,
@@ -83,19 +85,21 @@ impl TokenHashes {
     pub(super) fn new(
         cache: &PrefixCache,
         keys: &PrefixKeys<'_>,
-        group: u32,
+        (list, group): (u32, u32),
         policy_info: PolicyInfo,
     ) -> Result<Self, Invalid> {
-        let root = cache.hasher().root(keys)?.hash().of_group(group);
+        let hasher = cache.hasher_of(list);
+        let root = hasher.root(keys)?.hash().of_group(group);
         keys.check_extra(TOKENS_MAX)?;
         let (extra_keys, looked) = (keys.extra().to_vec(), cache.uncached().newest());
         Ok(Self {
-            chain: ChainHash::after(root, 0).with(cache.hasher(), &extra_keys),
+            list,
+            chain: ChainHash::after(root, 0).with(hasher, &extra_keys),
             extra_keys,
             root,
             hashes: Vec::new(),
             tokens: Vec::new(),
-            full_at: cache.hasher().block_tokens(),
+            full_at: hasher.block_tokens(),
             is_cut: false,
             era: cache.era(),
             looked,
@@ -111,6 +115,7 @@ impl TokenHashes {
     pub(super) fn of_state(&self, behind: usize, state: usize, blocks: usize) -> Option<Self> {
         let last = behind.checked_sub(1).and_then(|last| self.hash(last as u32))?;
         Some(Self {
+            list: self.list,
             chain: ChainHash::after(last, 0),
             root: last,
             hashes: (0..blocks).map(|block| last.of_state(state, block, self.looked)).collect(),
@@ -158,6 +163,7 @@ impl TokenHashes {
         // Each cache has its own clock.
         let keep_until = keep_left_ms.map(|left| Millis(cache.now().0.saturating_add(left)));
         let mut arrived = Self {
+            list: 0,
             chain: ChainHash::after(root, 0),
             root,
             hashes,
@@ -191,7 +197,7 @@ impl TokenHashes {
 
     pub(super) fn extra_key(&mut self, cache: &PrefixCache, key: ExtraKey) -> Result<(), PrefixError> {
         key.check(self.announced(), TOKENS_MAX)?;
-        self.chain.add(cache.hasher(), &key);
+        self.chain.add(cache.hasher_of(self.list), &key);
         if !self.extra_keys.contains(&key) {
             self.extra_keys.push(key);
         }
@@ -291,7 +297,7 @@ impl TokenHashes {
         if self.is_cut {
             return Err(SequenceError::TokensUnknown { id, known: self.announced() });
         }
-        let block_tokens = cache.hasher().block_tokens();
+        let block_tokens = cache.hasher_of(self.list).block_tokens();
         let room = with_answer(tokens.len() + block_tokens);
         self.hashes.reserve(room / block_tokens);
         self.tokens.reserve(room);
@@ -308,7 +314,7 @@ impl TokenHashes {
             _ => self.tokens.extend_from_slice(tokens),
         }
         if self.tokens.len() >= self.full_at {
-            self.fill(cache.hasher());
+            self.fill(cache.hasher_of(self.list));
         }
     }
 
@@ -330,7 +336,7 @@ impl TokenHashes {
         let before = self.extra_keys.len();
         self.extra_keys.retain(|key| key.tokens.start < keys_to);
         if self.extra_keys.len() < before {
-            self.resume(cache.hasher());
+            self.resume(cache.hasher_of(self.list));
         }
         if length > self.tokens.len() || (length == self.tokens.len() && !self.is_cut) {
             return;
@@ -338,8 +344,9 @@ impl TokenHashes {
         // All announced tokens up to the cut are known; unknown ones come after them.
         self.is_cut = false;
         self.tokens.truncate(length);
-        self.hashes.truncate(length / cache.hasher().block_tokens());
-        self.resume(cache.hasher());
+        let hasher = cache.hasher_of(self.list);
+        self.hashes.truncate(length / hasher.block_tokens());
+        self.resume(hasher);
     }
 
     /// Returns the hashes of an unfinished block: one per nonempty prefix of the tokens, in order.
@@ -349,15 +356,17 @@ impl TokenHashes {
         blocks: usize,
         tokens: &'a [u32],
     ) -> impl Iterator<Item = BlockHash> + 'a {
-        let chain = self.chain_after(cache.hasher(), blocks);
-        (1..=tokens.len()).filter_map(move |end| chain.partial(cache.hasher(), &tokens[..end]))
+        let hasher = cache.hasher_of(self.list);
+        let chain = self.chain_after(hasher, blocks);
+        (1..=tokens.len()).filter_map(move |end| chain.partial(hasher, &tokens[..end]))
     }
 
     /// Returns the hash of the unfinished block, if all `length` tokens of the sequence are known.
     pub(super) fn tail_hash(&self, cache: &PrefixCache, length: usize) -> Option<BlockHash> {
         let is_known = self.tokens.len() == length && !self.is_cut && self.era != NO_ERA;
-        let tail = &self.tokens[self.hashes.len() * cache.hasher().block_tokens()..];
-        if is_known { self.chain.partial(cache.hasher(), tail) } else { None }
+        let hasher = cache.hasher_of(self.list);
+        let tail = &self.tokens[self.hashes.len() * hasher.block_tokens()..];
+        if is_known { self.chain.partial(hasher, tail) } else { None }
     }
 
     /// Returns the hash of a block, if all tokens up to its end are known and it may be found.
@@ -373,7 +382,7 @@ impl TokenHashes {
 
     #[cold]
     fn event(&self, cache: &PrefixCache, block: BlockId, place: usize) -> Option<Box<KvEvent>> {
-        let block_tokens = cache.hasher().block_tokens();
+        let block_tokens = cache.hasher_of(self.list).block_tokens();
         let tokens = place * block_tokens..(place + 1) * block_tokens;
         Some(Box::new(KvEvent::Stored {
             block,

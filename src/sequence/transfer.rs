@@ -225,7 +225,7 @@ impl Arrival {
         // Before the counts, which determine whether to wait: the pool may have shrunk.
         pool.check_request(&self.request(0)).inspect_err(|error| pool.count_refusal(error))?;
         let (hits, evictable) = self.sequence.token_hashes().map_or((0, 0), |(known, cache)| {
-            let full = (self.committed / self.sequence.sequences.0.block_tokens) as usize;
+            let full = (self.committed / self.sequence.kind.block_tokens) as usize;
             cache.count_prefix(pool, &known.hashes()[..full.min(known.hashes().len())], known.era())
         });
         place.check_counts(&self.request(hits), evictable)?;
@@ -240,7 +240,7 @@ impl Arrival {
     /// Returns the request for all its blocks but the first `shared`, and for its headroom.
     pub(crate) fn request(&self, shared: usize) -> AllocRequest {
         let tokens = (self.length as usize).saturating_add(self.room.headroom);
-        let blocks = tokens.div_ceil(self.sequence.sequences.block_tokens()) - shared;
+        let blocks = tokens.div_ceil(self.sequence.kind.block_tokens as usize) - shared;
         AllocRequest::new(blocks.saturating_add(self.room.leave))
             .sequence(self.id())
             .priority(self.sequence.priority())
@@ -253,7 +253,7 @@ impl Arrival {
         let (request, last) = (self.request(self.shared), held.blocks.last().copied());
         let shared = || std::mem::take(&mut held.blocks);
         let mut fresh = self.sequence.allocate_behind(last, shared, &request, is_in_line, allocate)?;
-        let own = self.length.div_ceil(self.sequence.sequences.0.block_tokens) as usize - self.shared;
+        let own = self.length.div_ceil(self.sequence.kind.block_tokens) as usize - self.shared;
         self.sequence.reserve_but(fresh.split_off(own), self.room.leave);
         held.blocks.append(&mut fresh);
         if let (Some(known), Some(cache)) = (&mut self.sequence.known, self.sequence.sequences.cache())
@@ -269,7 +269,7 @@ impl Arrival {
         let mut shared = Vec::new();
         let Some((known, cache)) = self.sequence.token_hashes() else { return shared };
         let (pool, origins) = (self.sequence.pool_blocks(), known.origins(cache));
-        for place in 0..self.committed / self.sequence.sequences.0.block_tokens {
+        for place in 0..self.committed / self.sequence.kind.block_tokens {
             let cached = known.hash(place).and_then(|hash| cache.take(pool, hash, known.era()));
             let Some(id) = cached else { break };
             let there = if cache.has_origins() { cache.origins_of(id) } else { Vec::new() };
@@ -315,7 +315,7 @@ impl Arrival {
         sequence.committed = committed;
         sequence.seals.adopt(shared as u32);
         // All writers have ended: this seals the blocks, and registers those with known hashes.
-        sequence.complete(committed / sequence.sequences.0.block_tokens);
+        sequence.complete(committed / sequence.kind.block_tokens);
         sequence.catch_up();
         sequence.settle();
         sequence.known.iter_mut().for_each(|known| known.compute());

@@ -81,6 +81,25 @@ impl Window {
     }
 }
 
+/// What a list of blocks keeps, and the tokens of its blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ListKind {
+    pub(crate) window: Option<Window>,
+    pub(crate) block_tokens: u32,
+}
+
+impl ListKind {
+    /// Returns the blocks that a hit needs, if not all.
+    pub(super) fn needs(self) -> Option<WindowBlocks> {
+        self.window.map(|window| window.blocks(self.block_tokens as usize))
+    }
+
+    /// Returns how many of the blocks before the boundary of a hit are taken.
+    pub(super) fn held_of(self, hits: usize) -> usize {
+        hits - self.needs().map_or(0, |needs| needs.gap(hits).len())
+    }
+}
+
 /// The null block of a pool that has one.
 pub(super) const NULL: BlockId = BlockId(0);
 

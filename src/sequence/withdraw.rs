@@ -61,7 +61,7 @@ impl Sequence {
     fn withdraw(&mut self) {
         let (count, first) = self.first_abandoned();
         if let Some(Write { batch, from, announced }) = first {
-            let place = from / self.sequences.0.block_tokens;
+            let place = from / self.kind.block_tokens;
             // Work of a batch in flight may still write to these blocks.
             let is_written = self.writing().is_none();
             if is_written && self.seals.is_promised_to(place, batch.ticket()) {
@@ -131,7 +131,7 @@ impl Sequence {
     /// Returns a batch in flight whose end the registration of its last blocks has to await.
     pub(super) fn registers_after(&self) -> Option<BatchRef> {
         let (known, cache) = self.token_hashes()?;
-        let full = (self.committed / self.sequences.0.block_tokens).min(known.hashes().len() as u32);
+        let full = (self.committed / self.kind.block_tokens).min(known.hashes().len() as u32);
         // One that was given up is registered, or never will be.
         let is_registered = |last: u32| {
             let id = self.list.id(last as usize);
@@ -144,7 +144,7 @@ impl Sequence {
 
     #[cold]
     pub(super) fn close_after(&mut self, writer: BatchRef) {
-        let list = std::mem::replace(&mut self.list, ListOwner::new(self.sequences.0.block_tokens));
+        let list = std::mem::replace(&mut self.list, ListOwner::new(self.kind.block_tokens));
         let mut rest =
             Self::new(self.sequences.clone(), self.id(), self.priority(), list).in_group(self.group);
         rest.frames = std::mem::take(&mut self.frames);

@@ -156,7 +156,7 @@ impl PrefixCache {
     /// Returns an event without tokens, for a block filled before the subscription.
     #[cold]
     pub(super) fn stored(&self, block: BlockId, hash: BlockHash) -> KvEvent {
-        let block_tokens = self.hasher.block_tokens() as u32;
+        let block_tokens = self.hasher().block_tokens() as u32;
         let (tokens, extra_keys) = (SmallVec::new(), Box::default());
         KvEvent::Stored { block, hash, parent: None, tokens, block_tokens, extra_keys }
     }

@@ -22,7 +22,7 @@ pub enum KvEvent {
         parent: Option<BlockHash>,
         /// Its tokens; empty if appended before the subscription, or imported without a sequence.
         tokens: SmallVec<[u32; 16]>,
-        /// Number of tokens per block.
+        /// Number of tokens per block; of the first group of layers, if its `tokens` are unknown.
         block_tokens: u32,
         /// The extra keys that touch its tokens, each after the position of its first token
         /// relative to the block's, which may be negative. Empty if unknown.

@@ -28,6 +28,7 @@ const A_BITS: u32 = 59;
 const BITS: u32 = 60;
 const PIECE: usize = 16;
 
+#[derive(Clone)]
 pub(super) struct Check {
     words: [u64; PIECE / 2],
     a: u64,

@@ -80,6 +80,7 @@ impl Hashing {
     }
 }
 
+#[derive(Clone)]
 pub(super) enum Function {
     Fast(Fast),
     Keyed(Keyed),
@@ -120,6 +121,7 @@ impl Function {
 /// the last four tokens, as in CBC-MAC: blocks after different keys have the same input only if
 /// their tokens differ by the XOR of the keys, which is secret. Fewer than four tokens follow the
 /// key instead.
+#[derive(Clone)]
 pub(super) struct Fast(Box<[u8; 192]>);
 
 impl Fast {
@@ -157,6 +159,7 @@ fn add(bytes: &mut [u8], parent: u128) {
     }
 }
 
+#[derive(Clone)]
 pub(super) struct Keyed([u8; 32]);
 
 impl Keyed {

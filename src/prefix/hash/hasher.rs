@@ -12,6 +12,7 @@ use crate::error::Invalid;
 
 /// Hash function of a pool: [`Hashing`] with the secrets of a [`HashKey`], for blocks of one size.
 /// Immutable; [chains](super::Chain) receive it by reference.
+#[derive(Clone)]
 pub struct PrefixHasher {
     function: Function,
     check: Check,
@@ -84,6 +85,13 @@ impl PrefixHasher {
         };
         hasher.bare = hasher.hash_root(&PrefixKeys::new());
         Ok(hasher)
+    }
+
+    /// Returns a hasher with the same function and key, for blocks of another size.
+    pub(crate) fn in_blocks_of(&self, block_tokens: usize) -> Self {
+        let mut hasher = Self { block_tokens, ..self.clone() };
+        hasher.bare = hasher.hash_root(&PrefixKeys::new());
+        hasher
     }
 
     /// Returns the number of tokens per block.
