@@ -32,7 +32,8 @@ pub struct Corrupt {
     pub attempt: u32,
     /// The list of the sequence that has the block: 0, unless the pool has several.
     pub list: usize,
-    /// Index of the block in its table.
+    /// Index of the block in its table; where lists have blocks of fewer tokens than others, as if
+    /// they had not.
     pub block: usize,
 }
 
@@ -182,10 +183,21 @@ impl Part {
     }
 }
 
-/// Returns a function that appends the slots of some tokens of a sequence, as a kernel gets them.
+/// Returns a function that appends the slots of some tokens of a sequence, as a kernel gets them. Of
+/// a list with fewer tokens per block than a frame of the storage has room for, the first ones.
 pub fn slots(
     batch: &Batch,
     sequence: &Sequence,
+    shape: Shape,
 ) -> impl Fn(Range<usize>, &mut Vec<i64>) -> Result<(), String> {
-    move |tokens, out| batch.slot_mapping(sequence, tokens, out).map_err(|error| error.to_string())
+    let (in_block, in_frame) = (sequence.block_tokens() as i64, shape.block_tokens as i64);
+    move |tokens, out| {
+        let before = out.len();
+        batch.slot_mapping(sequence, tokens, out).map_err(|error| error.to_string())?;
+        if in_block != in_frame {
+            let in_storage = |slot: &mut i64| *slot = *slot / in_block * in_frame + *slot % in_block;
+            out[before..].iter_mut().for_each(in_storage);
+        }
+        Ok(())
+    }
 }

@@ -22,7 +22,8 @@ impl Layers {
         match self {
             Self::Alike(layout, _) => Ok(layout.clone()),
             Self::Groups(model) => {
-                let tokens = model.groups().iter().find_map(|group| group.block_tokens());
+                // A frame has room for a block of each group.
+                let tokens = model.groups().iter().filter_map(|group| group.block_tokens()).max();
                 probe(tokens.unwrap_or(1) as usize)
             }
         }
@@ -89,6 +90,12 @@ pub struct Group {
     pub state_frames: usize,
 }
 
+/// Returns the blocks that a list takes to grow from one length to another.
+pub fn added(tokens: &Range<u64>, block_tokens: usize) -> usize {
+    let blocks = |tokens: u64| tokens.div_ceil(block_tokens as u64);
+    (blocks(tokens.end) - blocks(tokens.start)) as usize
+}
+
 /// Returns the default layout of replays, with just enough bytes per token to distinguish all tokens,
 /// so that a replay measures the pool and not the memory.
 pub fn probe(block_tokens: usize) -> Result<KvLayout, Invalid> {
@@ -99,9 +106,8 @@ pub fn probe(block_tokens: usize) -> Result<KvLayout, Invalid> {
 /// The lists of blocks of a sequence.
 #[derive(Clone, Debug)]
 pub struct Lists {
-    block_tokens: usize,
-    /// The window of each.
-    windows: Vec<Option<Window>>,
+    /// The window of each, and the tokens of its blocks.
+    kinds: Vec<(Option<Window>, usize)>,
     /// The frames of its states.
     state_frames: usize,
 }
@@ -112,19 +118,20 @@ impl Lists {
     /// # Errors
     /// For a model that does not run yet.
     pub fn of(layers: &Layers) -> Result<Self, Invalid> {
-        let windows = layers.builder()?.windows().to_vec();
+        let builder = layers.builder()?;
+        let kinds = builder.windows().iter().copied().zip(builder.tokens_per_block()).collect();
         let state_frames = layers.groups().iter().map(|group| group.state_frames).sum();
-        Ok(Self { block_tokens: layers.stored()?.block_tokens(), windows, state_frames })
+        Ok(Self { kinds, state_frames })
     }
 
     /// Returns the number of lists.
     pub fn count(&self) -> usize {
-        self.windows.len()
+        self.kinds.len()
     }
 
     /// Returns the window of a list; `None` if it keeps all tokens.
     pub fn window(&self, list: usize) -> Option<Window> {
-        self.windows[list]
+        self.kinds[list].0
     }
 
     /// Returns the frames of a sequence's states, whatever its length.
@@ -140,8 +147,22 @@ impl Lists {
 
     /// Returns the same without states.
     pub fn blocks(&self, tokens: u64, step_tokens: u64) -> usize {
-        let all = tokens.div_ceil(self.block_tokens as u64) as usize;
-        let most = |window: &Window| window.blocks_for(step_tokens as usize, self.block_tokens);
-        self.windows.iter().map(|window| window.as_ref().map_or(all, |window| all.min(most(window)))).sum()
+        let of_list = |&(window, block_tokens): &(Option<Window>, usize)| {
+            let all = tokens.div_ceil(block_tokens as u64) as usize;
+            window.map_or(all, |window| all.min(window.blocks_for(step_tokens as usize, block_tokens)))
+        };
+        self.kinds.iter().map(of_list).sum()
+    }
+
+    /// Returns the blocks that a sequence takes in all lists to grow from one length to another.
+    pub fn added(&self, tokens: Range<u64>) -> usize {
+        self.kinds.iter().map(|&(_, block_tokens)| added(&tokens, block_tokens)).sum()
+    }
+
+    /// Returns the tokens by which a sequence of `held` tokens can grow in this number of blocks, at
+    /// least.
+    pub fn fitting(&self, held: u64, blocks: usize) -> u64 {
+        let least = self.kinds.iter().map(|&(_, block_tokens)| block_tokens).min().unwrap_or(1) as u64;
+        (held.div_ceil(least) + (blocks / self.count()) as u64) * least - held
     }
 }

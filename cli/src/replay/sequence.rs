@@ -2,6 +2,9 @@
 
 use kvpool::{AdmitRequest, Batch, GroupedSequence, Sequence, SequenceError, SequenceId, StateCopy, Tokens};
 
+use std::ops::Range;
+
+use super::layers::added;
 use super::pool::ReplayPool;
 
 /// A sequence of a replayed pool.
@@ -89,9 +92,12 @@ impl ReplaySequence {
         self.list(0).len()
     }
 
-    /// Returns the blocks that an append must allocate which adds `blocks` to each list.
-    pub fn lacks(&self, blocks: usize) -> usize {
-        (0..self.lists()).map(|list| blocks.saturating_sub(self.list(list).reserved_blocks())).sum()
+    /// Returns the blocks that it must allocate to grow from one length to another.
+    pub fn lacks(&self, tokens: Range<u64>) -> usize {
+        let of_list = |list: &Sequence| {
+            added(&tokens, list.block_tokens()).saturating_sub(list.reserved_blocks())
+        };
+        (0..self.lists()).map(|list| of_list(self.list(list))).sum()
     }
 
     /// Returns the blocks reserved in all lists.

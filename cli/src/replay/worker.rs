@@ -71,7 +71,7 @@ pub struct Worker<'a> {
 struct Open {
     sequence: ReplaySequence,
     text: Text,
-    found: usize,
+    found: u64,
     /// Tokens that had blocks when it was opened: cached, or reserved for.
     admitted: u64,
     /// The blocks in a list of each group that the cached prefix does without.
@@ -286,8 +286,7 @@ impl<'a> Worker<'a> {
                 Err(Err(reason)) => return Err(format!("request {request}: opening it: {reason}")),
             }
         };
-        let block_tokens = self.shape.block_tokens;
-        let (cached, found) = (sequence.len(), sequence.len() / block_tokens);
+        let cached = sequence.len();
         let admitted = if self.at.pool.is_grouped() { prompt } else { cached as u64 };
         self.at.usage.grow(admitted);
         let groups = self.at.pool.groups().iter();
@@ -296,7 +295,7 @@ impl<'a> Worker<'a> {
         let open = Open {
             sequence,
             text,
-            found,
+            found: cached as u64,
             admitted,
             skipped,
             listed: Listed::default(),
@@ -357,9 +356,7 @@ impl<'a> Worker<'a> {
         if let Some((free, _)) = refused {
             // A piece of a prompt is truncated to the free blocks.
             let held = self.scheduler.running()[place].held;
-            let block_tokens = self.shape.block_tokens as u64;
-            let free = (free / self.at.pool.lists().count()) as u64;
-            let fitting = (held.div_ceil(block_tokens) + free) * block_tokens - held;
+            let fitting = self.at.pool.lists().fitting(held, free);
             if in_prompt && (1..tokens).contains(&fitting) {
                 tokens = fitting;
                 refused = self.append(batch, place, tokens)?;
@@ -381,7 +378,7 @@ impl<'a> Worker<'a> {
         self.tally.tokens += tokens;
         self.at.clock.resume_admission(job.request);
         for list in 0..sequence.lists() {
-            let (of, slots) = ((job.request, job.attempt, list), slots(batch, sequence.list(list)));
+            let (of, slots) = ((job.request, job.attempt, list), slots(batch, sequence.list(list), self.shape));
             self.transfer.add(Access::Write, of, text, new.clone(), slots)?;
         }
         running.sequence.cut = cut;
@@ -401,7 +398,7 @@ impl<'a> Worker<'a> {
             let running = &mut self.scheduler.running()[place];
             let in_prompt = running.in_prompt();
             let Running { held, sequence: Open { sequence, text, found, .. }, job } = running;
-            let blocks = (self.shape.blocks(*held + tokens) - self.shape.blocks(*held)) * sequence.lists();
+            let blocks = self.at.pool.lists().added(*held..*held + tokens);
             let start = (blocks > 0).then(Instant::now);
             // The cache finds decoded tokens by their ids: for the next request of a conversation,
             // or for this one after a preemption.
@@ -418,9 +415,9 @@ impl<'a> Worker<'a> {
                     }
                     self.tally.blocks_allocated += blocks as u64;
                     // As the cache does, at the first append.
-                    let block_tokens = self.shape.block_tokens;
-                    if self.at.texts.is_some() && *held as usize == *found * block_tokens {
-                        self.tally.count_lookup(job.attempt, job.prompt as usize / block_tokens, *found);
+                    if self.at.texts.is_some() && *held == *found {
+                        let blocks = |tokens: u64| tokens as usize / sequence.list(0).block_tokens();
+                        self.tally.count_lookup(job.attempt, blocks(job.prompt), blocks(*found));
                     }
                     self.restore(place, &restored)?;
                     return Ok(None);
@@ -448,8 +445,7 @@ impl<'a> Worker<'a> {
         let total = self.at.pool.total_blocks();
         let running = &self.scheduler.running()[place];
         let (request, all) = (running.job.request, running.job.total);
-        let wanted = self.shape.blocks(running.held + tokens) - self.shape.blocks(running.held);
-        let wanted = running.sequence.sequence.lacks(wanted);
+        let wanted = running.sequence.sequence.lacks(running.held..running.held + tokens);
         if step.preempted || free + retired >= wanted {
             return Ok(Turn::Skipped);
         }
@@ -506,7 +502,7 @@ impl<'a> Worker<'a> {
 
     fn release(&mut self, gone: Running<Open>) {
         let Open { sequence, found, admitted, skipped, .. } = &gone.sequence;
-        let blocks = (self.shape.blocks(gone.held) - found) * sequence.lists();
+        let blocks = self.at.pool.lists().added(*found..gone.held);
         self.tally.blocks_freed += (blocks + self.at.pool.lists().state_frames()) as u64;
         self.at.usage.close(gone.held.max(*admitted));
         for ((group, skipped), used) in self.at.pool.groups().iter().zip(skipped).zip(&mut self.tally.groups)

@@ -255,7 +255,7 @@ impl<'a> Conversing<'a> {
         }
         let new = held..sequence.len();
         self.shared.counters.tokens.fetch_add(new.len() as u64, Relaxed);
-        let slots = slots(batch, sequence);
+        let slots = slots(batch, sequence, self.shape);
         self.transfer.add(Access::Write, (turn.number, turn.seed, 0), text, new, slots)?;
         Ok(true)
     }
@@ -294,7 +294,7 @@ impl<'a> Conversing<'a> {
     fn check(&mut self, batch: &Batch, running: &Running) -> Result<(), String> {
         let Running { turn, sequence, text, .. } = running;
         let all = 0..sequence.len();
-        self.transfer.add(Access::Check, (turn.number, turn.seed, 0), text, all, slots(batch, sequence))?;
+        self.transfer.add(Access::Check, (turn.number, turn.seed, 0), text, all, slots(batch, sequence, self.shape))?;
         self.transfer.flush(Access::Check)?;
         let counters = &self.shared.counters;
         counters.tokens_verified.fetch_add(std::mem::take(&mut self.transfer.tokens_verified), Relaxed);

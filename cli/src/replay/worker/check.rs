@@ -29,7 +29,7 @@ impl Worker<'_> {
                 &self.scheduler.running()[place];
             let last = *held as usize - 1..*held as usize;
             for list in 0..sequence.lists() {
-                let (of, slots) = ((job.request, job.attempt, list), slots(batch, sequence.list(list)));
+                let (of, slots) = ((job.request, job.attempt, list), slots(batch, sequence.list(list), self.shape));
                 self.transfer.add(Access::Check, of, text, last.clone(), slots)?;
             }
         }
@@ -43,7 +43,7 @@ impl Worker<'_> {
         for list in 0..sequence.lists() {
             batch.block_table([sequence.list(list)], &mut self.table).map_err(|error| error.to_string())?;
             let table = self.table.row(0);
-            let blocks = self.shape.blocks(*held);
+            let blocks = (*held as usize).div_ceil(sequence.list(list).block_tokens());
             if table.len() != blocks {
                 let found = table.len();
                 return Err(format!("request {}: a table of {found} blocks for {held} tokens", job.request));
@@ -67,7 +67,8 @@ impl Worker<'_> {
     /// of those that were given up.
     fn check_list(&mut self, running: &Running<Open>, list: usize) -> Result<(), String> {
         let Running { job, held, sequence: Open { sequence, text, .. } } = running;
-        let (held, block_tokens, table) = (*held as usize, self.shape.block_tokens, self.table.row(0));
+        let (held, table, in_frame) = (*held as usize, self.table.row(0), self.shape.block_tokens as i64);
+        let block_tokens = sequence.list(list).block_tokens();
         let gap = gap(table);
         let (given_up, gap) = (gap.len(), gap.start * block_tokens..gap.end * block_tokens);
         let is_kept = self.at.pool.lists().window(list).is_none_or(|window| {
@@ -84,7 +85,7 @@ impl Worker<'_> {
                 while token < tokens.end {
                     let (block, offset) = (token / block_tokens, token % block_tokens);
                     let count = (block_tokens - offset).min(tokens.end - token);
-                    let slot = i64::from(table[block]) * block_tokens as i64 + offset as i64;
+                    let slot = i64::from(table[block]) * in_frame + offset as i64;
                     out.extend(slot..slot + count as i64);
                     token += count;
                 }
