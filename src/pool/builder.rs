@@ -364,11 +364,7 @@ impl PoolBuilder {
     }
 
     fn lists(&self) -> Lists {
-        Lists {
-            windows: self.windows.clone(),
-            tokens: self.tokens_per_block(),
-            states: self.states.clone(),
-        }
+        Lists { windows: self.windows.clone(), tokens: self.tokens_per_block(), states: self.states.clone() }
     }
 
     /// Builds the pool.

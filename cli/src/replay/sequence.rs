@@ -94,9 +94,8 @@ impl ReplaySequence {
 
     /// Returns the blocks that it must allocate to grow from one length to another.
     pub fn lacks(&self, tokens: Range<u64>) -> usize {
-        let of_list = |list: &Sequence| {
-            added(&tokens, list.block_tokens()).saturating_sub(list.reserved_blocks())
-        };
+        let of_list =
+            |list: &Sequence| added(&tokens, list.block_tokens()).saturating_sub(list.reserved_blocks());
         (0..self.lists()).map(|list| of_list(self.list(list))).sum()
     }
 

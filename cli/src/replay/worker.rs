@@ -378,7 +378,8 @@ impl<'a> Worker<'a> {
         self.tally.tokens += tokens;
         self.at.clock.resume_admission(job.request);
         for list in 0..sequence.lists() {
-            let (of, slots) = ((job.request, job.attempt, list), slots(batch, sequence.list(list), self.shape));
+            let (of, slots) =
+                ((job.request, job.attempt, list), slots(batch, sequence.list(list), self.shape));
             self.transfer.add(Access::Write, of, text, new.clone(), slots)?;
         }
         running.sequence.cut = cut;

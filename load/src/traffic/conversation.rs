@@ -294,7 +294,13 @@ impl<'a> Conversing<'a> {
     fn check(&mut self, batch: &Batch, running: &Running) -> Result<(), String> {
         let Running { turn, sequence, text, .. } = running;
         let all = 0..sequence.len();
-        self.transfer.add(Access::Check, (turn.number, turn.seed, 0), text, all, slots(batch, sequence, self.shape))?;
+        self.transfer.add(
+            Access::Check,
+            (turn.number, turn.seed, 0),
+            text,
+            all,
+            slots(batch, sequence, self.shape),
+        )?;
         self.transfer.flush(Access::Check)?;
         let counters = &self.shared.counters;
         counters.tokens_verified.fetch_add(std::mem::take(&mut self.transfer.tokens_verified), Relaxed);

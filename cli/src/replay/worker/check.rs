@@ -29,7 +29,8 @@ impl Worker<'_> {
                 &self.scheduler.running()[place];
             let last = *held as usize - 1..*held as usize;
             for list in 0..sequence.lists() {
-                let (of, slots) = ((job.request, job.attempt, list), slots(batch, sequence.list(list), self.shape));
+                let (of, slots) =
+                    ((job.request, job.attempt, list), slots(batch, sequence.list(list), self.shape));
                 self.transfer.add(Access::Check, of, text, last.clone(), slots)?;
             }
         }
