@@ -6,7 +6,7 @@ mod properties;
 
 use std::thread;
 
-use kvpool::{AdmitRequest, AllocError, SequenceError, SequenceId, Tokens};
+use kvpool::{AdmitRequest, AllocError, KvLayout, Pool, PoolBuilder, SequenceError, SequenceId, Tokens};
 use pollster::block_on;
 
 use engine::Engine;
@@ -436,4 +436,76 @@ fn states_are_hit_beside_evictions() {
     });
     assert!(hits > 0, "nothing was hit");
     engine.close();
+}
+
+/// A batch that copied a block of a list is withdrawn from that block's first token on. Where a list
+/// of shorter blocks has given up the window of that token, the sequence begins again.
+#[test]
+fn a_sequence_begins_again_where_a_list_cannot_continue() {
+    let lists = [(Some((9, 0)), 4), (None, 16)];
+    let (engine, all) = (Engine::with(200, &lists, &[]), (0..40).collect::<Vec<u32>>());
+    for (length, expected) in [(30, 0), (40, 0), (34, 32), (32, 32)] {
+        let mut sequence = engine.admit(1, &all[..length]).unwrap();
+        engine.prefill(&mut sequence, &all[..length]).unwrap();
+        let mut fork = sequence.fork(SequenceId(2)).unwrap();
+        let longer: Vec<u32> = all[..length].iter().copied().chain([7; 5]).collect();
+        let mut batch = engine.pool.begin_batch();
+        engine.step(&mut batch, &mut fork, &longer, Tokens::Ids(&[7; 5])).unwrap();
+        engine.check(&fork, &longer);
+        drop(batch);
+        assert_eq!(fork.len(), expected, "{length}");
+        engine.check(&sequence, &all);
+        let error = fork.truncate(41).unwrap_err();
+        assert!(matches!(error, SequenceError::Invalid { .. }), "{error}");
+        assert_eq!(fork.len(), expected, "{length}");
+        let announced = fork.group(0).announced();
+        engine.prefill(&mut fork, &all[..announced]).unwrap();
+        engine.check(&fork, &all);
+        drop((sequence, fork));
+        engine.close();
+    }
+}
+
+/// A prefix is hit up to a boundary of blocks in every list, and a state is kept there.
+#[test]
+fn boundaries_are_those_of_all_lists() {
+    let lists = [(None, 8), (Some((9, 0)), 4), (None, 12)];
+    for states in [&[][..], &[3]] {
+        let (engine, all) = (Engine::with(400, &lists, states), (0..103).collect::<Vec<u32>>());
+        let mut first = engine.admit(1, &all).unwrap();
+        assert_eq!(first.next_cut(), (!states.is_empty()).then_some(96));
+        engine.prefill(&mut first, &all).unwrap();
+        if states.is_empty() {
+            first.truncate(90).unwrap_err();
+        }
+        drop(first);
+        for (length, hit) in [(103, 96), (97, 96), (96, 72), (73, 72), (25, 24), (24, 0)] {
+            let hit = if states.is_empty() || hit == 96 { hit } else { 0 };
+            let found = engine.admit(2, &all[..length]).unwrap();
+            assert_eq!(found.len(), hit, "of {length} tokens, with {states:?}");
+            engine.check(&found, &all);
+        }
+        engine.close();
+    }
+}
+
+#[test]
+fn tokens_of_lists_that_do_not_fit_are_refused() {
+    let builder = || Pool::builder(KvLayout::named("tiny").unwrap()).blocks(100);
+    let refused = |builder: PoolBuilder| builder.build().map(drop).unwrap_err().to_string();
+    for (tokens, why) in
+        [(&[4][..], "1, expected 2"), (&[4, 0], "0, expected from 1"), (&[4, usize::MAX], "expected from 1")]
+    {
+        let error = refused(builder().without_storage().groups([None; 2]).list_tokens(tokens.iter().copied()));
+        assert!(error.contains("list_tokens") && error.contains(why), "{error}");
+    }
+    let error = refused(builder().groups([None; 2]).list_tokens([4, 8]));
+    assert!(error.contains("without"), "{error}");
+    let engine = Engine::with(50, &[(None, 8)], &[]);
+    let sequence = engine.admit(1, &[1; 20]).unwrap();
+    let batch = engine.pool.begin_batch();
+    for ratio in [0, 3, 16] {
+        let error = batch.entry_mapping(sequence.group(0), ratio, 0..0, &mut Vec::new()).unwrap_err();
+        assert!(error.to_string().contains("a divisor of 8"), "{error}");
+    }
 }
