@@ -496,7 +496,8 @@ fn tokens_of_lists_that_do_not_fit_are_refused() {
     for (tokens, why) in
         [(&[4][..], "1, expected 2"), (&[4, 0], "0, expected from 1"), (&[4, usize::MAX], "expected from 1")]
     {
-        let error = refused(builder().without_storage().groups([None; 2]).list_tokens(tokens.iter().copied()));
+        let error =
+            refused(builder().without_storage().groups([None; 2]).list_tokens(tokens.iter().copied()));
         assert!(error.contains("list_tokens") && error.contains(why), "{error}");
     }
     let error = refused(builder().groups([None; 2]).list_tokens([4, 8]));
