@@ -161,15 +161,39 @@ fn the_table_of_the_docs_has_these_numbers() {
 }
 
 #[test]
-fn padding_is_within_one_part_in_a_hundred() {
+fn padding_is_within_one_part_in_a_hundred_where_that_is_possible() {
     for (name, .., options) in models() {
         let groups = groups(name, options);
-        assert!(groups.waste() <= 0.01, "{name}: {}", groups.waste());
+        // Five widths, of layers in numbers that have no common divisor.
+        let most = if name.starts_with("deepseek-v4") { 0.15 } else { 0.01 };
+        assert!(groups.waste() <= most, "{name}: {}", groups.waste());
         for group in groups.groups() {
             assert!(group.block_frames() <= options.segment_frames, "{name}");
             assert_eq!(group.block_bytes(), group.block_frames() * groups.frame_bytes(), "{name}");
             assert!(group.packed_bytes() <= group.block_bytes(), "{name}");
         }
+    }
+}
+
+/// Models of which frames hold whole layers only in blocks of unequal tokens, or with several
+/// groups in a block: the frame, and the group of the block, its tokens and frames by group.
+#[test]
+fn frames_hold_whole_layers() {
+    for (name, frame, blocks) in [
+        ("gemma-4-26b-a4b", 655_360, &[(0, 16, 5), (1, 32, 1)][..]),
+        ("mimo-v2-flash", 245_760, &[(0, 32, 3), (1, 16, 13)]),
+        ("inkling", 1_441_792, &[(0, 32, 1), (1, 16, 5)]),
+        ("deepseek-v4-flash", 492_992, &[(0, 16, 4), (1, 128, 1), (2, 4, 2), (1, 128, 1), (0, 16, 4)]),
+        ("deepseek-v4-pro", 705_712, &[(0, 16, 4), (1, 128, 1), (0, 16, 4), (1, 128, 1), (4, 4, 2)]),
+    ] {
+        let (.., options) = models().find(|model| model.0 == name).unwrap();
+        let groups = groups(name, options);
+        let block = |(index, group): (usize, &LayerGroup)| {
+            let of = group.shares_blocks_of().map_or(index, |of| of.0);
+            (of, group.block_tokens().unwrap(), group.block_frames())
+        };
+        assert_eq!(groups.groups().iter().enumerate().map(block).collect::<Vec<_>>(), blocks, "{name}");
+        assert_eq!(groups.frame_bytes(), frame, "{name}");
     }
 }
 

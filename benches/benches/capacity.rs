@@ -219,17 +219,22 @@ fn blocks_at_rest(reach: Reach, tokens: u64, block: u64) -> u64 {
 
 /// Returns the bytes that a group of layers takes of an exact pool for a sequence.
 fn group_bytes(group: &LayerGroup, tokens: usize) -> u64 {
-    let block = if is_state(group) { 1 } else { BLOCK };
-    blocks_at_rest(group.reach(), tokens as u64, block) * block * group.entry_bytes()
+    let (block, ratio) = match group.reach() {
+        Reach::State => (1, 1),
+        // A window of fewer tokens than a block has smaller blocks.
+        Reach::Window { tokens, .. } if tokens < BLOCK => (group.block_tokens().unwrap_or(BLOCK), 1),
+        Reach::Compressed { ratio } => (BLOCK, ratio),
+        _ => (BLOCK, 1),
+    };
+    blocks_at_rest(group.reach(), tokens as u64, block) * block * group.entry_bytes() / ratio
 }
 
 /// Returns how many sequences fit into two parts of the memory, for layers that keep all tokens and
 /// for the others.
 fn split(model: &Model, tokens: usize) -> u64 {
     let groups = || model.groups.groups().iter();
-    let all = |tokens| -> u64 {
-        groups().filter(|group| group.reach() == Reach::All).map(|group| group_bytes(group, tokens)).sum()
-    };
+    let keeps_all = |group: &&LayerGroup| matches!(group.reach(), Reach::All | Reach::Compressed { .. });
+    let all = |tokens| -> u64 { groups().filter(keeps_all).map(|group| group_bytes(group, tokens)).sum() };
     let others = |tokens| model.exact_bytes(tokens) - all(tokens);
     let whole = u128::from(model.exact_bytes(SPLIT_FOR));
     let part = |then: u64, now: u64| {

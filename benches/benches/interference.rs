@@ -251,28 +251,32 @@ fn admit_states(pool: &Pool) -> [Vec<Duration>; 2] {
     }
 }
 
-/// Keeps nine tenths of a pool of states in use, by sequences of 17 to 640 tokens, which it opens and
-/// closes in random order.
+/// Keeps nine tenths of a pool of states in use, by sequences of 17 to 640 tokens, of which it closes
+/// one at random for each that it opens. Two runs of a state are free beside them at the beginning.
 fn open_and_close(pool: &Pool, stop: &AtomicBool) {
     let mut random = fastrand::Rng::with_seed(1);
     let mut open: Vec<GroupedSequence> = Vec::new();
     let mut id = 0;
+    let mut fill = |open: &mut Vec<GroupedSequence>, random: &mut fastrand::Rng| {
+        id += 1;
+        let prompt = vec![7; random.usize(17..=640)];
+        let Ok(mut sequence) = pool.admit_grouped(&AdmitRequest::new(SequenceId(id), &prompt)) else {
+            return false;
+        };
+        let mut batch = pool.begin_batch();
+        let appended = batch.append_grouped(&mut sequence, Tokens::Final(prompt.len()));
+        appended.expect("the blocks are reserved");
+        batch.finish();
+        open.push(sequence);
+        true
+    };
+    while pool.free_blocks() > BLOCKS / 10 && fill(&mut open, &mut random) {}
+    open.truncate(open.len() - 2);
     while !stop.load(Relaxed) {
-        for _ in 0..4 {
-            if pool.free_blocks() < BLOCKS / 10 + STATE_FRAMES && !open.is_empty() {
+        for _ in 0..2 {
+            if fill(&mut open, &mut random) || open.len() > 20 {
                 drop(open.swap_remove(random.usize(..open.len())));
-                continue;
             }
-            id += 1;
-            let prompt = vec![7; random.usize(17..=640)];
-            let Ok(mut sequence) = pool.admit_grouped(&AdmitRequest::new(SequenceId(id), &prompt)) else {
-                continue;
-            };
-            let mut batch = pool.begin_batch();
-            let appended = batch.append_grouped(&mut sequence, Tokens::Final(prompt.len()));
-            appended.expect("the blocks are reserved");
-            batch.finish();
-            open.push(sequence);
         }
         thread::sleep(Duration::from_micros(200));
     }

@@ -15,10 +15,11 @@ pub struct Times {
 }
 
 impl Times {
-    /// Summarises at least one time.
+    /// Summarises times; of none, all are 0.
     pub fn of(mut times: Vec<Duration>) -> Self {
         times.sort_unstable();
-        let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize];
+        let last = times.len().saturating_sub(1) as f64;
+        let at = |share: f64| times.get((last * share) as usize).copied().unwrap_or_default();
         Self { median: at(0.5), p99: at(0.99), p999: at(0.999), max: at(1.0) }
     }
 }

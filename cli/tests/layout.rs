@@ -64,6 +64,22 @@ fn eight_bits_an_index_and_drafts_are_counted() {
     assert_eq!(named["fits"][1]["bytes_held"], 2 * 16 * 327_680);
 }
 
+/// Groups with compressed tokens share their blocks, and so do those with equal windows.
+#[test]
+fn frames_of_shared_blocks_are_shown_once() {
+    let command = format!("layout {} --dtype fp8_e4m3", config("deepseek-v4-flash"));
+    let text = String::from_utf8(kvpool(&command).stdout).unwrap();
+    let group = |start: &str| text.lines().find(|line| line.starts_with(start)).unwrap_or_default();
+    assert!(group("│     3 ┆ 1 in 128   ┆").contains("┆    128 ┆   of 1 ┆"), "{text}");
+    assert!(group("│     4 ┆ window 128 ┆").contains("┆     16 ┆   of 0 ┆"), "{text}");
+    let layout = parse(&kvpool(&format!("{command} --tokens 4096 --json")));
+    let groups = layout["groups"].as_array().unwrap();
+    let shared: Vec<_> = groups.iter().map(|group| group["shares_blocks_of"].as_u64()).collect();
+    assert_eq!(shared, [None, None, None, Some(1), Some(0)]);
+    // Nine blocks of 16 tokens, 32 of 128, and three of 4.
+    assert_eq!(layout["fits"][0]["bytes_held"], (9 * 4 + 32 + 3 * 2) * 492_992);
+}
+
 #[test]
 fn bad_input_is_named() {
     let folder = tempfile::tempdir().unwrap();

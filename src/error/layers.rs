@@ -82,12 +82,12 @@ pub enum LayersError {
     /// The text is not a JSON object.
     #[error("{0}")]
     Json(Box<str>),
-    /// A block of a group is longer than a segment, in which its frames must be consecutive.
+    /// A state or ring is longer than a segment, in which its frames must be consecutive.
     #[error("a block of group {group} takes {frames} frames, and a segment has {segment_frames}")]
     BlockTooLarge {
         /// Number of the group.
         group: usize,
-        /// Frames of a block.
+        /// Frames of the state or ring.
         frames: u64,
         /// Frames of a segment.
         segment_frames: u64,

@@ -6,7 +6,7 @@ use crate::dtype::Dtype;
 use crate::error::Invalid;
 use crate::sequence::Window;
 use crate::storage::KvLayout;
-use crate::storage::groups::{Column, GroupId, LayerGroup, LayerGroups, Reach};
+use crate::storage::groups::{GroupId, LayerGroup, LayerGroups, Reach};
 
 use super::{Pool, PoolBuilder};
 
@@ -14,10 +14,12 @@ impl Pool {
     /// Returns a builder of a pool for a model whose layers differ, without storage: the engine
     /// holds the bytes. Its sequences are [grouped](PoolBuilder::groups).
     ///
-    /// A block of a group is as many frames as the group says; here each of them holds whole layers,
-    /// and has a list of its own: those of [`layer_lists`](Self::layer_lists). So the frames of a
-    /// block need not be adjacent. A chunk is kept like a window of its length. The states of a group
-    /// are one run of consecutive frames: see [`PoolBuilder::states`].
+    /// A block of a group is as many frames as the group says. Each holds whole layers, and has a
+    /// list of its own, with its tokens per block: those of [`layer_lists`](Self::layer_lists). So
+    /// the frames of a block need not be adjacent. Groups that share their blocks have the same
+    /// lists, and each frame has layers of all of them. A list of compressed tokens keeps all
+    /// tokens, and a chunk is kept like a window of its length. The states of a group are one run
+    /// of consecutive frames: see [`PoolBuilder::states`].
     ///
     /// ```
     /// use kvpool::Pool;
@@ -35,12 +37,10 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    /// For a group that keeps a ring, or compressed or drafted tokens, for groups with unequal tokens
-    /// per block, and for frames with parts of a layer: such models do not run yet. Also for a window
-    /// or chunk that [`Window::new`] refuses. Each names the group by its index.
+    /// For a group that keeps a ring or drafted tokens: such models do not run yet. Also for a
+    /// window or chunk that [`Window::new`] refuses. Each names the group by its index.
     pub fn layered(model: &LayerGroups) -> Result<PoolBuilder, Invalid> {
-        let (mut windows, mut states) = (Vec::new(), Vec::new());
-        let block_tokens = model.groups().iter().find_map(LayerGroup::block_tokens);
+        let (mut windows, mut tokens, mut states) = (Vec::new(), Vec::new(), Vec::new());
         for (index, group) in model.groups().iter().enumerate() {
             let refused = |got: String, limit: String| Invalid::new("group of layers", got, limit).at(index);
             let window = |tokens: u64| {
@@ -48,7 +48,7 @@ impl Pool {
                 Window::new(tokens).map_err(|error| error.at(index))
             };
             let keeps = match group.reach() {
-                Reach::All => None,
+                Reach::All | Reach::Compressed { .. } => None,
                 Reach::Window { tokens, sinks } => {
                     let sinks = u32::try_from(sinks)
                         .map_err(|_| refused(format!("{sinks} sinks"), format!("at most {}", u32::MAX)))?;
@@ -60,50 +60,38 @@ impl Pool {
                     continue;
                 }
                 other => {
-                    let limit = "all tokens, a window, a chunk, or a state: a pool does not keep others yet";
+                    let limit = "all or compressed tokens, a window, a chunk, or a state: \
+                                 a pool does not keep others yet";
                     return Err(refused(format!("{other:?}"), limit.to_owned()));
                 }
             };
-            if group.block_tokens() != block_tokens {
-                let tokens = |tokens: Option<u64>| format!("{} tokens per block", tokens.unwrap_or(0));
-                return Err(refused(tokens(group.block_tokens()), tokens(block_tokens) + " in all groups"));
+            if group.shares_blocks_of().is_none() {
+                let block_tokens = group.block_tokens().unwrap_or(0) as usize;
+                let lists = group.block_frames() as usize;
+                windows.extend(std::iter::repeat_n(keeps, lists));
+                tokens.extend(std::iter::repeat_n(block_tokens, lists));
             }
-            let (layers, frames) = (group.layers().len() as u64, group.block_frames());
-            if !layers.is_multiple_of(frames) {
-                let limit = "a multiple of the frames, so that each holds whole layers".to_owned();
-                return Err(refused(format!("{layers} layers in {frames} frames"), limit));
-            }
-            let is_in_all = |column: &Column| column.planes.is_multiple_of(layers);
-            if frames > 1 && !group.columns().iter().all(is_in_all) {
-                let got = format!("columns in some of {layers} layers, in {frames} frames");
-                return Err(refused(got, "the same columns in each layer".to_owned()));
-            }
-            windows.extend((0..frames).map(|_| keeps));
         }
-        let block_tokens = block_tokens.unwrap_or(0) as usize;
-        let row = (model.frame_bytes() as usize).checked_div(block_tokens).unwrap_or(0);
-        // A byte per element: what they are is the engine's matter.
-        let layout =
-            KvLayout::builder().layers(1).latent(row).dtype(Dtype::Fp8E4M3).block_tokens(block_tokens);
-        let layout = layout.build()?;
-        if layout.bytes_per_block() as u64 != model.frame_bytes() {
-            let got = format_args!("{} bytes", model.frame_bytes());
-            return Err(Invalid::new("frame", got, format_args!("a multiple of {block_tokens} tokens")));
-        }
-        Ok(Self::builder(layout).without_storage().groups(windows).states(states).layered())
+        let layout = layout(usize::try_from(model.frame_bytes()).unwrap_or(usize::MAX), &tokens)?;
+        let builder = Self::builder(layout).without_storage().groups(windows).list_tokens(tokens);
+        Ok(builder.states(states).layered())
     }
 
     /// Returns the lists of a group in a [layered](Self::layered) pool, by which
     /// [`GroupedSequence::group`](crate::GroupedSequence::group) and
-    /// [`Batch::store_grouped`](crate::Batch::store_grouped) name them: one for each frame of a block.
-    /// Of `n` layers in `k` lists, each has the next `n / k`. None of a group that keeps a state.
+    /// [`Batch::store_grouped`](crate::Batch::store_grouped) name them: one for each frame of a
+    /// block. Of `n` layers in `k` lists, each has the next `ceil(n / k)`, and the last ones fewer
+    /// or none. Groups that share their blocks have the same lists. A group that keeps a state has
+    /// none.
     ///
     /// # Panics
     /// If the model has no such group.
     pub fn layer_lists(model: &LayerGroups, group: GroupId) -> Range<usize> {
         let lists = |group: &LayerGroup| if is_state(group) { 0 } else { group.block_frames() as usize };
-        let first = model.groups()[..group.0].iter().map(lists).sum();
-        first..first + lists(&model.groups()[group.0])
+        let shared = model.groups()[group.0].shares_blocks_of().unwrap_or(group);
+        let before = model.groups()[..shared.0].iter().filter(|group| group.shares_blocks_of().is_none());
+        let first = before.map(lists).sum();
+        first..first + lists(&model.groups()[shared.0])
     }
 
     /// Returns the number by which [`GroupedSequence::state`](crate::GroupedSequence::state) names
@@ -119,4 +107,22 @@ impl Pool {
 
 fn is_state(group: &LayerGroup) -> bool {
     matches!(group.reach(), Reach::State)
+}
+
+/// Returns the layout of a frame. Its tokens are those of a block of the first list, or where these
+/// do not divide the frame, the greatest common divisor of those of all lists and the frame.
+fn layout(frame_bytes: usize, tokens: &[usize]) -> Result<KvLayout, Invalid> {
+    let first = tokens.first().copied().unwrap_or(0);
+    let block_tokens = if first == 0 || frame_bytes.is_multiple_of(first) {
+        first
+    } else {
+        tokens.iter().fold(frame_bytes, |one, &other| common_divisor(one, other))
+    };
+    let row = frame_bytes.checked_div(block_tokens).unwrap_or(0);
+    // A byte per element: what they are is the engine's matter.
+    KvLayout::builder().layers(1).latent(row).dtype(Dtype::Fp8E4M3).block_tokens(block_tokens).build()
+}
+
+fn common_divisor(one: usize, other: usize) -> usize {
+    if other == 0 { one } else { common_divisor(other, one % other) }
 }

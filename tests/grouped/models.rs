@@ -1,6 +1,6 @@
 //! Capacities of published models.
 
-use kvpool::storage::groups::{GroupId, GroupOptions, LayerGroups};
+use kvpool::storage::groups::{GroupId, GroupOptions, LayerCache, LayerGroups, Reach, Row};
 use kvpool::{AdmitRequest, Pool, SequenceError, SequenceId};
 
 /// Models whose layers differ, by their configurations: at least as many sequences fit as the
@@ -55,10 +55,47 @@ fn models_hold_what_their_layers_need() {
             assert_eq!(pool.stats().used, 0);
         }
     }
-    for (name, why) in [("deepseek-v4-flash", "138 frames"), ("mimo-v2-flash", "whole layers")] {
-        let config = std::fs::read_to_string(format!("tests/configs/{name}.json")).unwrap();
+}
+
+/// Each model has its lists, and groups that share blocks have the same.
+#[test]
+fn every_model_has_a_list_for_each_frame_of_a_block() {
+    for file in std::fs::read_dir("tests/configs").unwrap() {
+        let path = file.unwrap().path();
+        let config = std::fs::read_to_string(&path).unwrap();
         let model = LayerGroups::from_config(&config, GroupOptions::new()).unwrap();
+        let builder = Pool::layered(&model).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let (mut next, mut states) = (0, 0);
+        for (index, group) in model.groups().iter().enumerate() {
+            let lists = Pool::layer_lists(&model, GroupId(index));
+            if let Some(shared) = group.shares_blocks_of() {
+                assert!(
+                    lists == Pool::layer_lists(&model, shared) && lists.end <= next,
+                    "{}",
+                    path.display()
+                );
+                continue;
+            }
+            let is_state = group.reach() == Reach::State;
+            assert_eq!(lists.len() as u64, if is_state { 0 } else { group.block_frames() });
+            assert_eq!(Pool::layer_state(&model, GroupId(index)), is_state.then_some(states));
+            assert_eq!(lists.start, next);
+            (next, states) = (lists.end, states + usize::from(is_state));
+        }
+        assert_eq!(builder.windows().len(), next, "{}", path.display());
+        assert!(next <= 32, "{}: {next} lists", path.display());
+    }
+}
+
+#[test]
+fn rings_and_drafts_are_refused_by_name() {
+    let cache = |reach| vec![LayerCache { row: Row::bytes(64), reach }];
+    for (reach, why) in [
+        (Reach::Ring { tokens: 64 }, "Ring { tokens: 64 }"),
+        (Reach::Draft { ahead: 1 }, "Draft { ahead: 1 }"),
+    ] {
+        let model = LayerGroups::of_layers(&[cache(Reach::All), cache(reach)], GroupOptions::new()).unwrap();
         let error = Pool::layered(&model).map(drop).unwrap_err().to_string();
-        assert!(error.contains(why) && error.contains("group of layers at index"), "{name}: {error}");
+        assert!(error.contains(why) && error.contains("group of layers at index 1"), "{error}");
     }
 }

@@ -27,6 +27,7 @@ fn json(groups: &LayerGroups, args: &LayoutArgs) -> String {
             "entry_bytes": group.entry_bytes(),
             "block_tokens": group.block_tokens(),
             "block_frames": group.block_frames(),
+            "shares_blocks_of": group.shares_blocks_of().map(|shared| shared.0),
             "waste": group.waste(),
             "bytes_per_token": group.bytes_per_token(),
             "fixed_bytes": group.fixed_bytes(),
@@ -66,7 +67,10 @@ fn render(groups: &LayerGroups, args: &LayoutArgs, width: Option<usize>) -> Stri
             Cell::new(keeps(group.reach())),
             count(group.layers().len() as u64),
             group.block_tokens().map_or(right("-".to_owned()), count),
-            count(group.block_frames()),
+            match group.shares_blocks_of() {
+                Some(shared) => right(format!("of {}", shared.0)),
+                None => count(group.block_frames()),
+            },
             count(group.entry_bytes()),
             right(format!("{:.2} %", 100.0 * group.waste())),
         ]);

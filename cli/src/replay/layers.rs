@@ -1,8 +1,10 @@
-//! The layers of the model whose pool is replayed: what a sequence keeps in each list of its blocks.
+//! The layers of the model whose pool is replayed: what a sequence keeps in each list of its
+//! blocks.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
-use kvpool::storage::groups::{GroupId, LayerGroup, LayerGroups, Reach};
+use kvpool::storage::groups::{GroupId, LayerGroups, Reach};
 use kvpool::storage::{Dtype, KvLayout};
 use kvpool::{Invalid, Pool, PoolBuilder, Window};
 use kvpool_load::Shape;
@@ -41,26 +43,21 @@ impl Layers {
         }
     }
 
-    /// Returns the groups; none if a sequence has one list that keeps all tokens.
+    /// Returns the groups, of which those that share blocks are one. None if a sequence has one
+    /// list that keeps all tokens.
     pub fn groups(&self) -> Vec<Group> {
         match self {
             Self::Alike(_, None) => Vec::new(),
             Self::Alike(layout, Some(window)) => {
                 let (tokens, sinks) = (window.tokens() as u64, window.sink_tokens() as u64);
                 let reach = Reach::Window { tokens, sinks };
-                vec![Group { reach, layers: layout.layers(), lists: 0..1, state_frames: 0 }]
+                vec![Group { keeps: vec![reach], layers: layout.layers(), lists: 0..1, state_frames: 0 }]
             }
             Self::Groups(model) => {
-                let group = |(index, group): (usize, &LayerGroup)| Group {
-                    reach: group.reach(),
-                    layers: group.layers().len(),
-                    lists: Pool::layer_lists(model, GroupId(index)),
-                    state_frames: match group.reach() {
-                        Reach::State => group.block_frames() as usize,
-                        _ => 0,
-                    },
-                };
-                model.groups().iter().enumerate().map(group).collect()
+                let ids = (0..model.groups().len()).map(GroupId);
+                ids.filter(|id| model.groups()[id.0].shares_blocks_of().is_none())
+                    .map(|id| Group::of(model, id))
+                    .collect()
             }
         }
     }
@@ -77,11 +74,11 @@ impl Layers {
     }
 }
 
-/// A group of layers that keep the same tokens.
+/// Layers whose entries lie in the same blocks: a group, or all that share its blocks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Group {
-    /// What a sequence keeps.
-    pub reach: Reach,
+    /// What a sequence keeps, without repetitions.
+    pub keeps: Vec<Reach>,
     /// The number of layers.
     pub layers: usize,
     /// The lists of a sequence: one for each frame of a block. None of states.
@@ -90,14 +87,34 @@ pub struct Group {
     pub state_frames: usize,
 }
 
+impl Group {
+    /// Returns this group with those that share its blocks.
+    fn of(model: &LayerGroups, id: GroupId) -> Self {
+        let first = &model.groups()[id.0];
+        let (mut keeps, mut layers) = (vec![first.reach()], HashSet::<usize>::new());
+        layers.extend(first.layers());
+        for group in model.groups().iter().filter(|group| group.shares_blocks_of() == Some(id)) {
+            if !keeps.contains(&group.reach()) {
+                keeps.push(group.reach());
+            }
+            layers.extend(group.layers());
+        }
+        let state_frames = match first.reach() {
+            Reach::State => first.block_frames() as usize,
+            _ => 0,
+        };
+        Self { keeps, layers: layers.len(), lists: Pool::layer_lists(model, id), state_frames }
+    }
+}
+
 /// Returns the blocks that a list takes to grow from one length to another.
 pub fn added(tokens: &Range<u64>, block_tokens: usize) -> usize {
     let blocks = |tokens: u64| tokens.div_ceil(block_tokens as u64);
     (blocks(tokens.end) - blocks(tokens.start)) as usize
 }
 
-/// Returns the default layout of replays, with just enough bytes per token to distinguish all tokens,
-/// so that a replay measures the pool and not the memory.
+/// Returns the default layout of replays, with just enough bytes per token to distinguish all
+/// tokens, so that a replay measures the pool and not the memory.
 pub fn probe(block_tokens: usize) -> Result<KvLayout, Invalid> {
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::F16);
     layout.block_tokens(block_tokens).build()

@@ -184,7 +184,7 @@ pub(crate) fn runs(tables: &TableRuns) -> Value {
 
 fn group((group, used): (&Group, &GroupUse)) -> Value {
     json!({
-        "keeps": keeps(group.reach),
+        "keeps": group.keeps.iter().map(|&reach| keeps(reach)).collect::<Vec<_>>().join(" · "),
         "layers": group.layers,
         "block_frames": group.lists.len().max(group.state_frames),
         // Frames of open sequences, with those reserved, over virtual time. Shared ones count for

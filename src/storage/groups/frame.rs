@@ -1,18 +1,22 @@
-//! The choice of the frame, and of the tokens of a block in each group.
+//! The choice of the frame, and of the tokens and frames of each block.
 //!
-//! Frames have one size. A block of a group is a run of them, so its bytes are rounded up to a
-//! multiple of the frame; that padding, with the padding of tiles, is the waste. More tokens per
-//! block and smaller frames waste less. But the last block of a sequence is half empty on average,
-//! small frames make long runs, and each frame has state.
+//! Frames have one size. A frame of a block of tokens holds whole layers: of `n` layers in `k`
+//! frames, each has the next `ceil(n / k)`. Groups that keep the same tokens share their blocks,
+//! and each frame holds such a part of every one of them. The states of a group are one run of
+//! frames, which divides layers anywhere, and so is a ring. What layers do not fill of the frames,
+//! with the padding of tiles, is the waste. More tokens per block waste less; but the last block of
+//! a sequence is half empty on average, and each frame of a block is a list in a pool, of which
+//! there are not too many.
 //!
 //! Therefore the choice has the fewest tokens per block with which some frame keeps the waste of
-//! every group within the limit. Of these frames it is the largest with a quarter of that waste, if
+//! every block within the limit. Of these frames it is the largest with a quarter of that waste, if
 //! one has 64 KiB or more, and otherwise the largest.
-
-use crate::storage::plane::TILE_ALIGN;
+//!
+//! If no frame keeps to that limit, the bytes of a sequence of 4,096 tokens count: of the choices
+//! within 2 % of the fewest, it is the one with the fewest frames of blocks of tokens.
 
 use super::options::HASH_TOKENS;
-use super::shape::Shape;
+use super::shared::{BLOCK_TOKENS_MAX, Block, LISTS_MAX, SharedBlock, Size};
 
 /// Share of a block that may be padding.
 const WASTE_MAX: f64 = 0.01;
@@ -23,106 +27,138 @@ const FRAME_BYTES_MIN: u64 = 4096;
 /// Size from which a smaller frame is taken to waste less.
 const FRAME_BYTES_AMPLE: u64 = 64 << 10;
 
-/// Largest number of frames into which a block is divided to find a frame that others share.
-const FRAMES_TRIED: u64 = 64;
+/// Length of the sequence that counts where the waste is above the limit.
+const SEQUENCE_TOKENS: u64 = 4096;
 
-/// Largest number of tokens of a block, unless a ratio of compression needs more.
-const BLOCK_TOKENS_MAX: u64 = 256;
+/// Largest number of tokens of a block there, unless a ratio of compression needs more: half of the
+/// last block of that sequence is then a 64th of it.
+const SEQUENCE_BLOCK_TOKENS_MAX: u64 = 128;
 
-/// A frame size, and for each group the tokens and frames of a block.
+/// Share of that sequence's bytes that fewer frames may add.
+const SEQUENCE_BYTES_SPARE: f64 = 0.02;
+
+/// A frame size, and the tokens and frames of each block.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Choice {
     pub(super) frame_bytes: u64,
     pub(super) blocks: Vec<Block>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Block {
-    pub(super) tokens: u64,
-    pub(super) frames: u64,
+impl Choice {
+    /// Picks one of each block for frames of this size; `None` if there is none, or if there are
+    /// too many lists.
+    fn of(
+        shared: &[SharedBlock],
+        frame_bytes: u64,
+        pick: impl FnMut(&SharedBlock) -> Option<Block>,
+    ) -> Option<Self> {
+        let blocks: Vec<Block> = shared.iter().map(pick).collect::<Option<_>>()?;
+        let choice = Self { frame_bytes, blocks };
+        (choice.lists(shared) <= LISTS_MAX).then_some(choice)
+    }
+
+    /// Returns the number of frames of all blocks of tokens.
+    fn lists(&self, shared: &[SharedBlock]) -> u64 {
+        let of_tokens = self.blocks.iter().zip(shared).filter(|(_, of)| !of.reach.is_run());
+        of_tokens.map(|(block, _)| block.frames).sum()
+    }
+
+    /// Returns the bytes of a sequence of [`SEQUENCE_TOKENS`].
+    fn sequence_bytes(&self, shared: &[SharedBlock]) -> u64 {
+        let frames = self.blocks.iter().zip(shared).map(|(block, of)| sequence_frames(of, block));
+        frames.fold(0, u64::saturating_add).saturating_mul(self.frame_bytes)
+    }
+
+    /// Returns the largest waste of a block.
+    fn waste(&self) -> f64 {
+        self.blocks.iter().map(|block| block.waste(self.frame_bytes)).fold(0.0, f64::max)
+    }
 }
 
-/// Chooses the frame for these groups, of which there is at least one. Blocks are longer than a
+/// Chooses the frame for these blocks, of which there is at least one. Runs are longer than a
 /// segment only if more would be wasted otherwise than the limit allows.
-pub(super) fn choose(shapes: &[Shape], segment_frames: u64) -> Choice {
-    if let [shape] = shapes {
-        let tokens = shape.block_tokens(BLOCK_TOKENS_MAX)[0];
-        let blocks = vec![Block { tokens, frames: 1 }];
-        return Choice { frame_bytes: shape.tiled_bytes(tokens), blocks };
+pub(super) fn choose(shared: &[SharedBlock], segment_frames: u64) -> Choice {
+    if let [one] = shared {
+        let size = &one.sizes[0];
+        let frame_bytes = size.candidates()[0];
+        let blocks = size.block(frame_bytes).into_iter().collect();
+        return Choice { frame_bytes, blocks };
     }
-    let candidates = candidates(shapes);
-    let (waste, choice) = search(shapes, &candidates, segment_frames);
-    if waste <= WASTE_MAX {
-        return choice;
-    }
-    let (without, longer) = search(shapes, &candidates, u64::MAX);
-    if without <= WASTE_MAX { longer } else { choice }
+    let candidates = candidates(shared);
+    let within = |segment_frames| within_limit(shared, &candidates, segment_frames);
+    let choice = within(segment_frames).or_else(|| within(u64::MAX));
+    choice.unwrap_or_else(|| with_fewest_bytes(shared, &candidates, segment_frames))
 }
 
-/// Returns the best choice, and the largest waste of a group.
-fn search(shapes: &[Shape], candidates: &[u64], segment_frames: u64) -> (f64, Choice) {
-    let mut most = HASH_TOKENS;
-    loop {
-        let choices: Vec<_> =
-            candidates.iter().filter_map(|&frame| with_frame(shapes, frame, most, segment_frames)).collect();
-        for (limit, least) in [(WASTE_MAX / 4.0, FRAME_BYTES_AMPLE), (WASTE_MAX, 0)] {
-            let is_within = |(waste, choice): &&(f64, Choice)| *waste <= limit && choice.frame_bytes >= least;
-            let within = choices.iter().filter(is_within);
-            if let Some(best) = within.max_by_key(|(_, choice)| choice.frame_bytes) {
-                return best.clone();
-            }
-        }
-        most *= 2;
-        if most > BLOCK_TOKENS_MAX {
-            let least = choices.into_iter().min_by(|(a, _), (b, _)| a.total_cmp(b));
-            return least.expect("one frame is as large as the largest block");
-        }
-    }
-}
-
-/// Returns the frames to try: fractions of blocks.
-fn candidates(shapes: &[Shape]) -> Vec<u64> {
-    let blocks_of = |shape: &Shape| {
-        let all = shape.block_tokens(BLOCK_TOKENS_MAX).into_iter();
-        all.map(|tokens| shape.tiled_bytes(tokens)).collect::<Vec<u64>>()
-    };
-    let blocks: Vec<u64> = shapes.iter().flat_map(blocks_of).collect();
-    let least = blocks.iter().copied().fold(FRAME_BYTES_MIN, u64::min);
-    let fractions = |&bytes: &u64| {
-        (1..=FRAMES_TRIED).map(move |parts| bytes.div_ceil(parts).next_multiple_of(TILE_ALIGN as u64))
-    };
-    let mut all: Vec<u64> = blocks.iter().flat_map(fractions).filter(|&frame| frame >= least).collect();
+/// Returns the frames to try: those that some block fills.
+fn candidates(shared: &[SharedBlock]) -> Vec<u64> {
+    let sizes = || shared.iter().flat_map(|of| &of.sizes).map(Size::candidates);
+    let least = sizes().map(|frames| frames[0]).fold(FRAME_BYTES_MIN, u64::min);
+    let mut all: Vec<u64> = sizes().flatten().filter(|&frame| frame >= least).collect();
     all.sort_unstable();
     all.dedup();
     all
 }
 
-/// Returns the blocks of at most `most` tokens in frames of this size, and the largest waste of a
-/// group; `None` if a block is longer than a segment. Each group has the fewest tokens that keep it
-/// within the limit, otherwise those that waste least.
-fn with_frame(shapes: &[Shape], frame_bytes: u64, most: u64, segment_frames: u64) -> Option<(f64, Choice)> {
-    let mut worst = 0.0_f64;
-    let mut blocks = Vec::with_capacity(shapes.len());
-    for shape in shapes {
-        let mut best: Option<(f64, Block)> = None;
-        for tokens in shape.block_tokens(most) {
-            let frames = shape.tiled_bytes(tokens).div_ceil(frame_bytes);
-            let waste = waste(shape.packed_bytes(tokens), frames.saturating_mul(frame_bytes));
-            if frames <= segment_frames && best.is_none_or(|(least, _)| waste < least) {
-                best = Some((waste, Block { tokens, frames }));
-            }
-            if best.is_some_and(|(least, _)| least <= WASTE_MAX) {
-                break;
-            }
-        }
-        let (waste, block) = best?;
-        worst = worst.max(waste);
-        blocks.push(block);
-    }
-    Some((worst, Choice { frame_bytes, blocks }))
+/// Returns the best choice of those that keep to the limit of waste.
+fn within_limit(shared: &[SharedBlock], candidates: &[u64], segment_frames: u64) -> Option<Choice> {
+    let tokens = std::iter::successors(Some(HASH_TOKENS), |most| Some(most * 2));
+    tokens.take_while(|&most| most <= BLOCK_TOKENS_MAX).find_map(|most| {
+        let choices: Vec<_> = candidates
+            .iter()
+            .filter_map(|&frame| Choice::of(shared, frame, |of| tightest(of, frame, most, segment_frames)))
+            .collect();
+        [(WASTE_MAX / 4.0, FRAME_BYTES_AMPLE), (WASTE_MAX, 0)].into_iter().find_map(|(limit, least)| {
+            let is_within = |choice: &&Choice| choice.waste() <= limit && choice.frame_bytes >= least;
+            choices.iter().filter(is_within).max_by_key(|choice| choice.frame_bytes).cloned()
+        })
+    })
 }
 
-/// Returns the share of `held` bytes that is padding.
-pub(super) fn waste(packed: u64, held: u64) -> f64 {
-    held.saturating_sub(packed) as f64 / held.max(1) as f64
+/// Returns the block of the fewest tokens that keeps to the limit of waste, otherwise the one that
+/// wastes least; `None` if none fits, or a run is longer than a segment.
+fn tightest(of: &SharedBlock, frame_bytes: u64, most: u64, segment_frames: u64) -> Option<Block> {
+    let mut best: Option<Block> = None;
+    for block in fitting(of, frame_bytes, most, segment_frames) {
+        if best.is_none_or(|best| block.waste(frame_bytes) < best.waste(frame_bytes)) {
+            best = Some(block);
+        }
+        if block.waste(frame_bytes) <= WASTE_MAX {
+            break;
+        }
+    }
+    best
+}
+
+/// Returns a choice of about the fewest bytes for a sequence.
+fn with_fewest_bytes(shared: &[SharedBlock], candidates: &[u64], segment_frames: u64) -> Choice {
+    let most = SEQUENCE_BLOCK_TOKENS_MAX;
+    let pick = |of: &SharedBlock, frame: u64| {
+        fitting(of, frame, most, segment_frames)
+            .min_by_key(|block| (sequence_frames(of, block), block.frames))
+    };
+    let choices: Vec<_> =
+        candidates.iter().filter_map(|&frame| Choice::of(shared, frame, |of| pick(of, frame))).collect();
+    let bytes = |choice: &Choice| choice.sequence_bytes(shared);
+    let least = choices.iter().map(bytes).min().unwrap_or(0) as f64;
+    let is_near = |choice: &Choice| bytes(choice) as f64 <= least * (1.0 + SEQUENCE_BYTES_SPARE);
+    let near = choices.into_iter().filter(is_near);
+    let best = near.min_by_key(|choice| (choice.lists(shared), bytes(choice)));
+    best.expect("the largest block is one frame, and so are all others then")
+}
+
+/// Returns the frames of a sequence of [`SEQUENCE_TOKENS`], in these blocks.
+fn sequence_frames(of: &SharedBlock, block: &Block) -> u64 {
+    of.reach.blocks(SEQUENCE_TOKENS, block.tokens, 1).saturating_mul(block.frames)
+}
+
+/// Returns the blocks of at most `most` tokens that fit frames of this size, ascending.
+fn fitting(
+    of: &SharedBlock,
+    frame_bytes: u64,
+    most: u64,
+    segment_frames: u64,
+) -> impl Iterator<Item = Block> + '_ {
+    let blocks = of.sizes(most).iter().filter_map(move |size| size.block(frame_bytes));
+    blocks.filter(move |block| !of.reach.is_run() || block.frames <= segment_frames)
 }

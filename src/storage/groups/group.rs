@@ -1,6 +1,6 @@
-use super::frame::{self, Block};
 use super::layer::Reach;
 use super::shape::{Column, Shape};
+use super::shared::Block;
 
 /// Number of a group of layers, from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
@@ -19,8 +19,8 @@ pub struct Place {
 #[derive(Clone, Debug)]
 pub struct LayerGroup {
     pub(super) shape: Shape,
-    pub(super) layers: Vec<usize>,
     pub(super) block: Block,
+    pub(super) shares_blocks_of: Option<GroupId>,
     pub(super) frame_bytes: u64,
     pub(super) step_tokens: u64,
 }
@@ -33,7 +33,7 @@ impl LayerGroup {
 
     /// Returns the layers, ascending. Layers that only read another's cache are not among them.
     pub fn layers(&self) -> &[usize] {
-        &self.layers
+        &self.shape.layers
     }
 
     /// Returns the bytes of an entry, by column.
@@ -46,30 +46,41 @@ impl LayerGroup {
         self.shape.entry_bytes()
     }
 
-    /// Returns the number of tokens of a block; `None` if a block is a state or a ring.
-    pub fn block_tokens(&self) -> Option<u64> {
-        let is_one = matches!(self.reach(), Reach::State | Reach::Ring { .. });
-        (!is_one).then_some(self.block.tokens)
+    /// Returns the earlier group in whose blocks the entries of this one lie, because a sequence
+    /// keeps both for the same tokens; the first one if there are several. `None`: no earlier
+    /// group.
+    ///
+    /// Such blocks are counted once, with the earlier group. What this one says of a block is said
+    /// of that of all groups that share it.
+    pub fn shares_blocks_of(&self) -> Option<GroupId> {
+        self.shares_blocks_of
     }
 
-    /// Returns the number of frames of a block.
+    /// Returns the number of tokens of a block; `None` if a block is a state or a ring.
+    pub fn block_tokens(&self) -> Option<u64> {
+        (!self.reach().is_run()).then_some(self.block.tokens)
+    }
+
+    /// Returns the number of frames of a block. Of `n` layers in `k` frames, each has the next
+    /// `ceil(n / k)`, and the last ones fewer or none. The frames of a state or a ring are
+    /// consecutive, and divide layers anywhere.
     pub fn block_frames(&self) -> u64 {
         self.block.frames
     }
 
     /// Returns the bytes of a block with padding.
     pub fn block_bytes(&self) -> u64 {
-        self.block.frames.saturating_mul(self.frame_bytes)
+        self.block.bytes(self.frame_bytes)
     }
 
     /// Returns the bytes of a block without padding.
     pub fn packed_bytes(&self) -> u64 {
-        self.shape.packed_bytes(self.block.tokens)
+        self.block.packed_bytes
     }
 
     /// Returns the share of a block that is padding, from 0 to 1.
     pub fn waste(&self) -> f64 {
-        frame::waste(self.packed_bytes(), self.block_bytes())
+        self.block.waste(self.frame_bytes)
     }
 
     /// Returns the bytes per token that a sequence keeps for as long as it grows; 0 if its entries

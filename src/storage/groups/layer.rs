@@ -143,6 +143,19 @@ impl LayerCache {
 }
 
 impl Reach {
+    /// Returns whether a sequence has one block, whatever its length: a run of consecutive frames.
+    pub(super) fn is_run(self) -> bool {
+        matches!(self, Self::State | Self::Ring { .. })
+    }
+
+    /// Returns the number of tokens per entry.
+    pub(super) fn ratio(self) -> u64 {
+        match self {
+            Self::Compressed { ratio } => ratio,
+            _ => 1,
+        }
+    }
+
     /// Returns the number of entries that a block of `tokens` tokens has.
     pub(super) fn entries(self, block_tokens: u64) -> u64 {
         match self {

@@ -8,6 +8,7 @@ use super::group::{GroupId, LayerGroup, Place};
 use super::layer::{LayerCache, Reach, Row};
 use super::options::GroupOptions;
 use super::shape::Shape;
+use super::shared::{Block, SharedBlock};
 
 /// Maximum number of layers.
 const LAYERS_MAX: u64 = 1 << 16;
@@ -27,9 +28,11 @@ pub struct LayerGroups {
 
 /// A group under construction. `main` is what its layers have in common beside the reach.
 struct Gathered {
+    reach: Reach,
     main: [u64; 2],
-    shape: Shape,
     layers: Vec<usize>,
+    /// The widths of the planes of each layer.
+    widths: Vec<Vec<u64>>,
 }
 
 impl LayerGroups {
@@ -69,7 +72,7 @@ impl LayerGroups {
                 let Reach::Follows { layer: target } = cache.reach else { continue };
                 let followed = own.get(target).and_then(|places| places.first().copied());
                 let place = followed.ok_or(LayersError::Follows { layer, target })?;
-                gathered[place.group.0].shape.add(cache.row.widths(dtype));
+                gathered[place.group.0].widths[place.plane].extend(planes(cache.row.widths(dtype)));
                 places[layer].push(place);
             }
         }
@@ -85,16 +88,21 @@ impl LayerGroups {
         options: GroupOptions,
     ) -> Result<Self, LayersError> {
         let GroupOptions { segment_frames, step_tokens, .. } = options;
-        let shapes: Vec<Shape> = gathered.iter().map(|one| one.shape.clone()).collect();
-        let choice = frame::choose(&shapes, segment_frames);
+        let shape = |one: Gathered| Shape::new(one.reach, one.layers, one.widths);
+        let shapes: Vec<Shape> = gathered.into_iter().map(shape).collect();
+        let shared = SharedBlock::all(&shapes);
+        let choice = frame::choose(&shared, segment_frames);
         let frame_bytes = choice.frame_bytes;
-        let mut groups = Vec::with_capacity(gathered.len());
-        for (one, block) in gathered.into_iter().zip(choice.blocks) {
-            if block.frames > segment_frames {
-                let group = groups.len();
+        let mut groups = Vec::with_capacity(shapes.len());
+        for (group, shape) in shapes.into_iter().enumerate() {
+            let has_group = |(of, _): &(&SharedBlock, &Block)| of.groups.contains(&group);
+            let (of, &block) =
+                shared.iter().zip(&choice.blocks).find(has_group).expect("every group is in one");
+            if of.reach.is_run() && block.frames > segment_frames {
                 return Err(LayersError::BlockTooLarge { group, frames: block.frames, segment_frames });
             }
-            groups.push(LayerGroup { shape: one.shape, layers: one.layers, block, frame_bytes, step_tokens });
+            let shares_blocks_of = (of.groups[0] < group).then_some(GroupId(of.groups[0]));
+            groups.push(LayerGroup { shape, block, shares_blocks_of, frame_bytes, step_tokens });
         }
         Ok(Self { groups, places, frame_bytes, dtype: options.dtype.unwrap_or_default() })
     }
@@ -164,10 +172,11 @@ impl LayerGroups {
     }
 
     /// Returns the largest number of frames that a sequence has held by the time that it has
-    /// `tokens` tokens.
+    /// `tokens` tokens. Blocks that groups share are counted once.
     pub fn frames_held(&self, tokens: u64) -> u64 {
+        let with_blocks = self.groups.iter().filter(|group| group.shares_blocks_of().is_none());
         let of = |group: &LayerGroup| group.blocks_held(tokens).saturating_mul(group.block_frames());
-        self.groups.iter().map(of).fold(0, u64::saturating_add)
+        with_blocks.map(of).fold(0, u64::saturating_add)
     }
 
     /// Returns the bytes of these frames.
@@ -190,14 +199,18 @@ impl LayerGroups {
 fn add(gathered: &mut Vec<Gathered>, layer: usize, cache: LayerCache, dtype: Dtype) -> Place {
     let widths = cache.row.widths(dtype);
     let main = [widths[0], widths[1]];
-    let is_same = |one: &Gathered| one.shape.reach == cache.reach && one.main == main;
+    let is_same = |one: &Gathered| one.reach == cache.reach && one.main == main;
     let index = gathered.iter().position(is_same).unwrap_or_else(|| {
-        let shape = Shape { reach: cache.reach, columns: Vec::new() };
-        gathered.push(Gathered { main, shape, layers: Vec::new() });
+        gathered.push(Gathered { reach: cache.reach, main, layers: Vec::new(), widths: Vec::new() });
         gathered.len() - 1
     });
     let group = &mut gathered[index];
-    group.shape.add(widths);
     group.layers.push(layer);
+    group.widths.push(planes(widths).collect());
     Place { group: GroupId(index), plane: group.layers.len() - 1 }
+}
+
+/// Returns the widths that a row has.
+fn planes(widths: [u64; 3]) -> impl Iterator<Item = u64> {
+    widths.into_iter().filter(|&bytes| bytes > 0)
 }

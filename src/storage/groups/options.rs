@@ -27,7 +27,7 @@ pub struct GroupOptions {
     pub drafts: DraftLayers,
     /// Largest number of tokens that a sequence grows by in one step.
     pub step_tokens: u64,
-    /// Number of frames of a segment, the longest block.
+    /// Number of frames of a segment, the longest run of a state.
     pub segment_frames: u64,
 }
 

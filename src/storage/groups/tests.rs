@@ -93,7 +93,8 @@ proptest! {
         lengths.sort_unstable();
         let mut before = 0;
         for tokens in lengths {
-            let sum: u64 = groups.groups().iter().map(|group| group.blocks_held(tokens) * group.block_bytes()).sum();
+            let with_blocks = groups.groups().iter().filter(|group| group.shares_blocks_of().is_none());
+            let sum: u64 = with_blocks.map(|group| group.blocks_held(tokens) * group.block_bytes()).sum();
             prop_assert_eq!(groups.bytes_held(tokens), sum);
             prop_assert!(sum >= before);
             before = sum;
@@ -110,6 +111,59 @@ proptest! {
                 prop_assert!(group.blocks_held(u64::MAX / 2) * block < most + 4 * block);
             }
         }
+    }
+
+    #[test]
+    fn frames_hold_whole_layers_of_all_groups_that_share_them(layers in layers()) {
+        let groups = LayerGroups::of_layers(&layers, GroupOptions::new().segment_frames(1 << 32)).unwrap();
+        let mut widths = vec![Vec::new(); groups.groups().len()];
+        for (layer, caches) in layers.iter().enumerate() {
+            for (cache, place) in caches.iter().zip(groups.place(layer)) {
+                prop_assert_eq!(widths[place.group.0].len(), place.plane);
+                widths[place.group.0].push(cache.row.widths(groups.dtype()));
+            }
+        }
+        let mut lists = 0;
+        for (first, group) in groups.groups().iter().enumerate() {
+            if group.shares_blocks_of().is_some() {
+                continue;
+            }
+            let sharing: Vec<usize> = (first..groups.groups().len())
+                .filter(|&other| other == first || groups.groups()[other].shares_blocks_of() == Some(GroupId(first)))
+                .collect();
+            let of_layer = |of: usize, widths: &[u64; 3], align: u64| -> u64 {
+                let of = &groups.groups()[of];
+                let entries = of.reach().entries(of.block_tokens().unwrap_or(0));
+                widths.iter().map(|width| (width * entries).next_multiple_of(align)).sum()
+            };
+            // The frame with the most bytes, if there were so many.
+            let fullest = |frames: usize| {
+                let part = |of: usize, frame: usize| -> u64 {
+                    let each = widths[of].len().div_ceil(frames);
+                    widths[of].iter().skip(frame * each).take(each).map(|widths| of_layer(of, widths, 16)).sum()
+                };
+                (0..frames).map(|frame| sharing.iter().map(|&of| part(of, frame)).sum::<u64>()).max().unwrap()
+            };
+            let (frame, frames) = (groups.frame_bytes(), group.block_frames() as usize);
+            if group.block_tokens().is_some() {
+                lists += frames;
+                prop_assert!(fullest(frames) <= frame, "{} > {} bytes in {} frames", fullest(frames), frame, frames);
+                prop_assert!(frames == 1 || fullest(frames - 1) > frame, "{} frames are enough", frames - 1);
+            } else {
+                prop_assert_eq!(frames as u64, fullest(1).div_ceil(frame));
+            }
+            let packed: u64 = sharing.iter().flat_map(|&of| widths[of].iter().map(move |widths| of_layer(of, widths, 1))).sum();
+            for &of in &sharing {
+                let of = &groups.groups()[of];
+                prop_assert_eq!(of.packed_bytes(), packed);
+                prop_assert_eq!((of.block_tokens(), of.block_frames()), (group.block_tokens(), group.block_frames()));
+                prop_assert!((of.waste() - (1.0 - packed as f64 / (frame * frames as u64) as f64)).abs() < 1e-9);
+                prop_assert!(of.block_tokens().unwrap_or(0).is_multiple_of(of.reach().ratio()));
+                let keeps_all = |reach| matches!(reach, Reach::All | Reach::Compressed { .. });
+                prop_assert!(of.reach() == group.reach() || keeps_all(of.reach()) && keeps_all(group.reach()));
+            }
+        }
+        prop_assert!(lists <= 32, "{} lists", lists);
     }
 
     #[test]
@@ -135,6 +189,75 @@ fn a_larger_step_holds_more_of_a_window() {
     let window = Reach::Window { tokens: 128, sinks: 0 };
     assert_eq!([1, 17, 2048].map(|step| window.blocks(100_000, 16, step)), [9, 10, 137]);
     assert_eq!(window.blocks(100, 16, 2048), 7, "no more than the sequence has");
+}
+
+/// Returns the block that each group shares, and its tokens and frames.
+fn blocks(groups: &LayerGroups) -> Vec<(usize, u64, u64)> {
+    let block = |(index, group): (usize, &LayerGroup)| {
+        let of = group.shares_blocks_of().map_or(index, |of| of.0);
+        (of, group.block_tokens().unwrap_or(0), group.block_frames())
+    };
+    groups.groups().iter().enumerate().map(block).collect()
+}
+
+fn one_of_each(caches: &[(u64, Reach)]) -> LayerGroups {
+    let cache = |&(bytes, reach): &(u64, Reach)| LayerCache { row: Row::bytes(bytes), reach };
+    LayerGroups::of_layers(&[caches.iter().map(cache).collect()], GroupOptions::new()).unwrap()
+}
+
+#[test]
+fn groups_that_keep_the_same_tokens_share_blocks() {
+    let window = |tokens, sinks| Reach::Window { tokens, sinks };
+    let compressed = |ratio| Reach::Compressed { ratio };
+    let groups = one_of_each(&[(64, compressed(4)), (64, Reach::All), (64, compressed(128))]);
+    assert_eq!(blocks(&groups), [(0, 128, 1), (0, 128, 1), (0, 128, 1)]);
+    assert_eq!((groups.frame_bytes(), groups.waste()), (64 * (32 + 128 + 1), 0.0));
+    assert_eq!(groups.frames_held(300), 3, "the blocks are counted once");
+    assert_eq!(groups.bytes_per_token(), 64.0 * (0.25 + 1.0 + 1.0 / 128.0));
+    // Of no group the blocks would have more tokens than it needs and than 256.
+    let apart = [
+        (64, Reach::All),
+        (64, compressed(48)),
+        (64, compressed(300)),
+        (64, compressed(15)),
+        (64, compressed(5)),
+    ];
+    let apart = one_of_each(&apart).groups().iter().map(|of| of.shares_blocks_of()).collect::<Vec<_>>();
+    assert_eq!(apart, [None, Some(GroupId(0)), None, Some(GroupId(0)), Some(GroupId(0))]);
+    let owners =
+        |caches: &[(u64, Reach)]| blocks(&one_of_each(caches)).iter().map(|of| of.0).collect::<Vec<_>>();
+    let windows = [
+        (64, window(64, 0)),
+        (64, window(64, 4)),
+        (32, window(64, 4)),
+        (32, window(65, 0)),
+        (32, window(64, 0)),
+    ];
+    assert_eq!(owners(&windows), [0, 1, 1, 3, 0]);
+    let chunk = |tokens| Reach::Chunk { tokens };
+    assert_eq!(
+        owners(&[(64, chunk(64)), (32, window(64, 0)), (32, chunk(64)), (16, chunk(32))]),
+        [0, 1, 0, 3]
+    );
+    let alone = |reach| owners(&[(64, reach), (32, reach)]);
+    assert_eq!([Reach::State, Reach::Ring { tokens: 64 }, Reach::Draft { ahead: 1 }].map(alone), [[0, 1]; 3]);
+}
+
+#[test]
+fn layers_with_unequal_columns_are_in_one_frame() {
+    let latent = |side_bytes| Row::Latent { elements: 512, side_bytes };
+    let window =
+        |side_bytes| LayerCache { row: latent(side_bytes), reach: Reach::Window { tokens: 512, sinks: 0 } };
+    let layers = |side_bytes| {
+        let windows = (0..8).map(|layer| vec![window(if layer % 2 == 0 { 128 } else { side_bytes })]);
+        windows
+            .chain([vec![LayerCache::all(latent(128))], vec![LayerCache::all(latent(128))]])
+            .collect::<Vec<_>>()
+    };
+    let of = |side_bytes| LayerGroups::of_layers(&layers(side_bytes), GroupOptions::new()).unwrap();
+    assert_eq!(blocks(&of(128)), [(0, 16, 4), (1, 16, 1)]);
+    let uneven = of(0);
+    assert_eq!((uneven.groups()[0].columns()[1].planes, uneven.groups()[0].block_frames()), (4, 1));
 }
 
 #[test]
