@@ -57,7 +57,7 @@ const MODELS: [(&str, u64, u64, bool); 23] = [
     ("gpt-oss-120b", 16, 16, false),
     ("llama-4-scout", 40, 16, false),
     ("mimo-v2-flash", 16, 16, false),
-    ("inkling", 16, 16, false),
+    ("inkling", 40, 16, false),
     ("qwen3-next-80b", 16, 16, false),
     ("qwen3.5-27b", 40, 16, false),
     ("qwen3.5-35b-a3b", 16, 16, false),
@@ -168,12 +168,18 @@ fn lengths_row(model: &Model, multiple: u64) {
         .for_each(|((held, exact), width)| print!("{:>width$}", format!("{held}/{exact}")));
     let [short, middle, long]: [f64; 3] = share(held);
     print!("  {short:.3} {middle:.3} {long:.3}");
-    let paged = Paged::new(model, multiple);
-    let pages = |states| share(LENGTHS.map(|tokens| paged.sequences(model, states, tokens)));
-    let two = model.has_states().then(|| pages(2));
+    // The rules are for a page that all groups of layers have, whatever an entry is.
+    let is_compressed = |group: &LayerGroup| matches!(group.reach(), Reach::Compressed { .. });
+    let is_paged = !model.groups.groups().iter().any(is_compressed);
+    let paged = is_paged.then(|| Paged::new(model, multiple));
+    let pages = |states| {
+        let sequences = |paged: &Paged| LENGTHS.map(|tokens| paged.sequences(model, states, tokens));
+        paged.as_ref().map(|paged| share(sequences(paged)))
+    };
+    let two = if model.has_states() { pages(2) } else { None };
     let several = model.groups.groups().len() > 1;
     let parts = several.then(|| share(LENGTHS.map(|tokens| split(model, tokens))));
-    for shares in [Some(pages(1)), two, parts] {
+    for shares in [pages(1), two, parts] {
         match shares {
             Some([short, middle, long]) => print!("  {short:.2} {middle:.2} {long:.2}"),
             None => print!("  {:>4} {:>4} {:>4}", "-", "-", "-"),

@@ -51,7 +51,7 @@ fn models_whose_layers_differ_are_replayed_in_little_memory() {
         for (group, (keeps, layers, frames)) in found.iter().zip(groups) {
             assert_eq!(
                 keys(group).join(" "),
-                "block_frames blocks_given_up frames_mean frames_peak keeps layers"
+                "block_frames block_tokens blocks_given_up frames_mean frames_peak keeps layers"
             );
             let described = (&group["keeps"], &group["layers"], &group["block_frames"]);
             assert_eq!(described, (&keeps.into(), &layers.into(), &frames.into()));
@@ -83,6 +83,12 @@ fn other_models_are_replayed_beside_resizes() {
         ("qwen2.5-7b", "--blocks 4000 --resize-at 30%:2500,60%:4000 --prefix-cache on", &["all"][..]),
         (&config("llama-4-scout"), "--memory 4GiB", &["chunk 8,192", "all"]),
         (&config("qwen3.5-35b-a3b"), "--memory 4GiB --prefix-cache on", &["state", "all"]),
+        (&config("mimo-v2-flash"), "--memory 4GiB --prefix-cache on", &["all", "window 128"]),
+        (
+            &config("deepseek-v4-flash"),
+            "--memory 4GiB --prefix-cache on",
+            &["window 128", "1 in 4 · 1 in 128", "window 8"],
+        ),
     ] {
         let options = format!("--model {model} {more} --requests 150 --threads 2 --defrag-interval-ms 1");
         let report = json(&format!("replay {options} --json"));

@@ -51,7 +51,8 @@ impl Layers {
             Self::Alike(layout, Some(window)) => {
                 let (tokens, sinks) = (window.tokens() as u64, window.sink_tokens() as u64);
                 let reach = Reach::Window { tokens, sinks };
-                vec![Group { keeps: vec![reach], layers: layout.layers(), lists: 0..1, state_frames: 0 }]
+                let (layers, block_tokens) = (layout.layers(), Some(layout.block_tokens()));
+                vec![Group { keeps: vec![reach], layers, block_tokens, lists: 0..1, state_frames: 0 }]
             }
             Self::Groups(model) => {
                 let ids = (0..model.groups().len()).map(GroupId);
@@ -81,6 +82,8 @@ pub struct Group {
     pub keeps: Vec<Reach>,
     /// The number of layers.
     pub layers: usize,
+    /// The tokens of a block; `None` of states.
+    pub block_tokens: Option<usize>,
     /// The lists of a sequence: one for each frame of a block. None of states.
     pub lists: Range<usize>,
     /// The frames of a sequence's state.
@@ -103,7 +106,8 @@ impl Group {
             Reach::State => first.block_frames() as usize,
             _ => 0,
         };
-        Self { keeps, layers: layers.len(), lists: Pool::layer_lists(model, id), state_frames }
+        let (layers, block_tokens) = (layers.len(), first.block_tokens().map(|tokens| tokens as usize));
+        Self { keeps, layers, block_tokens, lists: Pool::layer_lists(model, id), state_frames }
     }
 }
 

@@ -186,6 +186,8 @@ fn group((group, used): (&Group, &GroupUse)) -> Value {
     json!({
         "keeps": group.keeps.iter().map(|&reach| keeps(reach)).collect::<Vec<_>>().join(" · "),
         "layers": group.layers,
+        // Null for a state.
+        "block_tokens": group.block_tokens,
         "block_frames": group.lists.len().max(group.state_frames),
         // Frames of open sequences, with those reserved, over virtual time. Shared ones count for
         // each sequence.

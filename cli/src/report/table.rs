@@ -83,7 +83,12 @@ fn rows(json: &Value) -> Vec<Row> {
     };
     row("tokens", "peak_tokens_held", &held);
     let pool_bytes = BinaryBytes(number(&json["block_bytes"]) * number(&json["blocks_total"]));
-    row("blocks", "blocks_total", &format!("of {} tokens, {pool_bytes} in all", json["block_tokens"]));
+    let of_groups = list(&json["groups"]).filter_map(|group| group["block_tokens"].as_u64());
+    let tokens = match of_groups.min() {
+        Some(least) if json["block_tokens"] != least => format!("{least} to {}", json["block_tokens"]),
+        _ => json["block_tokens"].to_string(),
+    };
+    row("blocks", "blocks_total", &format!("of {tokens} tokens, {pool_bytes} in all"));
     row("blocks", "blocks_allocated", "");
     row("blocks", "blocks_freed", "");
     row("blocks", "blocks_leaked", "");
