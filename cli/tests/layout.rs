@@ -14,6 +14,7 @@ fn the_groups_of_a_model_and_the_sequences_that_fit() {
 const QWEN: &str = "\
 64 layers, bf16, frames of 1,048,576 bytes
 per sequence: 65,536 bytes a token, and 146.81 MiB of windows and states
+prefixes are hit in multiples of 16 tokens
 ┌───────┬───────┬────────┬────────┬────────┬─────────────┬────────┐
 │ group ┆ keeps ┆ layers ┆ tokens ┆ frames ┆ entry bytes ┆ waste  │
 ╞═══════╪═══════╪════════╪════════╪════════╪═════════════╪════════╡
@@ -44,7 +45,7 @@ fn eight_bits_an_index_and_drafts_are_counted() {
             "fixed_bytes",
             "frame_bytes",
             "groups",
-            "hash_tokens",
+            "hit_tokens",
             "layers",
             "memory_bytes",
             "waste"

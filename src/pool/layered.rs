@@ -6,7 +6,7 @@ use crate::dtype::Dtype;
 use crate::error::Invalid;
 use crate::sequence::Window;
 use crate::storage::KvLayout;
-use crate::storage::groups::{GroupId, LayerGroup, LayerGroups, Reach};
+use crate::storage::groups::{GroupId, LayerGroup, LayerGroups, Reach, common_divisor};
 
 use super::{Pool, PoolBuilder};
 
@@ -116,13 +116,9 @@ fn layout(frame_bytes: usize, tokens: &[usize]) -> Result<KvLayout, Invalid> {
     let block_tokens = if first == 0 || frame_bytes.is_multiple_of(first) {
         first
     } else {
-        tokens.iter().fold(frame_bytes, |one, &other| common_divisor(one, other))
+        tokens.iter().fold(frame_bytes as u64, |one, &other| common_divisor(one, other as u64)) as usize
     };
     let row = frame_bytes.checked_div(block_tokens).unwrap_or(0);
     // A byte per element: what they are is the engine's matter.
     KvLayout::builder().layers(1).latent(row).dtype(Dtype::Fp8E4M3).block_tokens(block_tokens).build()
-}
-
-fn common_divisor(one: usize, other: usize) -> usize {
-    if other == 0 { one } else { common_divisor(other, one % other) }
 }

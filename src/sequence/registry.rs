@@ -8,6 +8,7 @@ use crate::clock::BatchRef;
 use crate::error::{SequenceError, StorageError};
 use crate::ids::{BlockId, SequenceId, Ticket};
 use crate::prefix::PrefixCache;
+use crate::storage::groups::common_multiple;
 use crate::storage::{DeviceStream, Storage};
 use crate::sync::{Arc, AtomicU64, Map, Ordering::*, StatisticU64, call, fence_after_rmw};
 
@@ -139,8 +140,8 @@ impl Sequences {
     ) -> Self {
         let has_windows = kinds.iter().any(|kind| kind.window.is_some());
         assert!(!has_windows || blocks.null_block() == Some(NULL), "a window needs a null block");
-        let tokens = kinds.iter().map(|kind| kind.block_tokens as usize);
-        let boundary_tokens = tokens.reduce(least_common_multiple).expect("a pool has a list");
+        let tokens = kinds.iter().map(|kind| u64::from(kind.block_tokens));
+        let boundary_tokens = tokens.fold(1, common_multiple) as usize;
         Self(Arc::new(Shared {
             blocks,
             storage,
@@ -378,14 +379,6 @@ impl Sequences {
     pub(super) fn unregister(&self, id: SequenceId) {
         self.0.open.remove(&id);
     }
-}
-
-fn least_common_multiple(a: usize, b: usize) -> usize {
-    let (mut divisor, mut rest) = (a, b);
-    while rest > 0 {
-        (divisor, rest) = (rest, divisor % rest);
-    }
-    (a / divisor).saturating_mul(b)
 }
 
 impl fmt::Debug for Sequences {

@@ -1,7 +1,7 @@
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{Cell, CellAlignment};
 use indicatif::{BinaryBytes, HumanCount, HumanFloatCount};
-use kvpool::storage::groups::{Column, HASH_TOKENS, LayerGroup, LayerGroups};
+use kvpool::storage::groups::{Column, LayerGroup, LayerGroups};
 use serde_json::{Value, json};
 
 use crate::EXIT_OK;
@@ -45,7 +45,7 @@ fn json(groups: &LayerGroups, args: &LayoutArgs) -> String {
         "layers": groups.layers(),
         "dtype": groups.dtype().name(),
         "frame_bytes": groups.frame_bytes(),
-        "hash_tokens": HASH_TOKENS,
+        "hit_tokens": groups.hit_tokens(),
         "waste": groups.waste(),
         "bytes_per_token": groups.bytes_per_token(),
         "fixed_bytes": groups.fixed_bytes(),
@@ -86,7 +86,7 @@ fn render(groups: &LayerGroups, args: &LayoutArgs, width: Option<usize>) -> Stri
         ]);
     }
     let heading = format!(
-        "{} layers, {}, frames of {} bytes\nper sequence: {} bytes a token{}",
+        "{} layers, {}, frames of {} bytes\nper sequence: {} bytes a token{}\nprefixes are hit in multiples of {} tokens",
         HumanCount(groups.layers() as u64),
         groups.dtype(),
         HumanCount(groups.frame_bytes()),
@@ -95,6 +95,7 @@ fn render(groups: &LayerGroups, args: &LayoutArgs, width: Option<usize>) -> Stri
             0 => String::new(),
             fixed => format!(", and {} of windows and states", BinaryBytes(fixed)),
         },
+        HumanCount(groups.hit_tokens()),
     );
     let parts = [
         fit::text(&heading, width),

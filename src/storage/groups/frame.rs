@@ -15,7 +15,7 @@
 //! If no frame keeps to that limit, the bytes of a sequence of 4,096 tokens count: of the choices
 //! within 2 % of the fewest, it is the one with the fewest frames of blocks of tokens.
 
-use super::options::HASH_TOKENS;
+use super::options::BLOCK_TOKENS;
 use super::shared::{BLOCK_TOKENS_MAX, Block, LISTS_MAX, SharedBlock, Size};
 
 /// Share of a block that may be padding.
@@ -102,7 +102,7 @@ fn candidates(shared: &[SharedBlock]) -> Vec<u64> {
 
 /// Returns the best choice of those that keep to the limit of waste.
 fn within_limit(shared: &[SharedBlock], candidates: &[u64], segment_frames: u64) -> Option<Choice> {
-    let tokens = std::iter::successors(Some(HASH_TOKENS), |most| Some(most * 2));
+    let tokens = std::iter::successors(Some(BLOCK_TOKENS), |most| Some(most * 2));
     tokens.take_while(|&most| most <= BLOCK_TOKENS_MAX).find_map(|most| {
         let choices: Vec<_> = candidates
             .iter()

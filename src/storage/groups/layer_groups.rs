@@ -8,7 +8,7 @@ use super::group::{GroupId, LayerGroup, Place};
 use super::layer::{LayerCache, Reach, Row};
 use super::options::GroupOptions;
 use super::shape::Shape;
-use super::shared::{Block, SharedBlock};
+use super::shared::{Block, SharedBlock, common_multiple};
 
 /// Maximum number of layers.
 const LAYERS_MAX: u64 = 1 << 16;
@@ -152,6 +152,12 @@ impl LayerGroups {
     /// Returns the size of a frame in bytes.
     pub fn frame_bytes(&self) -> u64 {
         self.frame_bytes
+    }
+
+    /// Returns the number of tokens of which a hit is a multiple: a prompt is hit up to a boundary of
+    /// blocks in every group.
+    pub fn hit_tokens(&self) -> u64 {
+        self.groups.iter().filter_map(LayerGroup::block_tokens).fold(1, common_multiple)
     }
 
     /// Returns the bytes per token that a sequence keeps for as long as it grows. A fraction where

@@ -14,8 +14,7 @@
 //!
 //! Frames have one size for all groups. A block of tokens is some frames, each with whole layers; a
 //! block of states is a run of them. Of a model whose layers are alike a block is one frame, as in
-//! a pool. In every group, tokens are hashed in units of [`HASH_TOKENS`], whatever the tokens of
-//! its blocks, so that no group makes others' hits coarser.
+//! a pool. A prompt is hit up to a boundary of blocks in every group, so blocks are short.
 //!
 //! This module describes and counts. [`Pool::layered`](crate::Pool::layered) runs models without
 //! rings and drafts, with a list for each frame of a block.
@@ -41,8 +40,9 @@ pub use crate::error::LayersError;
 pub use group::{GroupId, LayerGroup, Place};
 pub use layer::{LayerCache, Reach, Row};
 pub use layer_groups::LayerGroups;
-pub use options::{DraftLayers, GroupOptions, HASH_TOKENS};
+pub use options::{DraftLayers, GroupOptions};
 pub use shape::Column;
+pub(crate) use shared::{common_divisor, common_multiple};
 
 #[cfg(test)]
 mod tests;

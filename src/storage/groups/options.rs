@@ -1,9 +1,8 @@
 use crate::config::SEGMENT_FRAMES;
 use crate::dtype::Dtype;
 
-/// Number of tokens per hash of a prefix, the same in all groups: a block has a multiple of it, or
-/// a divisor.
-pub const HASH_TOKENS: u64 = 16;
+/// Fewest tokens of a block, unless a window is shorter.
+pub(super) const BLOCK_TOKENS: u64 = 16;
 
 /// Whether layers that draft tokens (multi-token prediction) cache in the same pool.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

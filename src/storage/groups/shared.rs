@@ -1,7 +1,7 @@
 //! The blocks that groups share, and how large a frame must be for them.
 
 use super::layer::Reach;
-use super::options::HASH_TOKENS;
+use super::options::BLOCK_TOKENS;
 use super::shape::{Shape, tiled};
 
 /// Largest number of tokens of a block, unless a ratio of compression needs more.
@@ -69,7 +69,7 @@ impl SharedBlock {
                     *step = multiple;
                     groups.push(group);
                 }
-                None => all.push((common_multiple(HASH_TOKENS, ratio), vec![group])),
+                None => all.push((common_multiple(BLOCK_TOKENS, ratio), vec![group])),
             }
         }
         all.into_iter().map(|(step, groups)| Self::of(shapes, step, groups)).collect()
@@ -161,23 +161,24 @@ fn block_tokens(reach: Reach, step: u64) -> Vec<u64> {
     };
     match reach {
         // One block, which is not a number of tokens.
-        Reach::State => vec![HASH_TOKENS],
+        Reach::State => vec![BLOCK_TOKENS],
         Reach::Ring { tokens } => vec![tokens],
         // In blocks of a hash unit, such a window would hold twice its bytes and more.
-        Reach::Window { tokens, .. } if tokens < HASH_TOKENS => {
-            doubled(1 << (tokens / 2).max(1).ilog2(), HASH_TOKENS)
+        Reach::Window { tokens, .. } if tokens < BLOCK_TOKENS => {
+            doubled(1 << (tokens / 2).max(1).ilog2(), BLOCK_TOKENS)
         }
         Reach::Window { tokens, .. } | Reach::Chunk { tokens } => {
-            doubled(HASH_TOKENS, BLOCK_TOKENS_MAX.min(tokens))
+            doubled(BLOCK_TOKENS, BLOCK_TOKENS_MAX.min(tokens))
         }
         _ => doubled(step, BLOCK_TOKENS_MAX),
     }
 }
 
-fn common_multiple(one: u64, other: u64) -> u64 {
-    let (mut divisor, mut rest) = (one, other);
-    while rest > 0 {
-        (divisor, rest) = (rest, divisor % rest);
-    }
-    one / divisor * other
+pub(crate) fn common_divisor(one: u64, other: u64) -> u64 {
+    if other == 0 { one } else { common_divisor(other, one % other) }
+}
+
+/// Returns the least common multiple of positive numbers, or the largest number.
+pub(crate) fn common_multiple(one: u64, other: u64) -> u64 {
+    (one / common_divisor(one, other)).saturating_mul(other)
 }

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use crate::dtype::Dtype;
 use crate::storage::layout::{KvLayout, Scales};
 
+use super::options::BLOCK_TOKENS;
 use super::*;
 
 fn reach() -> impl Strategy<Value = Reach> {
@@ -104,8 +105,8 @@ proptest! {
         }
         for group in groups.groups() {
             prop_assert!(group.packed_bytes() <= group.block_bytes());
-            let block = group.block_tokens().unwrap_or(HASH_TOKENS);
-            prop_assert!(block.is_multiple_of(HASH_TOKENS) || HASH_TOKENS.is_multiple_of(block), "{}", block);
+            let block = group.block_tokens().unwrap_or(BLOCK_TOKENS);
+            prop_assert!(block.is_multiple_of(BLOCK_TOKENS) || BLOCK_TOKENS.is_multiple_of(block), "{}", block);
             // All of a long sequence is bounded by what it keeps, one block more on either side.
             if let Some(most) = group.reach().entries_max() && group.block_tokens().is_some() {
                 prop_assert!(group.blocks_held(u64::MAX / 2) * block < most + 4 * block);
