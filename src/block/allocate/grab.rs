@@ -10,6 +10,8 @@ pub(in crate::block) struct Grab {
     pub(in crate::block) is_sure: bool,
     /// After a failed search: the kernel denied the fence that visits to thread caches need.
     pub(in crate::block) is_refused: bool,
+    /// After a failed search that had gathered frames: the number of such searches before it.
+    pub(super) returned: Option<u64>,
     pub(super) rounds: usize,
     /// Whether the next round also visits thread caches that report no frames.
     pub(super) is_all: bool,
@@ -18,7 +20,7 @@ pub(in crate::block) struct Grab {
 impl Grab {
     pub(in crate::block) fn new() -> Self {
         let runs = RunList::new();
-        Self { runs, frames: 0, is_sure: false, is_refused: false, rounds: 0, is_all: true }
+        Self { runs, frames: 0, is_sure: false, is_refused: false, returned: None, rounds: 0, is_all: true }
     }
 
     #[inline]

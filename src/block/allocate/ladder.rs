@@ -8,6 +8,11 @@
 //! 5. urgent requests: the reserve;
 //! 6. an error that states what was available.
 //!
+//! Two requests may each hold what the other lacks. A failed search returns its frames, is counted,
+//! and is repeated if another one was counted since it began: of two that fail, the later one then
+//! finds the frames of the earlier one. No model reaches it, because such searches are repeated for
+//! frames in transit too; `one_of_two_appends_gets_the_blocks` does on real threads.
+//!
 //! Visiting another thread's cache is expensive for a few frames, so a pool full of evictable
 //! blocks evicts first while thread caches hold little. No request is refused before both were
 //! tried. No step waits for another thread.
@@ -40,7 +45,7 @@ const AHEAD_SHIFT: u32 = 9;
 /// From this number of thread caches on, one sum serves several calls.
 const FEW_CACHES: usize = 16;
 
-/// Attempts of an allocation that was refused although enough frames were free but in transit.
+/// Attempts of an allocation that is refused although enough frames are free, but in transit.
 const ATTEMPTS: usize = 3;
 
 impl Blocks {
@@ -177,16 +182,21 @@ impl Core {
             self.undo(grab);
             return Err(error);
         }
-        let asked = request.blocks;
-        for _ in 1..ATTEMPTS {
-            match self.gather_once(cache, request, aim, grab, wake_guard) {
-                Err(AllocError::Exhausted { free, .. }) if free + self.reserved_for(request) >= asked => {
-                    yield_now();
-                }
-                outcome => return outcome,
+        let mut attempts = 1;
+        loop {
+            let seen = self.refused.returned();
+            let Err(error) = self.gather_once(cache, request, aim, grab, wake_guard) else { return Ok(()) };
+            let returned = grab.returned.take().unwrap_or_else(|| self.refused.returned());
+            let is_in_transit = matches!(error, AllocError::Exhausted { free, .. }
+                if free + self.reserved_for(request) >= request.blocks);
+            let is_for_frames = matches!(error, AllocError::Exhausted { .. } | AllocError::NoRun { .. });
+            if is_in_transit && attempts < ATTEMPTS {
+                yield_now();
+            } else if returned == seen || !is_for_frames || attempts >= ROUNDS {
+                return Err(error);
             }
+            attempts += 1;
         }
-        self.gather_once(cache, request, aim, grab, wake_guard)
     }
 
     fn gather_once(
@@ -483,10 +493,13 @@ impl Core {
     }
 
     fn undo(&self, grab: &mut Grab) {
-        grab.frames = 0;
+        if std::mem::take(&mut grab.frames) == 0 {
+            return;
+        }
         for run in grab.runs.drain() {
             self.space.frames.free_run(run);
         }
+        grab.returned = Some(self.refused.count_returned());
     }
 
     pub(in crate::block) fn exhausted(&self, asked: usize) -> AllocError {

@@ -24,7 +24,7 @@
 
 use crate::frame::Snapshot;
 use crate::ids::Ticket;
-use crate::sync::{AtomicUsize, Mutex, Ordering::*};
+use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering::*};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::block) struct FreeRuns {
@@ -47,16 +47,32 @@ pub(in crate::block) struct Refused {
     window: Mutex<Option<NoWindow>>,
     /// The count in `evictions`, so that the lock is rarely taken. 0: none.
     evictable: AtomicUsize,
+    /// Number of searches that failed, and returned the frames that they had gathered.
+    returned: AtomicU64,
 }
 
 impl Default for Refused {
     fn default() -> Self {
         let (runs, evictions, window) = (Mutex::new(None), Mutex::new(None), Mutex::new(None));
-        Self { runs, evictions, window, evictable: AtomicUsize::new(0) }
+        Self { runs, evictions, window, evictable: AtomicUsize::new(0), returned: AtomicU64::new(0) }
     }
 }
 
 impl Refused {
+    /// Returns the number of searches that returned their frames.
+    #[inline]
+    pub(in crate::block) fn returned(&self) -> u64 {
+        // Acquire: a search from here on sees the frames of those that are counted.
+        self.returned.load(Acquire)
+    }
+
+    /// Counts a search whose frames were returned. Returns the number of those before it.
+    pub(in crate::block) fn count_returned(&self) -> u64 {
+        // Acquire and Release: as in `returned`. In the order of the counts, the later one of two
+        // searches sees the earlier one.
+        self.returned.fetch_add(1, AcqRel)
+    }
+
     pub(in crate::block) fn runs(&self) -> Option<(Snapshot, FreeRuns)> {
         *self.runs.try_lock().ok()?
     }
