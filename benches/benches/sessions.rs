@@ -231,8 +231,10 @@ fn main() {
             .map(|group| group.block_frames() as usize)
             .collect();
         let blocks_of = model.groups().iter().filter(|group| !is_state(group.reach()));
+        let blocks_of = blocks_of.filter(|group| group.shares_blocks_of().is_none());
         let block_bytes: u64 = blocks_of.map(|group| group.block_frames() * model.frame_bytes()).sum();
-        let windows = Pool::layered(&model).expect("a model that runs").windows().to_vec();
+        let layered = Pool::layered(&model).expect("a model that runs");
+        let (windows, tokens) = (layered.windows().to_vec(), layered.tokens_per_block());
         for gib in GIB {
             let memory = gib << 30;
             let pool = |states: &[usize]| {
@@ -242,6 +244,7 @@ fn main() {
                     .without_storage()
                     .threads(1)
                     .groups(windows.clone())
+                    .list_tokens(tokens.clone())
                     .states(states.iter().copied())
                     .prefix_cache(PrefixConfig::new())
                     .build()

@@ -32,8 +32,8 @@ pub struct Corrupt {
     pub attempt: u32,
     /// The list of the sequence that has the block: 0, unless the pool has several.
     pub list: usize,
-    /// Index of the block in its table; where lists have blocks of fewer tokens than others, as if
-    /// they had not.
+    /// Index of the block in its table; of a list with fewer tokens per block than others, the index
+    /// at which its tokens would be in a list with the most.
     pub block: usize,
 }
 

@@ -83,7 +83,7 @@ pub enum LayersError {
     #[error("{0}")]
     Json(Box<str>),
     /// A state or ring is longer than a segment, in which its frames must be consecutive.
-    #[error("a block of group {group} takes {frames} frames, and a segment has {segment_frames}")]
+    #[error("a run of group {group} takes {frames} frames, and a segment has {segment_frames}")]
     BlockTooLarge {
         /// Number of the group.
         group: usize,

@@ -8,6 +8,7 @@ use crate::ids::{DeviceId, Order};
 use crate::migrate::Transfers;
 use crate::prefix::{PrefixCache, PrefixConfig};
 use crate::sequence::{ListKind, Sequences, TOKENS_MAX, Window};
+use crate::storage::groups::common_multiple;
 use crate::storage::{HostStorage, KvLayout, Sizing, Storage};
 use crate::sync::Arc as SharedArc;
 
@@ -271,11 +272,13 @@ impl PoolBuilder {
     }
 
     /// Sets the tokens of a block in each [group](Self::groups), where the layers of one have fewer
-    /// bytes per token than those of another. Default: those of the layout in all. Requires a pool
-    /// [without storage](Self::without_storage).
+    /// bytes per token than those of another. Default: those of the layout in all. Requires a pool of
+    /// which the engine holds the bytes ([`without_storage`](Self::without_storage),
+    /// [`engine_copies`](Self::engine_copies)).
     ///
     /// Tables, slots and [`Sequence::block_tokens`](crate::Sequence::block_tokens) of a group count
-    /// in its own tokens. A prefix is hit up to a boundary of blocks in every group.
+    /// in its own tokens. A prefix is hit up to a boundary of blocks in every group, so at multiples
+    /// of the least common multiple, which must not exceed the maximum length of a sequence.
     ///
     /// ```
     /// use kvpool::{AdmitRequest, BlockTable, KvLayout, Pool, SequenceId, Tokens, Window};
@@ -473,7 +476,7 @@ impl PoolBuilder {
                 let limit = format_args!("at most {GROUPS_MAX}");
                 return Err(Invalid::new("states", self.states.len(), limit));
             }
-            let most = blocks.min(TOKENS_MAX / self.layout.block_tokens());
+            let most = blocks.min(TOKENS_MAX / self.tokens_per_block()[0]);
             if let Some(at) = self.states.iter().position(|frames| !(1..=most).contains(frames)) {
                 let limit = format_args!("from 1 to {most} frames");
                 return Err(Invalid::new("states", self.states[at], limit).at(at));
@@ -500,7 +503,8 @@ impl PoolBuilder {
         let refused =
             |got: &dyn std::fmt::Display, limit: String| Err(Invalid::new("list_tokens", got, limit));
         if !matches!(self.backing, Backing::None | Backing::Engine(_)) {
-            return refused(&"a pool with storage", "a pool without".to_owned());
+            let what = if self.layered.is_some() { "layered" } else { "list_tokens" };
+            return Err(Invalid::new(what, "a pool with storage", "a pool without"));
         }
         if tokens.len() != self.windows.len() {
             return refused(&tokens.len(), format!("{}, one for each group", self.windows.len()));
@@ -508,6 +512,12 @@ impl PoolBuilder {
         if let Some(at) = tokens.iter().position(|tokens| !(1..=TOKENS_MAX).contains(tokens)) {
             let limit = format_args!("from 1 to {TOKENS_MAX}");
             return Err(Invalid::new("list_tokens", tokens[at], limit).at(at));
+        }
+        // A prompt is hit at multiples of it.
+        let multiple = tokens.iter().fold(1, |one, &other| common_multiple(one, other as u64));
+        if multiple > TOKENS_MAX as u64 {
+            let got = format_args!("{tokens:?}, with the least common multiple {multiple}");
+            return refused(&got, format!("at most {TOKENS_MAX}"));
         }
         Ok(())
     }

@@ -37,8 +37,8 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    /// For a group that keeps a ring or drafted tokens: such models do not run yet. Also for a
-    /// window or chunk that [`Window::new`] refuses. Each names the group by its index.
+    /// For a group that keeps a ring or drafted tokens: such models do not run yet. Also for states
+    /// alone, and for a window or chunk that [`Window::new`] refuses. Each names a group by its index.
     pub fn layered(model: &LayerGroups) -> Result<PoolBuilder, Invalid> {
         let (mut windows, mut tokens, mut states) = (Vec::new(), Vec::new(), Vec::new());
         for (index, group) in model.groups().iter().enumerate() {
@@ -66,11 +66,15 @@ impl Pool {
                 }
             };
             if group.shares_blocks_of().is_none() {
-                let block_tokens = group.block_tokens().unwrap_or(0) as usize;
+                let block_tokens = group.block_tokens().unwrap_or(1) as usize;
                 let lists = group.block_frames() as usize;
                 windows.extend(std::iter::repeat_n(keeps, lists));
                 tokens.extend(std::iter::repeat_n(block_tokens, lists));
             }
+        }
+        if tokens.is_empty() {
+            let limit = "a group that keeps tokens beside them";
+            return Err(Invalid::new("group of layers", "states alone", limit).at(0));
         }
         let layout = layout(usize::try_from(model.frame_bytes()).unwrap_or(usize::MAX), &tokens)?;
         let builder = Self::builder(layout).without_storage().groups(windows).list_tokens(tokens);
@@ -112,13 +116,12 @@ fn is_state(group: &LayerGroup) -> bool {
 /// Returns the layout of a frame. Its tokens are those of a block of the first list, or where these
 /// do not divide the frame, the greatest common divisor of those of all lists and the frame.
 fn layout(frame_bytes: usize, tokens: &[usize]) -> Result<KvLayout, Invalid> {
-    let first = tokens.first().copied().unwrap_or(0);
-    let block_tokens = if first == 0 || frame_bytes.is_multiple_of(first) {
-        first
+    let block_tokens = if frame_bytes.is_multiple_of(tokens[0]) {
+        tokens[0]
     } else {
         tokens.iter().fold(frame_bytes as u64, |one, &other| common_divisor(one, other as u64)) as usize
     };
-    let row = frame_bytes.checked_div(block_tokens).unwrap_or(0);
+    let row = frame_bytes / block_tokens;
     // A byte per element: what they are is the engine's matter.
     KvLayout::builder().layers(1).latent(row).dtype(Dtype::Fp8E4M3).block_tokens(block_tokens).build()
 }

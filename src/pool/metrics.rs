@@ -91,7 +91,8 @@ impl Pool {
     /// Returns counters since the pool was built, current gauges, and histograms. O(threads).
     pub fn metrics(&self) -> Metrics {
         let (blocks, cache) = (&self.0.blocks, self.prefix_cache());
-        let block_tokens = self.0.layout.block_tokens() as u64;
+        // Lookups count the blocks of the first list.
+        let block_tokens = self.0.sequences.block_tokens() as u64;
         let prefix = cache.map(PrefixCache::stats).unwrap_or_default();
         let events = cache.map(PrefixCache::events);
         Metrics {

@@ -86,15 +86,16 @@ impl GroupedSequence {
 
     /// Returns the number of its tokens, in every group. In a pool with
     /// [states](crate::pool::PoolBuilder::states), 0 after an abandoned batch appended to it: a state
-    /// cannot be taken back, so that the sequence begins again. So it is where that batch would have
-    /// written a block of one group again, of which another has given up the window.
+    /// cannot be taken back, so that the sequence begins again. It also does where that batch copied a
+    /// block of a group, and another one, with [fewer tokens](crate::pool::PoolBuilder::list_tokens)
+    /// per block, has given up what the first token of that block sees.
     pub fn len(&self) -> usize {
         if self.is_lost() { 0 } else { self.parts[0].len() }
     }
 
     /// Returns whether it will begin again, at its next call.
     fn is_lost(&self) -> bool {
-        self.states.iter().any(State::is_lost) || self.parts.iter().any(Sequence::is_cut_behind_window)
+        self.states.iter().any(State::is_lost)
     }
 
     /// Returns whether it has no tokens.
@@ -150,7 +151,6 @@ impl GroupedSequence {
 
     /// Lets all parts see the same abandoned batches, and the same uncached blocks.
     pub(super) fn catch_up(&mut self) {
-        let was_stale = self.parts.iter().any(Sequence::is_stale);
         loop {
             let seen = |parts: &[Sequence]| -> SmallVec<[u64; 8]> {
                 parts.iter().map(|part| part.seen.load(Relaxed)).collect()
@@ -166,9 +166,7 @@ impl GroupedSequence {
         let of = |part: &Sequence| (part.list.tokens(), part.announced_now(), part.committed);
         self.states.iter_mut().for_each(State::look_for_abandoned);
         let first = of(&self.parts[0]);
-        let is_behind = |part: &Sequence| part.check_continues(part.list.tokens() as usize).is_err();
-        let is_uneven = self.states.iter().any(|state| state.at != first.0)
-            || was_stale && self.parts.iter().any(is_behind);
+        let is_uneven = self.states.iter().any(|state| state.at != first.0);
         if is_uneven || self.parts.iter().any(|part| of(part) != first) {
             self.level();
         }
@@ -185,10 +183,7 @@ impl GroupedSequence {
     }
 
     /// Cuts all parts to what the shortest has, after a log that dropped batches: parts may have
-    /// forgotten different writes. A state that was computed from more tokens begins again, and so
-    /// does the sequence where one group has given up what the next token would see: a batch that is
-    /// withdrawn from the first token of its block in a group cuts the others there too, whose
-    /// blocks may have fewer tokens.
+    /// forgotten different writes. A state that was computed from more tokens begins again.
     #[cold]
     fn level(&mut self) {
         let parts = &mut self.parts;
@@ -430,12 +425,16 @@ impl Batch {
     }
 
     /// Notes this batch in all parts from the first position that it wrote in any, so that all
-    /// withdraw the same tokens if it is abandoned.
+    /// withdraw the same tokens if it is abandoned: all tokens, if a part cannot continue there. Its
+    /// blocks may be shorter than the copied one of another part, which is written from its first
+    /// token on.
     fn note_in_all(&mut self, sequence: &mut GroupedSequence) {
         let ticket = self.ticket();
         let notes = sequence.parts.iter().flat_map(|part| &part.writes);
         let own = notes.filter(|write| write.batch.ticket() == ticket).map(|write| write.from).min();
         if let Some(from) = own {
+            let continues = sequence.parts.iter().all(|part| part.check_continues(from as usize).is_ok());
+            let from = if continues { from } else { 0 };
             sequence.parts.iter_mut().for_each(|part| self.step.note(part, from));
         }
     }

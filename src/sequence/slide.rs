@@ -20,7 +20,8 @@
 //!
 //! is given up, except the last block and those of sinks. So the tables of each batch in flight
 //! show the windows of all tokens that it wrote, whatever was appended since; a draft can be
-//! rejected, and an abandoned batch withdrawn: both cut at `base` or later. It is not behind the
+//! rejected, and an abandoned batch withdrawn: both cut at `base` or later, or at 0 (see
+//! [`grouped`](super::grouped)). It is not behind the
 //! first open block, because a batch may write all of that block again: it stores its tokens, or
 //! the engine copies it. If that batch is abandoned, the cut is at the block's first token.
 //!
@@ -84,12 +85,6 @@ impl Sequence {
         // As `base`, see the module. Also the last token: its block always stays.
         let begin = window.begin(length as u32 / block_tokens * block_tokens) as usize;
         self.check_kept(begin.min(length - 1)..length)
-    }
-
-    /// Returns whether it will be cut where it cannot continue, because of an abandoned batch.
-    #[inline]
-    pub(super) fn is_cut_behind_window(&self) -> bool {
-        self.withdrawn().is_some_and(|write| self.check_continues(write.from as usize).is_err())
     }
 
     /// Gives up blocks behind the window, before an append takes blocks.

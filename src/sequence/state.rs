@@ -177,7 +177,9 @@ impl Sequences {
     pub(super) fn find_checkpoint(&self, known: &TokenHashes, state: usize, most: usize) -> (usize, usize) {
         let Some(cache) = self.cache() else { return (0, 0) };
         let (core, blocks) = (&self.0.blocks, self.states()[state]);
-        for behind in (1..=most).rev() {
+        // Only there can all groups be hit.
+        let step = self.boundary_tokens() / self.block_tokens();
+        for behind in (1..=most / step).rev().map(|boundary| boundary * step) {
             let Some(last) = known.hash(behind as u32 - 1) else { continue };
             if cache.count_prefix(core, &[last.of_state(state, 0, known.looked)], known.era()).0 == 0 {
                 continue;

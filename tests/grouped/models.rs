@@ -1,7 +1,7 @@
 //! Capacities of published models.
 
 use kvpool::storage::groups::{GroupId, GroupOptions, LayerCache, LayerGroups, Reach, Row};
-use kvpool::{AdmitRequest, Pool, SequenceError, SequenceId};
+use kvpool::{AdmitRequest, Dtype, Pool, SequenceError, SequenceId};
 
 /// Models whose layers differ, by their configurations: at least as many sequences fit as the
 /// arithmetic of [`LayerGroups`] says for steps of 256 tokens.
@@ -23,7 +23,9 @@ fn models_hold_what_their_layers_need() {
         ("deepseek-v4-pro", 8, 7),
     ] {
         let config = std::fs::read_to_string(format!("tests/configs/{name}.json")).unwrap();
-        let model = LayerGroups::from_config(&config, GroupOptions::new().step_tokens(256)).unwrap();
+        let mut options = GroupOptions::new().step_tokens(256);
+        options.dtype = name.starts_with("deepseek-v4").then_some(Dtype::Fp8E4M3);
+        let model = LayerGroups::from_config(&config, options).unwrap();
         let is_first = |group: &usize| model.groups()[*group].shares_blocks_of().is_none();
         let first = (0..model.groups().len()).filter(is_first);
         assert_eq!(first.map(|group| Pool::layer_lists(&model, GroupId(group)).len()).sum::<usize>(), lists);

@@ -453,7 +453,12 @@ fn a_sequence_begins_again_where_a_list_cannot_continue() {
         engine.step(&mut batch, &mut fork, &longer, Tokens::Ids(&[7; 5])).unwrap();
         engine.check(&fork, &longer);
         drop(batch);
+        // Before any call that changes it.
         assert_eq!(fork.len(), expected, "{length}");
+        let held = |list: usize| fork.group(list).block_count() - fork.group(list).blocks_given_up();
+        assert_eq!([0, 1].map(|list| fork.group(list).len()), [expected; 2]);
+        assert_eq!(fork.held_blocks(), held(0) + held(1));
+        engine.check(&fork, &all);
         engine.check(&sequence, &all);
         let error = fork.truncate(41).unwrap_err();
         assert!(matches!(error, SequenceError::Invalid { .. }), "{error}");
@@ -493,15 +498,20 @@ fn boundaries_are_those_of_all_lists() {
 fn tokens_of_lists_that_do_not_fit_are_refused() {
     let builder = || Pool::builder(KvLayout::named("tiny").unwrap()).blocks(100);
     let refused = |builder: PoolBuilder| builder.build().map(drop).unwrap_err().to_string();
-    for (tokens, why) in
-        [(&[4][..], "1, expected 2"), (&[4, 0], "0, expected from 1"), (&[4, usize::MAX], "expected from 1")]
-    {
+    for (tokens, why) in [
+        (&[4][..], "1, expected 2"),
+        (&[4, 0], "0, expected from 1"),
+        (&[4, usize::MAX], "expected from 1"),
+        (&[65_537, 65_539], "least common multiple 4295229443"),
+    ] {
         let error =
             refused(builder().without_storage().groups([None; 2]).list_tokens(tokens.iter().copied()));
         assert!(error.contains("list_tokens") && error.contains(why), "{error}");
     }
     let error = refused(builder().groups([None; 2]).list_tokens([4, 8]));
     assert!(error.contains("without"), "{error}");
+    let large = builder().without_storage().list_tokens([1 << 30]).states([4]);
+    assert!(refused(large).contains("from 1 to 1 frames"));
     let engine = Engine::with(50, &[(None, 8)], &[]);
     let sequence = engine.admit(1, &[1; 20]).unwrap();
     let batch = engine.pool.begin_batch();

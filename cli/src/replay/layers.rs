@@ -183,7 +183,8 @@ impl Lists {
     /// Returns the tokens by which a sequence of `held` tokens can grow in this number of blocks, at
     /// least.
     pub fn fitting(&self, held: u64, blocks: usize) -> u64 {
-        let least = self.kinds.iter().map(|&(_, block_tokens)| block_tokens).min().unwrap_or(1) as u64;
-        (held.div_ceil(least) + (blocks / self.count()) as u64) * least - held
+        let more = (blocks / self.count()) as u64;
+        let of_list = |block_tokens: u64| (held.div_ceil(block_tokens) + more) * block_tokens - held;
+        self.kinds.iter().map(|&(_, block_tokens)| of_list(block_tokens as u64)).min().unwrap_or(0)
     }
 }

@@ -99,6 +99,7 @@ impl Report {
             // Of open sequences, with cached ones and prompts for which all blocks are reserved.
             "peak_tokens_held": outcome.peak_tokens,
             "tokens_held_at_first_refusal": outcome.first_refusal.map(|refusal| refusal.tokens),
+            // The most that a block has in any group.
             "block_tokens": block_tokens,
             "block_bytes": pool.block_bytes(),
             // At the start.

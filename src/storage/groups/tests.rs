@@ -215,7 +215,7 @@ fn groups_that_keep_the_same_tokens_share_blocks() {
     assert_eq!((groups.frame_bytes(), groups.waste()), (64 * (32 + 128 + 1), 0.0));
     assert_eq!(groups.frames_held(300), 3, "the blocks are counted once");
     assert_eq!(groups.bytes_per_token(), 64.0 * (0.25 + 1.0 + 1.0 / 128.0));
-    // Of no group the blocks would have more tokens than it needs and than 256.
+    // No group has blocks of more than 256 tokens because of another.
     let apart = [
         (64, Reach::All),
         (64, compressed(48)),
