@@ -50,7 +50,9 @@ use super::window::{NULL, Window};
 impl Sequence {
     /// Returns the number of its blocks that were given up, behind the window.
     pub fn blocks_given_up(&self) -> usize {
-        self.gap().len()
+        let gap = self.gap();
+        // An abandoned batch may have cut it in front of them.
+        (gap.end.min(self.block_count() as u32)).saturating_sub(gap.start) as usize
     }
 
     /// Returns the places of blocks that were given up.

@@ -20,8 +20,8 @@ pub type List = (Option<(usize, u32)>, usize);
 #[derive(Clone)]
 pub struct Engine {
     pub pool: Pool,
-    cells: Arc<Mutex<Vec<u64>>>,
-    lists: Vec<List>,
+    pub cells: Arc<Mutex<Vec<u64>>>,
+    pub lists: Vec<List>,
     pub states: Vec<usize>,
     /// The cells of a frame.
     in_frame: usize,
@@ -70,7 +70,8 @@ impl Engine {
         }
     }
 
-    fn cell(&self, list: usize, slot: i64) -> usize {
+    /// Returns the place of a slot of a list in the memory.
+    pub fn cell(&self, list: usize, slot: i64) -> usize {
         let (slot, tokens) = (slot as usize, self.lists[list].1);
         slot / tokens * self.in_frame + slot % tokens
     }

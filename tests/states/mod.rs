@@ -2,6 +2,7 @@
 #![cfg(not(any(kvpool_loom, miri)))]
 
 mod engine;
+mod flights;
 mod properties;
 
 use std::thread;
@@ -455,9 +456,10 @@ fn a_sequence_begins_again_where_a_list_cannot_continue() {
         drop(batch);
         // Before any call that changes it.
         assert_eq!(fork.len(), expected, "{length}");
-        let held = |list: usize| fork.group(list).block_count() - fork.group(list).blocks_given_up();
-        assert_eq!([0, 1].map(|list| fork.group(list).len()), [expected; 2]);
-        assert_eq!(fork.held_blocks(), held(0) + held(1));
+        let lists = [0, 1].map(|list| fork.group(list));
+        assert_eq!(lists.map(|list| list.len()), [expected; 2]);
+        let held = lists.map(|list| list.block_count().checked_sub(list.blocks_given_up()).unwrap());
+        assert_eq!(fork.held_blocks(), held[0] + held[1]);
         engine.check(&fork, &all);
         engine.check(&sequence, &all);
         let error = fork.truncate(41).unwrap_err();
