@@ -204,6 +204,9 @@ pub struct MapArgs {
     /// The trace and the pool.
     #[command(flatten)]
     pub workload: WorkloadArgs,
+    /// The layers of the pool.
+    #[command(flatten)]
+    pub model: ModelArgs,
     /// Halt at this share of the requests
     #[arg(long, value_name = "SHARE", default_value = "60%", allow_hyphen_values = true)]
     pub at: Share,

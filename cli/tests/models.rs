@@ -118,6 +118,29 @@ fn the_table_names_the_model_and_its_groups() {
     }
 }
 
+/// Each group has a shade, and states are told from blocks that are open.
+#[test]
+fn groups_are_told_apart_on_a_map() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("groups.svg");
+    for (model, captions) in [
+        ("gpt-oss-120b", &["owned, window 128", "owned, all"][..]),
+        ("qwen3.5-35b-a3b", &["owned, all", "of a state"]),
+        ("deepseek-v4-flash", &["owned, window 128", "owned, 1 in 4, 1 in 128", "owned, window 8"]),
+    ] {
+        let options = "--requests 300 --memory 2GiB --threads 1 --prefix-cache on";
+        let path = path.display();
+        let output = kvpool(&format!("map --model {} {options} --output {path}", config(model)));
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(said.contains("mean sequence run") && !said.contains("single blocks"), "{said}");
+        let svg = std::fs::read_to_string(folder.path().join("groups.svg")).unwrap();
+        for caption in captions.iter().chain([&format!("model {model}.json").as_str()]) {
+            assert!(svg.contains(caption), "no {caption:?} in {svg}");
+        }
+    }
+}
+
 /// The pool that a replay chooses by itself holds its largest request, with its states.
 #[test]
 fn the_largest_request_of_a_model_with_states_fits() {

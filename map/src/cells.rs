@@ -38,7 +38,7 @@ const BRIDGE: usize = 8;
 impl Cells {
     /// Returns the view of a snapshot with at most `cells_max` cells, which is at least 1.
     pub fn of(snapshot: &Snapshot, cells_max: usize) -> Self {
-        let classes = class::classes(snapshot);
+        let classes = class::classes(snapshot, &[]);
         let group = group(classes.len(), cells_max);
         let letters = group.min(2);
         let text = classes.chunks(group).flat_map(|cell| two_classes(cell).into_iter().take(letters));

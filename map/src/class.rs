@@ -2,6 +2,8 @@
 
 use kvpool::compact::{FrameKind, FrameState, Snapshot};
 
+use super::Group;
+
 /// Number of shades of [`Class::Owned`].
 pub const SHADES: u8 = 6;
 
@@ -57,17 +59,26 @@ impl Class {
     }
 }
 
-/// Returns the class of each frame.
-pub(crate) fn classes(snapshot: &Snapshot) -> Vec<Class> {
+/// Returns the class of each frame, with a shade for each group, or for each sequence.
+pub(crate) fn classes(snapshot: &Snapshot, groups: &[Group]) -> Vec<Class> {
     let frames = snapshot.frames();
+    let lists = groups.iter().map(|group| group.lists.end).max().unwrap_or(0);
+    // A snapshot names a sequence once for each of its lists, in their order.
+    let of_list = |index: usize| {
+        let list = index.checked_rem(lists)?;
+        groups.iter().position(|group| group.lists.contains(&list))
+    };
     let class = |frame: &FrameState| match frame.kind() {
         FrameKind::Free => Class::Fragment,
         FrameKind::Away => Class::Away,
         FrameKind::ReservedForGrowth => Class::ReservedForGrowth,
         FrameKind::Evictable => Class::Evictable,
         FrameKind::Movable => {
-            let sequence = frame.block().and_then(|(index, _)| snapshot.sequences().get(index as usize));
-            sequence.map_or(Class::Unnamed, |id| Class::Owned(shade(id.0)))
+            let block = frame.block().map(|(index, _)| index as usize);
+            let sequence = block.and_then(|index| Some((index, snapshot.sequences().get(index)?)));
+            sequence.map_or(Class::Unnamed, |(index, id)| {
+                Class::Owned(of_list(index).map_or_else(|| shade(id.0), shade_of_group))
+            })
         }
         FrameKind::Fixed => Class::Fixed,
     };
@@ -79,6 +90,11 @@ pub(crate) fn classes(snapshot: &Snapshot) -> Vec<Class> {
         }
     }
     classes
+}
+
+/// Returns the shade of a group, by its number: the first ones differ most.
+pub(crate) fn shade_of_group(group: usize) -> u8 {
+    [0, 3, 2, 1, 4, 5][group % usize::from(SHADES)]
 }
 
 /// Returns a sequence's shade: the same in every picture, and rarely that of its neighbour.

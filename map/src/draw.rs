@@ -5,6 +5,7 @@ use svg::Document;
 use svg::node::element::{Group, Path, Rectangle, Text, Title};
 
 use super::Picture;
+use super::class;
 use super::grid::{Grid, WIDTH};
 use super::palette::{self, Colour};
 
@@ -36,7 +37,7 @@ pub fn draw(picture: &Picture<'_>) -> String {
     let legend_y = notes_y + picture.notes.len() * NOTE + 12;
     // Each walk over a million frames takes a while: once.
     let colours: Vec<Vec<Colour>> =
-        picture.panels.iter().map(|(_, snapshot)| palette::colours(snapshot)).collect();
+        picture.panels.iter().map(|(_, snapshot)| palette::colours(snapshot, &picture.groups)).collect();
     let legend_entries = entries(picture, &colours, width - 2 * MARGIN);
     let rows_more = legend_entries.last().map_or(0, |entry| entry.row);
     let panels_y = legend_y + LEGEND + rows_more * LEGEND_ROW;
@@ -218,16 +219,25 @@ struct Entry {
 /// Returns the legend of the colours, in rows that fit into this width.
 fn entries(picture: &Picture<'_>, colours: &[Vec<Colour>], width: usize) -> Vec<Entry> {
     let run = picture.panels.first().map_or(1, |(_, snapshot)| snapshot.order().frames());
-    let all: [(&[Colour], String); 8] = [
+    let mut all: Vec<(&[Colour], String)> = vec![
         (&[palette::RUN], format!("free, in a whole run of {run}")),
         (&[palette::FRAGMENT], "free, a fragment".to_owned()),
         (&[palette::RESERVED_FOR_GROWTH], "free, reserved for growth".to_owned()),
         (&[palette::AWAY], "free, in a magazine or retired".to_owned()),
-        (&palette::SHADES, "owned, a shade for each sequence".to_owned()),
-        (&[palette::UNNAMED], "owned, of no sequence".to_owned()),
-        (&[palette::EVICTABLE], "evictable".to_owned()),
-        (&[palette::FIXED], "open or pinned".to_owned()),
     ];
+    for (number, group) in picture.groups.iter().enumerate() {
+        let shade = usize::from(class::shade_of_group(number));
+        all.push((&palette::SHADES[shade..=shade], format!("owned, {}", group.caption)));
+    }
+    if picture.groups.is_empty() {
+        all.push((&palette::SHADES, "owned, a shade for each sequence".to_owned()));
+    }
+    let fixed = if picture.groups.is_empty() { "open or pinned" } else { "open, pinned, or of a state" };
+    all.extend([
+        (&[palette::UNNAMED][..], "owned, of no sequence".to_owned()),
+        (&[palette::EVICTABLE], "evictable".to_owned()),
+        (&[palette::FIXED], fixed.to_owned()),
+    ]);
     let (mut x, mut row, mut placed) = (0, 0, Vec::new());
     for (entry, caption) in all {
         let is_optional = matches!(

@@ -21,10 +21,10 @@
 //! | fragment | `c` | free, outside such runs |
 //! | reserved for growth | `s` | free, in a unit that a sequence reserves for its growth |
 //! | away | `a` | free, but in a thread's magazine, or retired until batches have ended |
-//! | owned | `0` to `5` | movable blocks of sequences; each sequence has one of a few shades, so that broken runs show as stripes |
+//! | owned | `0` to `5` | movable blocks of sequences; each sequence has one of a few shades, so that broken runs show as stripes. In a picture of [groups](Group) of layers, each group has one |
 //! | unnamed | `u` | movable blocks of no sequence: an engine's own |
 //! | evictable | `e` | blocks that only the prefix cache keeps: an allocation evicts them when it needs them |
-//! | fixed | `f` | blocks that cannot be moved: open, pinned, or the null block |
+//! | fixed | `f` | blocks that cannot be moved: open, pinned, of a state, or the null block |
 //!
 //! `run + fragment + reserved_for_growth + away + owned + unnamed + evictable + fixed == frames`.
 //! Where no frame is reserved for growth, fragmentation is at least `(fragment + away) / (run +
@@ -37,6 +37,8 @@ mod grid;
 mod palette;
 #[cfg(test)]
 mod tests;
+
+use std::ops::Range;
 
 use kvpool::compact::Snapshot;
 
@@ -52,4 +54,15 @@ pub struct Picture<'a> {
     pub notes: Vec<String>,
     /// The panels from left to right: a title, and all frames of a pool at one moment.
     pub panels: Vec<(&'static str, &'a Snapshot)>,
+    /// The groups of layers whose blocks are told apart. None: sequences are.
+    pub groups: Vec<Group>,
+}
+
+/// A group of layers.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Group {
+    /// What it keeps, for the legend.
+    pub caption: String,
+    /// Its lists of a sequence, by number. Those of all groups are all lists of a sequence.
+    pub lists: Range<usize>,
 }

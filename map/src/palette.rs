@@ -8,6 +8,7 @@ use std::fmt;
 
 use kvpool::compact::Snapshot;
 
+use super::Group;
 use super::class::{self, Class, SHADES as SHADE_COUNT};
 
 /// A colour: red, green, blue.
@@ -48,8 +49,8 @@ pub const SHADES: [Colour; SHADE_COUNT as usize] = [
 const MIX_STEP: u32 = 12;
 
 /// Returns the colour of each frame.
-pub fn colours(snapshot: &Snapshot) -> Vec<Colour> {
-    class::classes(snapshot).into_iter().map(colour).collect()
+pub fn colours(snapshot: &Snapshot, groups: &[Group]) -> Vec<Colour> {
+    class::classes(snapshot, groups).into_iter().map(colour).collect()
 }
 
 /// Returns the colour of a class.

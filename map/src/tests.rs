@@ -28,7 +28,8 @@ fn frames(text: &str) -> Vec<FrameState> {
 fn drawn(frames: Vec<FrameState>) -> String {
     let snapshot = snapshot(frames, 2);
     let panels = vec![("before", &snapshot), ("after", &snapshot)];
-    draw(&Picture { title: "a <pool> & its \"runs\"".to_owned(), notes: vec!["one note".to_owned()], panels })
+    let (title, notes) = ("a <pool> & its \"runs\"".to_owned(), vec!["one note".to_owned()]);
+    draw(&Picture { title, notes, panels, groups: vec![] })
 }
 
 /// An aligned run that starts late, frames that are away, an end that is no multiple.
@@ -43,14 +44,32 @@ fn free_frames_are_counted_by_their_runs() {
 
 #[test]
 fn colours_tell_runs_from_fragments() {
-    let colours = palette::colours(&snapshot(frames("....#.a!"), 2));
+    let colours = palette::colours(&snapshot(frames("....#.a!"), 2), &[]);
     assert_eq!(colours[..4], [palette::RUN; 4]);
     assert_eq!(colours[4..], [palette::UNNAMED, palette::FRAGMENT, palette::AWAY, palette::FIXED]);
-    let colours = palette::colours(&snapshot(frames("ssssse#."), 2));
+    let colours = palette::colours(&snapshot(frames("ssssse#."), 2), &[]);
     assert_eq!(colours[..5], [palette::RESERVED_FOR_GROWTH; 5], "they are no runs for others");
     assert_eq!(colours[5..], [palette::EVICTABLE, palette::UNNAMED, palette::FRAGMENT]);
-    let colours = palette::colours(&snapshot(frames("1231"), 2));
+    let colours = palette::colours(&snapshot(frames("1231"), 2), &[]);
     assert_eq!(colours[0], colours[3], "a sequence has one shade");
+}
+
+/// Two sequences with three lists each, of two groups.
+#[test]
+fn groups_have_a_shade_each() {
+    let group = |caption: &str, lists| Group { caption: caption.to_owned(), lists };
+    let groups = vec![group("window 128", 0..2), group("all", 2..3)];
+    let snapshot = snapshot(frames("012345!"), 2);
+    let colours = palette::colours(&snapshot, &groups);
+    assert_eq!(colours[..3], colours[3..6], "of each sequence alike");
+    assert_eq!((colours[0], colours[6]), (colours[1], palette::FIXED));
+    assert_ne!(colours[1], colours[2]);
+    let panels = vec![("now", &snapshot)];
+    let svg = draw(&Picture { title: String::new(), notes: vec![], panels, groups });
+    for (colour, caption) in [(colours[0], "owned, window 128"), (colours[2], "owned, all")] {
+        assert!(svg.contains(&colour.to_string()) && svg.contains(caption), "{svg}");
+    }
+    assert!(svg.contains("of a state") && !svg.contains("each sequence"), "{svg}");
 }
 
 #[test]
@@ -168,7 +187,7 @@ fn the_largest_file_is_bounded() {
 #[test]
 fn a_picture_of_nothing_is_drawn() {
     assert!(drawn(vec![]).contains("before"));
-    let nothing = Picture { title: String::new(), notes: vec![], panels: vec![] };
+    let nothing = Picture { title: String::new(), notes: vec![], panels: vec![], groups: vec![] };
     assert!(draw(&nothing).contains("</svg>"));
 }
 
@@ -205,7 +224,7 @@ proptest! {
     fn strips_cover_every_cell_once(text in "[.]{0,9}[.a#!0-9]{1,300}", order in 0u8..5) {
         let snapshot = snapshot(frames(&text), order);
         let grid = Grid::new(text.len());
-        let colours = palette::colours(&snapshot);
+        let colours = palette::colours(&snapshot, &[]);
         let mut seen = vec![0; text.len()];
         for (colour, path) in grid.strips(&colours) {
             for cell in painted(&path, grid.columns) {

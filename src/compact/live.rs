@@ -7,7 +7,8 @@ use super::{FrameKind, FrameState, Snapshot};
 impl Snapshot {
     /// Returns the current or a very recent state of every frame. Scans the bitmaps, the block
     /// words and the open sequences while the pool serves. A block shared by several sequences
-    /// counts for the last of them, by id.
+    /// counts for the last of them, by id. A sequence is named once for each of its lists, in their
+    /// order.
     pub fn of(sequences: &Sequences, order: Order) -> Self {
         let blocks: &Core = sequences.blocks();
         let mut frames = frames_of(blocks);

@@ -492,7 +492,8 @@ impl PyPool {
             let (snapshot, stats) = (pool.snapshot(), pool.stats());
             let notes =
                 vec![format!("{} of {} blocks used, {} cached", stats.used, stats.total, stats.evictable)];
-            kvpool_map::draw(&Picture { title: title.to_owned(), notes, panels: vec![("now", &snapshot)] })
+            let panels = vec![("now", &snapshot)];
+            kvpool_map::draw(&Picture { title: title.to_owned(), notes, panels, groups: Vec::new() })
         });
         Ok(Map { svg })
     }

@@ -22,6 +22,7 @@ pub struct ComparisonArgs {
     /// seed; --threads is the number of replays at a time. Tokens are not read back.
     #[arg(long, conflicts_with_all = [
         "compare", "resize_at", "prefix_cache", "no_verify", "defrag_threshold", "defrag_interval_ms", "no_defrag",
+        "model", "memory", "window", "step_tokens",
     ])]
     pub sweep: bool,
     /// Draw the runs of the sweep as SVG

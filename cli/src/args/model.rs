@@ -37,22 +37,22 @@ pub struct ModelArgs {
     /// Replay on the pool of a model, whose layers may differ: the `config.json` of a model (or its
     /// folder), or a model such as `Qwen/Qwen2.5-7B`. Blocks are frames of the size that `kvpool
     /// layout` prints, of which a few bytes per token are stored and checked
-    #[arg(long, value_name = "CONFIG|NAME", conflicts_with_all = ["layout", "block_tokens", "window", "sweep"])]
+    #[arg(long, value_name = "CONFIG|NAME", conflicts_with_all = ["layout", "block_tokens", "window"])]
     pub model: Option<String>,
     /// Groups of its layers.
     #[command(flatten)]
     pub grouping: GroupingArgs,
     /// Memory for blocks, such as 4GiB, instead of their number
-    #[arg(long, value_name = "SIZE", value_parser = size::bytes, conflicts_with_all = ["blocks", "sweep"])]
+    #[arg(long, value_name = "SIZE", value_parser = size::bytes, conflicts_with = "blocks")]
     pub memory: Option<u64>,
     /// The attention window of all layers, in tokens: sequences give up the blocks behind it
-    #[arg(long, value_name = "N", value_parser = whole(1..=TOKENS_MAX as u64), allow_negative_numbers = true, conflicts_with = "sweep")]
+    #[arg(long, value_name = "N", value_parser = whole(1..=TOKENS_MAX as u64), allow_negative_numbers = true)]
     pub window: Option<u64>,
     /// The number of first tokens that a window keeps (attention sinks) [default: 0]
     #[arg(long, value_name = "N", requires = "window", value_parser = whole(0..=TOKENS_MAX as u64), allow_negative_numbers = true)]
     pub sinks: Option<u64>,
     /// Most tokens of prompts that a thread appends in a step [default: 8192]
-    #[arg(long, value_name = "N", value_parser = whole(1..=TOKENS_MAX as u64), allow_negative_numbers = true, conflicts_with = "sweep")]
+    #[arg(long, value_name = "N", value_parser = whole(1..=TOKENS_MAX as u64), allow_negative_numbers = true)]
     pub step_tokens: Option<u64>,
 }
 

@@ -1,9 +1,10 @@
 use std::io;
 use std::ops::ControlFlow;
+use std::path::Path;
 
 use indicatif::{BinaryBytes, HumanCount};
 use kvpool::compact::{DefragReport, Snapshot};
-use kvpool_map::{Picture, draw};
+use kvpool_map::{Group, Picture, draw};
 
 use super::workload::{Workload, progress_bar, show};
 use crate::args::MapArgs;
@@ -11,6 +12,7 @@ use crate::error::{not_written, output_failed, unsound};
 use crate::fit;
 use crate::output::{Destination, complain, print, printable};
 use crate::replay::{self, Options, Outcome, ReplayPool};
+use crate::report::keeps;
 use crate::{EXIT_OK, EXIT_UNSOUND};
 
 /// A halted pool, before and after a defragmentation.
@@ -23,13 +25,18 @@ struct Look {
 
 /// Replays up to a point, and draws the pool there.
 pub fn map(args: &MapArgs) -> anyhow::Result<u8> {
-    let workload = Workload::new(&args.workload)?;
+    let workload = Workload::of_model(&args.workload, &args.model)?;
     let pool = workload.pool(workload.blocks)?;
     // Checked before the work.
     let destination = Destination::new(&args.output).map_err(not_written(&args.output))?;
 
     let Workload { trace, threads, .. } = &workload;
-    let options = Options { halt_at: Some(args.at), free_list: true, ..Options::new(trace, *threads) };
+    let options = Options {
+        halt_at: Some(args.at),
+        free_list: !args.model.has_groups(),
+        step_tokens: args.model.step_tokens(),
+        ..Options::new(trace, *threads)
+    };
     let bar = progress_bar(trace.requests.len() as u64);
     let mut look = None;
     let outcome = replay::replay(&pool, trace, &options, |progress| {
@@ -48,7 +55,7 @@ pub fn map(args: &MapArgs) -> anyhow::Result<u8> {
     };
     let look = look.map_err(|reason| unsound(format_args!("nothing was drawn: {reason}")))?;
 
-    destination.write(&draw(&look.picture(args, &workload))).map_err(not_written(&args.output))?;
+    destination.write(&draw(&look.picture(args, &workload, &pool))).map_err(not_written(&args.output))?;
     say(&look, &outcome, args).map_err(output_failed)?;
     Ok(judge(&outcome))
 }
@@ -62,7 +69,7 @@ impl Look {
         Ok(Self { settled, before, report, after: pool.snapshot() })
     }
 
-    fn picture(&self, args: &MapArgs, workload: &Workload) -> Picture<'_> {
+    fn picture(&self, args: &MapArgs, workload: &Workload, pool: &ReplayPool) -> Picture<'_> {
         let (report, trace) = (&self.report, &workload.trace);
         let run = self.before.order().frames();
         let threads = match workload.threads {
@@ -70,13 +77,20 @@ impl Look {
             threads => format!("{threads} threads"),
         };
         let replayed = format!(
-            "After {} of {} requests ({}): {} blocks of {} tokens, layout {}, {}.",
+            "After {} of {} requests ({}): {} blocks of {}, {}, {}.",
             HumanCount(self.settled),
             HumanCount(trace.requests.len() as u64),
             args.at,
             HumanCount(workload.blocks as u64),
-            workload.shape.block_tokens,
-            args.workload.layout,
+            match &args.model.model {
+                // Those of one group may have other tokens than those of another.
+                Some(_) => BinaryBytes(pool.block_bytes()).to_string(),
+                None => format!("{} tokens", workload.shape.block_tokens),
+            },
+            match &args.model.model {
+                Some(model) => format!("model {}", printable(&file_name(model))),
+                None => format!("layout {}", args.workload.layout),
+            },
             threads,
         );
         let did = format!(
@@ -87,10 +101,15 @@ impl Look {
             report.given_up,
             run,
         );
+        let group = |group: &replay::Group| Group {
+            caption: group.keeps.iter().map(|&reach| keeps(reach)).collect::<Vec<_>>().join(", "),
+            lists: group.lists.clone(),
+        };
         Picture {
             title: trace.name.clone(),
             notes: vec![replayed, did],
             panels: vec![("Before", &self.before), ("After", &self.after)],
+            groups: pool.groups().iter().filter(|group| !group.lists.is_empty()).map(group).collect(),
         }
     }
 }
@@ -101,8 +120,12 @@ fn say(look: &Look, outcome: &Outcome, args: &MapArgs) -> io::Result<()> {
     let fragmentation = [before, after].map(|snapshot| 100.0 * snapshot.fragmentation(order));
     let available = [before, after].map(|snapshot| 100.0 * snapshot.available_fragmentation(order));
     let runs = [before, after].map(|snapshot| HumanCount(snapshot.free_runs(order) as u64));
+    let in_list = match args.model.has_groups() {
+        true => String::new(),
+        false => format!(" ({:.1} in a queue of single blocks)", outcome.tally.listed.mean_len()),
+    };
     let text = format!(
-        "{}: fragmentation {:.1} % -> {:.1} % (with evictable blocks as free {:.1} % -> {:.1} %), free runs of {} {} -> {}, mean sequence run {:.1} -> {:.1} ({:.1} in a queue of single blocks), moved blocks {} in {:.1} ms",
+        "{}: fragmentation {:.1} % -> {:.1} % (with evictable blocks as free {:.1} % -> {:.1} %), free runs of {} {} -> {}, mean sequence run {:.1} -> {:.1}{}, moved blocks {} in {:.1} ms",
         printable(&args.output.display().to_string()),
         fragmentation[0],
         fragmentation[1],
@@ -113,11 +136,16 @@ fn say(look: &Look, outcome: &Outcome, args: &MapArgs) -> io::Result<()> {
         runs[1],
         before.mean_sequence_run(),
         after.mean_sequence_run(),
-        outcome.tally.listed.mean_len(),
+        in_list,
         HumanCount(report.moved_blocks as u64),
         report.time.as_secs_f64() * 1e3,
     );
     print(&fit::text(&text, fit::width()))
+}
+
+/// Returns the name of the file of a configuration, or the name of a model.
+fn file_name(model: &str) -> String {
+    Path::new(model).file_name().map_or_else(|| model.to_owned(), |name| name.to_string_lossy().into_owned())
 }
 
 /// Returns the exit code, and prints faults on the standard error.

@@ -171,7 +171,11 @@ async fn metrics(State(at): State<Shared>) -> Result<Response, AdminError> {
 async fn map(State(at): State<Shared>) -> Result<Response, AdminError> {
     let snapshot = at.admin.snapshot().await?;
     let (title, notes) = (at.admin.health().node, vec![format!("{} frames.", snapshot.frames().len())]);
-    let picture = apart(move || draw(&Picture { title, notes, panels: vec![("Now", &snapshot)] })).await?;
+    let picture = move || {
+        let panels = vec![("Now", &snapshot)];
+        draw(&Picture { title, notes, panels, groups: Vec::new() })
+    };
+    let picture = apart(picture).await?;
     Ok(answer(StatusCode::OK, "image/svg+xml", picture))
 }
 
