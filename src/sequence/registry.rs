@@ -392,8 +392,8 @@ impl fmt::Debug for Sequences {
 
 /// A view of a sequence, for threads other than its owner's. Each read is of some moment during the
 /// call; the sequence is empty once it is closed and its writers' batches have ended. With a
-/// [window](Window), a table may show the null block for tokens that left it during the read, also
-/// if they are in the window of the length that was read.
+/// [window](crate::Window), a table may show the null block for tokens that left it during the read,
+/// also if they are in the window of the length that was read.
 #[derive(Clone)]
 pub struct SequenceView {
     pub(super) sequences: Sequences,
@@ -461,7 +461,8 @@ impl SequenceView {
     }
 
     /// Returns its blocks, in order, group by group, then those of its states, without those given
-    /// up behind the [window](Window). They may have been released by the time this returns.
+    /// up behind the [window](crate::Window). They may have been released by the time this
+    /// returns.
     pub fn blocks(&self) -> Vec<BlockId> {
         let _call = call();
         let mut blocks = Vec::new();
