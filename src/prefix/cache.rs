@@ -69,6 +69,7 @@ mod cold_blocks;
 mod duplicates;
 mod eviction;
 mod foreign;
+mod hashers;
 mod id_run;
 mod origins;
 mod registration;
@@ -166,23 +167,6 @@ impl PrefixCache {
     pub(crate) fn with_evict_first(mut self, rows: usize, rows_max: usize) -> Self {
         self.queues = Queues::with_evict_first(self.queues.useless(), rows, rows_max);
         self
-    }
-
-    /// Sets the tokens of a block in each list of a sequence.
-    pub(crate) fn with_lists(mut self, tokens: impl IntoIterator<Item = usize>) -> Self {
-        self.hashers = tokens.into_iter().map(|tokens| self.hashers[0].in_blocks_of(tokens)).collect();
-        self
-    }
-
-    /// Returns the hasher of this cache; of the first list, if sequences have several.
-    pub fn hasher(&self) -> &PrefixHasher {
-        &self.hashers[0]
-    }
-
-    /// Returns the hasher of a list of a sequence.
-    #[inline]
-    pub(crate) fn hasher_of(&self, list: u32) -> &PrefixHasher {
-        &self.hashers[list as usize]
     }
 
     /// Returns the eviction policy.
