@@ -128,7 +128,7 @@ fn groups_are_told_apart_on_a_map() {
         ("qwen3.5-35b-a3b", &["owned, all", "of a state"]),
         ("deepseek-v4-flash", &["owned, window 128", "owned, 1 in 4, 1 in 128", "owned, window 8"]),
     ] {
-        let options = "--requests 300 --memory 2GiB --threads 1 --prefix-cache on";
+        let options = "--requests 100 --memory 2GiB --threads 1 --prefix-cache on";
         let path = path.display();
         let output = kvpool(&format!("map --model {} {options} --output {path}", config(model)));
         assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
