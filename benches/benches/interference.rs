@@ -251,8 +251,8 @@ fn admit_states(pool: &Pool) -> [Vec<Duration>; 2] {
     }
 }
 
-/// Keeps nine tenths of a pool of states in use, by sequences of 17 to 640 tokens, of which it closes
-/// one at random for each that it opens. Two runs of a state are free beside them at the beginning.
+/// Keeps nine tenths of a pool of states in use, by sequences of 17 to 640 tokens, of which it
+/// closes one at random for each that it opens. At the beginning, two runs of a state are free.
 fn open_and_close(pool: &Pool, stop: &AtomicBool) {
     let mut random = fastrand::Rng::with_seed(1);
     let mut open: Vec<GroupedSequence> = Vec::new();

@@ -32,8 +32,8 @@ pub struct Corrupt {
     pub attempt: u32,
     /// The list of the sequence that has the block: 0, unless the pool has several.
     pub list: usize,
-    /// Index of the block in its table; of a list with fewer tokens per block than others, the index
-    /// at which its tokens would be in a list with the most.
+    /// Index of the block in its table; of a list with fewer tokens per block than others, the
+    /// index at which its tokens would be in a list with the most.
     pub block: usize,
 }
 
@@ -183,8 +183,8 @@ impl Part {
     }
 }
 
-/// Returns a function that appends the slots of some tokens of a sequence, as a kernel gets them. Of
-/// a list with fewer tokens per block than a frame of the storage has room for, the first ones.
+/// Returns a function that appends the slots of some tokens of a sequence, as a kernel gets them:
+/// the first ones of a frame of the storage, where that has room for more tokens than the block.
 pub fn slots(
     batch: &Batch,
     sequence: &Sequence,

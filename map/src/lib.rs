@@ -21,7 +21,7 @@
 //! | fragment | `c` | free, outside such runs |
 //! | reserved for growth | `s` | free, in a unit that a sequence reserves for its growth |
 //! | away | `a` | free, but in a thread's magazine, or retired until batches have ended |
-//! | owned | `0` to `5` | movable blocks of sequences; each sequence has one of a few shades, so that broken runs show as stripes. In a picture of [groups](Group) of layers, each group has one |
+//! | owned | `0` to `5` | movable blocks, a shade for each sequence, or [group](Group) of layers |
 //! | unnamed | `u` | movable blocks of no sequence: an engine's own |
 //! | evictable | `e` | blocks that only the prefix cache keeps: an allocation evicts them when it needs them |
 //! | fixed | `f` | blocks that cannot be moved: open, pinned, of a state, or the null block |

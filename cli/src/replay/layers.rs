@@ -180,8 +180,8 @@ impl Lists {
         self.kinds.iter().map(|&(_, block_tokens)| added(&tokens, block_tokens)).sum()
     }
 
-    /// Returns the tokens by which a sequence of `held` tokens can grow in this number of blocks, at
-    /// least.
+    /// Returns the tokens by which a sequence of `held` tokens can grow, at least, in this number of
+    /// blocks.
     pub fn fitting(&self, held: u64, blocks: usize) -> u64 {
         let more = (blocks / self.count()) as u64;
         let of_list = |block_tokens: u64| (held.div_ceil(block_tokens) + more) * block_tokens - held;

@@ -1,7 +1,7 @@
 //! States of sequences, in pools of models that have them: each piece of a prompt, each full block
 //! of an answer, and the last token overwrite the first row of every frame with the bytes of the
-//! last token, as kernels overwrite a state with every token. The bytes depend on all tokens before,
-//! so that a state of other tokens, or of another of these lengths, is found.
+//! last token, as kernels overwrite a state with every token. The bytes depend on all tokens
+//! before, so that a state of other tokens, or of another of these lengths, is found.
 //!
 //! ```text
 //! first append behind a hit    copies from the checkpoint, then reads
