@@ -49,6 +49,8 @@ shelf_untrimmed buffers not_used_any_more
 locked_early registration registered_again
 refusal_final registration a_lack_of_memory
 pages_inherited registration child_processes
+border_crossed registration registered_in_pieces
+flights_grounded registration copies_to_other_devices
 LIST
 budget=${KVPOOL_MUTANTS_SECONDS:-}
 if [[ -n $budget ]]; then

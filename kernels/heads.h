@@ -91,24 +91,37 @@ __device__ __forceinline__ u32 jobs_of(const QuantParams& p) {
   return p.rows.n_tokens * (p.rows.v ? 2 : 1) * p.heads;
 }
 
-// Converts rows of values of type `row` to codes of type `code`.
-__device__ __forceinline__ void quantise(const QuantParams& p, u32 code, u32 row, u32 unit) {
+// Returns a job's row, without a look at its slot.
+__device__ __forceinline__ u8* row_of(const QuantParams& p, u32 element, u32 job) {
+  const bool two = p.rows.v != nullptr;
+  const u32 row = job / p.heads;
+  const u32 token = two ? row >> 1 : row;
+  const bool is_v = two && (row & 1);
+  return (is_v ? p.rows.v : p.rows.k) + u64(token) * (is_v ? p.rows.v_stride : p.rows.k_stride) + (job - row * p.heads) * p.head_dim * element;
+}
+
+// Converts rows of values of type `row` to codes of type `code`. `is_row_first`, a constant: loads
+// the first step of a row before the slot is known, also for padding.
+__device__ __forceinline__ void quantise(const QuantParams& p, u32 code, u32 row, u32 unit, bool is_row_first = false) {
   const u32 element = element_bytes(row), steps = steps_of(p), jobs = jobs_of(p);
   const bool is_whole = unit == 16;
   Groups group(steps);
   const u32 round = HELD * group.lanes;
   for (; group.warp_job < jobs; group.warp_job += group.step, group.job += group.step) {
     Head head;
-    const bool live = group.job < jobs && locate(p, element, group.job, head);
-    const u32 end = live ? steps : 0;
+    const bool is_job = group.job < jobs;
     u32 words[HELD][STEP];
-    auto load = [&](u32 first) {
+    auto load_from = [&](const u8* from, u32 first, u32 end) {
 #pragma unroll
       for (u32 k = 0; k < HELD; k++) {
         const u32 i = first + k * group.lanes;
-        if (i < end) load_words(row, is_whole, head.row + i * STEP * element, p.head_dim - i * STEP, words[k]);
+        if (i < end) load_words(row, is_whole, from + i * STEP * element, p.head_dim - i * STEP, words[k]);
       }
     };
+    if (is_row_first && is_job) load_from(row_of(p, element, group.job), group.lane, steps);
+    const bool live = is_job && locate(p, element, group.job, head);
+    const u32 end = live ? steps : 0;
+    auto load = [&](u32 first) { load_from(head.row, first, end); };
 
     float inverse = 1.0f;
     const bool finds_scale = p.mode == SCALES_PER_TOKEN_HEAD;
@@ -116,7 +129,7 @@ __device__ __forceinline__ void quantise(const QuantParams& p, u32 code, u32 row
       u32 largest = 0;
 #pragma unroll 1
       for (u32 first = group.lane; first < end; first += round) {
-        load(first);
+        if (!is_row_first || first != group.lane) load(first);
 #pragma unroll
         for (u32 k = 0; k < HELD; k++) {
           if (first + k * group.lanes >= end) break;
@@ -144,7 +157,7 @@ __device__ __forceinline__ void quantise(const QuantParams& p, u32 code, u32 row
     const bool is_held = finds_scale && steps <= round;
 #pragma unroll 1
     for (u32 first = group.lane; first < end; first += round) {
-      if (!is_held) load(first);
+      if (!is_held && (!is_row_first || finds_scale || first != group.lane)) load(first);
 #pragma unroll
       for (u32 k = 0; k < HELD; k++) {
         const u32 i = first + k * group.lanes;

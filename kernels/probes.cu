@@ -108,7 +108,9 @@ KVP_KERNEL(kvp_probe_gather, GatherParams) {
   }
 }
 
-// The pool's conversions compiled for one pair of types and whole vectors, to measure the cost of types
-// as run-time parameters. The types are a pair whose code is the same for every architecture.
+// The pool's conversions compiled for one pair of types and whole vectors, to measure the cost of
+// types as run-time parameters, and of a row's load behind that of its slot. The types are a pair
+// whose code is the same for every architecture.
 KVP_KERNEL(kvp_probe_quantise, QuantParams) { quantise(p, CODES_INT8, ROWS_BF16, 16); }
+KVP_KERNEL(kvp_probe_quantise_row_first, QuantParams) { quantise(p, CODES_INT8, ROWS_BF16, 16, true); }
 KVP_KERNEL(kvp_probe_dequantise, QuantParams) { dequantise(p, CODES_INT8, ROWS_BF16, 16); }

@@ -56,6 +56,7 @@ const Kernel KERNELS[] = {
     KVP_ENTRY(kvp_probe_compare, is_alone),
     KVP_ENTRY(kvp_probe_gather, is_alone),
     KVP_ENTRY(kvp_probe_quantise, finds_scales),
+    KVP_ENTRY(kvp_probe_quantise_row_first, finds_scales),
     KVP_ENTRY(kvp_probe_dequantise, is_alone),
 };
 

@@ -90,7 +90,7 @@ static uintptr_t address(const void* at) { return reinterpret_cast<uintptr_t>(at
 
 static int to_device(uintptr_t to, const void* from, size_t bytes, Stream* stream) {
   if (!bytes) return OK;
-  if (!region_at(to)) return INVALID_VALUE;
+  if (!region_at(to) || torn(address(from), bytes)) return INVALID_VALUE;
   auto copy = std::make_unique<Copy>();
   copy->to = to, copy->from = address(from), copy->bytes = bytes, copy->from_host = true;
   if (!pinned(address(from), bytes)) {
@@ -104,7 +104,7 @@ static int to_device(uintptr_t to, const void* from, size_t bytes, Stream* strea
 
 static int to_host(Call& call, void* to, uintptr_t from, size_t bytes, Stream* stream, bool wait) {
   if (!bytes) return OK;
-  if (!region_at(from)) return INVALID_VALUE;
+  if (!region_at(from) || torn(address(to), bytes)) return INVALID_VALUE;
   auto copy = std::make_unique<Copy>();
   copy->to = address(to), copy->from = from, copy->bytes = bytes, copy->to_host = true;
   copy->pageable = !pinned(address(to), bytes);
@@ -229,7 +229,9 @@ API cuMemcpy2DAsync_v2(const Rectangle* of, void* raw) {
   copy->to_host = to_host, copy->from_host = from_host;
   uintptr_t host = to_host ? copy->to : copy->from;
   if (!region_at(to_host ? copy->from : copy->to)) return INVALID_VALUE;
-  if (!pinned(host, copy->span(to_host ? copy->to_pitch : copy->from_pitch))) return NOT_SUPPORTED;
+  size_t span = copy->span(to_host ? copy->to_pitch : copy->from_pitch);
+  if (torn(host, span)) return INVALID_VALUE;
+  if (!pinned(host, span)) return NOT_SUPPORTED;
   return enqueue(stream, std::move(copy));
 }
 

@@ -24,6 +24,15 @@ bool pinned(uintptr_t at, size_t bytes) {
   return region && (region->kind == HOST_MEMORY || region->kind == REGISTERED) && region->holds(at, bytes);
 }
 
+// CUDA (cuMemHostRegister, cuMemcpyAsync): the host's bytes of a copy are of one allocation or
+// registration, or of none; otherwise the copy is refused as CUDA_ERROR_INVALID_VALUE.
+bool torn(uintptr_t at, size_t bytes) {
+  if (!bytes || pinned(at, bytes)) return false;
+  const Region *first = region_at(at), *last = region_at(at + bytes - 1);
+  auto is_locked = [](const Region* region) { return region && (region->kind == HOST_MEMORY || region->kind == REGISTERED); };
+  return is_locked(first) || is_locked(last);
+}
+
 // The driver holds the physical pages of registered memory. If the program returns them to the system
 // (madvise), it gets others at the same addresses, and the device goes on to access the old ones.
 void check_pages(uintptr_t at, size_t bytes) {

@@ -48,6 +48,8 @@ Region* region_at(uintptr_t at);
 bool may_touch(const Device& device, uintptr_t at, size_t bytes, bool write);
 // Returns true if all of the bytes are pinned or registered host memory.
 bool pinned(uintptr_t at, size_t bytes);
+// Returns true if only some of the bytes are of one pinned or registered area.
+bool torn(uintptr_t at, size_t bytes);
 // Aborts if registered memory has other pages than when it was registered.
 void check_pages(uintptr_t at, size_t bytes);
 // Takes `bytes` of the device's physical memory; returns false if the device has too little left.

@@ -7,11 +7,13 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use kvpool_cuda::CudaError;
-use kvpool_cuda::launch::{MOVING_CTAS, Rule, Work};
+use kvpool_cuda::launch::{Choices, Work};
 use kvpool_cuda_tests::mock::{Kind, Session, session};
-use kvpool_gpu_check::clocks::{self, Moment, Sampler};
+use kvpool_gpu_check::clocks::{self, Clocks, Sampler};
 use kvpool_gpu_check::report::{Section, SectionReport, Summary, render_device, render_section};
+use kvpool_gpu_check::start::{JOB_MS, Start};
 use kvpool_gpu_check::supervise::{self, Job};
+use kvpool_gpu_check::variants::{VARIANTS, Variant};
 use kvpool_gpu_check::{Options, Part, SECTIONS, held, run};
 
 /// Names the file to which a child writes its process id.
@@ -20,36 +22,38 @@ const PID_FILE: &str = "KVPOOL_GPU_CHECK_PID";
 /// Names the section that a child runs.
 const SECTION: &str = "KVPOOL_GPU_CHECK_SECTION";
 
-fn job(name: &'static str, limit: Duration) -> Job {
+fn job(name: &str, limit: Duration) -> Job {
     let mut command = Command::new(std::env::current_exe().expect("this program"));
     command.args(["--exact", "child", "--nocapture", "--test-threads=1"]).env(SECTION, name);
-    command.envs(SECTIONS.iter().find(|part| part.name == name).and_then(Part::env));
-    Job { name, limit, command }
+    command.envs(SECTIONS.iter().filter(|part| part.name == name).flat_map(|part| part.env(None)));
+    Job { name: name.into(), limit, factor: 1.0, command }
 }
 
-/// Asserts that the section has launched what it lists, and its kernels of the pool by the rules of
-/// pools; except for sections that vary the shapes.
-fn as_pools_launch(session: &Session, part: &Part) {
+/// Asserts that the section has launched what it lists, and nothing else of the pool's kernels;
+/// `shapes` varies the shapes.
+fn as_pools_launch(session: &Session, part: &Part, variant: Option<&Variant>) {
     let launches = session.launches();
-    let is = |rule: Rule, (name, [ctas, threads, shared], _): &(String, [u32; 3], u32)| {
-        let most = rule.shape(usize::MAX, 4);
-        let is_shape = *ctas <= most.ctas && (*threads, *shared) == (rule.threads, rule.shared_bytes);
-        *name == rule.kernel.to_string() && is_shape
+    let choices = variant.map_or(Choices::DEFAULT, |variant| variant.choices);
+    let is = |work: Work, (name, [ctas, threads, shared], _): &(String, [u32; 3], u32)| {
+        [true, false].map(|bulk| choices.rule(work, bulk)).iter().any(|rule| {
+            let most = rule.shape(usize::MAX, 4);
+            let is_shape = *ctas <= most.ctas && (*threads, *shared) == (rule.threads, rule.shared_bytes);
+            *name == rule.kernel.to_string() && is_shape
+        })
     };
-    for work in part.works {
-        let rule = work.rule(true);
-        assert!(launches.iter().any(|launch| is(rule, launch)), "{}: no {rule}: {launches:?}", part.name);
+    let own = || launches.iter().filter(|launch| !launch.0.starts_with("kvp_probe"));
+    // A compaction may end before a batch begins.
+    let is_wave = |work: &Work| matches!(work, Work::Wave | Work::WaveBeside { .. });
+    for &work in part.works.iter().filter(|work| variant.is_none() && !is_wave(work)) {
+        assert!(own().any(|launch| is(work, launch)), "{}: no {work:?}: {launches:?}", part.name);
     }
-    if part.works.is_empty() || ["shapes", "interference", "bandwidth", "host"].contains(&part.name) {
-        return;
-    }
-    let beside = Work::WaveBeside { ctas: MOVING_CTAS };
-    let rules = [Work::Copy, beside, Work::Zero, Work::Pack, Work::Rows, Work::Quantise, Work::Dequantise];
-    let rules: Vec<Rule> = (rules.into_iter().chain([Work::Patch]))
-        .flat_map(|work| [true, false].map(|bulk| work.rule(bulk)))
-        .collect();
-    for launch in launches.iter().filter(|launch| !launch.0.starts_with("kvp_probe")) {
-        assert!(rules.iter().any(|rule| is(*rule, launch)), "{}: {launch:?} is by no rule", part.name);
+    for launch in own().filter(|_| part.name != "shapes") {
+        let is_sized = |work: &&Work| match work {
+            // `interference` varies the number.
+            Work::WaveBeside { .. } => is(Work::WaveBeside { ctas: 64 }, launch),
+            &&work => is(work, launch),
+        };
+        assert!(part.works.iter().any(|work| is_sized(&work)), "{}: {launch:?} is not listed", part.name);
     }
 }
 
@@ -68,6 +72,7 @@ fn child() {
         // Killed in the middle: it has told a part of its results.
         "half" => {
             let mut section = Section { tells: true, ..Section::new("half") };
+            section.start = Some(Start { opened_s: 0.5, job_ms: 2.0 * JOB_MS });
             section.check("the first half", true, "");
             section.figure("the first half", 0.5, "");
             loop {
@@ -90,15 +95,23 @@ fn child() {
         "sticky" => {
             session.fail_call("cuLaunchKernel", 5, 719);
             let part = SECTIONS.iter().find(|part| part.name == "latency").expect("a section");
-            supervise::print(&run(part, &Options { quick: true, ..Options::default() }).expect("a driver"));
+            supervise::print(
+                &run(part, &Options { quick: true, tells: true, ..Options::default() }).expect("a driver"),
+            );
         }
-        name => {
+        title => {
+            let (name, variant) = title.split_once(", ").unwrap_or((title, ""));
             let part = SECTIONS.iter().find(|part| part.name == name).expect("a section");
-            let report = run(part, &Options { quick: true, ..Options::default() }).expect("a driver");
-            as_pools_launch(&session, part);
-            // The pool's kernels and the probes: each image is compiled once.
+            let variant = VARIANTS.iter().find(|one| one.name == variant);
+            let report = run(part, &Options { quick: true, variant, tells: true, ..Options::default() })
+                .expect("a driver");
+            assert_eq!(report.section.name, title);
+            as_pools_launch(&session, part, variant);
+            // The pool's kernels and the probes: each image is compiled once for each device.
             let compiled = ["cuModuleLoadDataEx", "cuModuleLoadData"].map(|call| session.calls(call));
-            assert_eq!(compiled, [1, 1], "{name}");
+            assert_eq!(compiled, [if name == "crossing" { 2 } else { 1 }; 2], "{name}");
+            let start = report.section.start.expect("it has measured the machine");
+            assert!(start.opened_s > 0.0 && start.job_ms > 0.0, "{start:?}");
             supervise::print(&report);
         }
     }
@@ -120,19 +133,52 @@ fn a_quick_run_passes() {
     }
 }
 
+/// Variants run the same sections with other choices, by which pools launch then; their figures are
+/// related to those of the default.
+#[test]
+fn variants_are_compared_with_the_default() {
+    let mut jobs = Vec::new();
+    for variant in &VARIANTS {
+        let known = |name: &&str| SECTIONS.iter().any(|part| part.name == *name);
+        assert!(!variant.sections.is_empty() && variant.sections.iter().all(known), "{}", variant.name);
+        let Some(name) = variant.sections.iter().find(|name| **name != "bandwidth") else { continue };
+        let part = SECTIONS.iter().find(|part| part.name == *name).expect("it is known");
+        if variant.choices != Choices::DEFAULT {
+            jobs.push(job(&part.title(Some(variant)), Duration::from_secs(300)));
+        } else if variant.env.is_some() {
+            assert_eq!(part.env(Some(variant)).collect::<Vec<_>>(), Vec::from_iter(variant.env));
+        }
+    }
+    let count = jobs.len();
+    let reports = supervise::run(jobs, |report| println!("{}", render_section(&report.section)));
+    let summary = Summary::of(&reports, Duration::ZERO);
+    assert!(count > 5 && summary.passed, "{summary:?}");
+
+    let section = |rate: f64, only: &str| {
+        let mut section = Section::new("host");
+        section.ratio("copies", rate, "GB/s", 0.9, "one copy");
+        section.figure(only, 1.0, "ms");
+        section
+    };
+    let mut other = section(3.0, "here");
+    other.relate(&section(2.0, "there"), "the default");
+    let ratios: Vec<_> = other.figures.iter().map(|figure| (figure.ratio, figure.of.as_deref())).collect();
+    assert_eq!(ratios, [(Some(1.5), Some("the default")), (None, None)]);
+}
+
 /// Sections that are killed, crash, or lose their device: the others report, each as soon as it is
 /// done.
 #[test]
 fn a_section_that_fails_costs_only_itself() {
-    let limit = Duration::from_secs(2);
     let long = Duration::from_secs(120);
     let jobs = [
         job("latency", long),
-        job("hangs", limit),
+        // Not even the device is open.
+        Job { factor: 0.1, ..job("hangs", long) },
         job("aborts", long),
         job("stammers", long),
         job("sticky", long),
-        job("half", limit),
+        Job { factor: 1.5, ..job("half", Duration::from_secs(1)) },
         job("mapping", long),
     ];
     let mut told = Vec::new();
@@ -142,12 +188,18 @@ fn a_section_that_fails_costs_only_itself() {
     assert_eq!(told, names);
     let error = |at: usize| reports[at].section.error.as_deref().unwrap_or("");
     assert!(reports[0].section.passed() && reports[6].section.passed(), "{reports:?}");
-    assert!(error(1).contains("killed after 2 s"), "{}", error(1));
+    assert!(
+        error(1).contains("killed after 2 s: it has 20 s, times 0.1 by --limit-factor, to open"),
+        "{}",
+        error(1)
+    );
     assert!(error(2).contains("without a report"), "{}", error(2));
     assert!(error(3).contains("not valid"), "{}", error(3));
     assert!(error(4).contains("LAUNCH_FAILED"), "{}", error(4));
     // What it had told remains.
-    assert!(error(5).contains("killed after 2 s"), "{}", error(5));
+    let why = "killed after 3 s: its limit is 1 s, times 2.0 because this machine took 50 ms for a job that may take 25, \
+               times 1.5 by --limit-factor; the device was opened before, in 0.5 s";
+    assert_eq!(error(5), why);
     let half = &reports[5].section;
     assert!(half.checks.len() == 1 && half.figures.len() == 1 && !half.passed(), "{half:?}");
     let summary = Summary::of(&reports, Duration::ZERO);
@@ -198,7 +250,8 @@ fn clocks_are_those_of_the_management_library() {
     // SAFETY: the mock's initialisers only fill its own tables.
     let library = unsafe { libloading::Library::new(env!("KVPOOL_MOCK_CUDA")) }.expect("the mock");
     let now = || clocks::read(&library, "0000:01:00.0").expect("the device");
-    let expected = Moment { sm_mhz: 1980, memory_mhz: 2619, celsius: Some(41), reasons: Some(1) };
+    let (sm_mhz, memory_mhz) = ([1980; 2], [2619; 2]);
+    let expected = Clocks { samples: 1, sm_mhz, memory_mhz, celsius: Some(41), reasons: Some(1) };
     assert_eq!(now(), expected);
     assert_eq!(clocks::read(&library, "0000:07:00.0"), None);
     // SAFETY: as above.

@@ -1,6 +1,6 @@
-//! Frames of storages in host memory, which the device copies directly: by every way, with pages that
-//! cannot be locked, while the storage shrinks and grows, and with copies whose end is late or never
-//! known.
+//! Frames of storages in host memory, which the device copies directly: by every way, with pages
+//! that cannot be locked, while the storage shrinks and grows, and with copies whose end is late or
+//! never known.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use kvpool::storage::{
     Storage,
 };
 use kvpool::{AllocRequest, FrameId, Pool, Run, Sequence, SequenceId, StorageError};
-use kvpool_cuda::launch::HOST_CTAS;
+use kvpool_cuda::launch::Choices;
 use kvpool_cuda::{CudaConfig, CudaStorage, Device};
 use kvpool_cuda_tests::mock::{Kind, Rules, Session, for_each_seed, session};
 
@@ -152,7 +152,10 @@ fn short_pieces_are_copied_by_a_kernel() {
                 let locked = registered(&session) - before;
                 assert_eq!((launched, fetched, locked), expected, "{here}, {there}");
                 assert!(launches.iter().all(|launch| launch.0 == "kvp_pack"), "{launches:?}");
-                assert!(launches.iter().any(|launch| launch.1[0] <= HOST_CTAS), "{launches:?}");
+                assert!(
+                    launches.iter().any(|launch| launch.1[0] <= Choices::DEFAULT.host_ctas),
+                    "{launches:?}"
+                );
                 there_and_back(&storage, &host, seed, &format!("{here}, {there}"));
                 let host = HostStorage::new(there.clone(), FRAMES, FRAMES).expect("frames");
                 session.fail_calls("cuMemHostRegister_v2", 801);
@@ -177,8 +180,8 @@ fn frames_whose_pages_cannot_be_locked_pass_through_buffers() {
     });
     let storage = CudaStorage::new(&device, here.clone(), FRAMES, FRAMES).expect("frames");
     let new_host = || HostStorage::new(there.clone(), FRAMES, FRAMES).expect("frames");
-    // Not supported, registered by other code, and an error that otherwise means that the device has
-    // failed.
+    // Not supported, registered by other code, and an error that otherwise means that the device
+    // has failed.
     for code in [801, 712, 999] {
         session.fail_calls("cuMemHostRegister_v2", code);
         let (host, calls) = (new_host(), session.calls("cuMemHostRegister_v2"));
@@ -426,8 +429,8 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("threads")
 }
 
-/// The future of a copy is dropped while the device has not begun it. The host's blocks get no other
-/// owner before the copy has ended.
+/// The future of a copy is dropped while the device has not begun it. The host's blocks get no
+/// other owner before the copy has ended.
 #[test]
 fn a_dropped_future_leaves_the_blocks_to_the_copy() {
     let session = session();
@@ -515,8 +518,8 @@ fn blocks_of_a_copy_that_a_failure_ended_are_free() {
     assert_eq!(there.stats().quarantined, 0);
 }
 
-/// The driver says neither that the copy has ended nor that the device has failed. Its blocks are never
-/// used again, and a copy that comes late changes no other.
+/// The driver says neither that the copy has ended nor that the device has failed. Its blocks are
+/// never used again, and a copy that comes late changes no other.
 #[test]
 fn blocks_of_a_copy_whose_end_is_unknown_are_never_free() {
     let session = session();

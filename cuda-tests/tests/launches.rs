@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use kvpool::storage::{Dtype, FrameMove, KvLayout, Storage};
 use kvpool::{FrameId, Run};
-use kvpool_cuda::launch::{MOVING_CTAS, Shape, Work};
+use kvpool_cuda::launch::{Choices, MOVING_CTAS, Shape, Work};
 use kvpool_cuda::{CudaStorage, Device};
 use kvpool_cuda_tests::mock::{Session, session};
 
@@ -22,8 +22,8 @@ fn layout() -> KvLayout {
 }
 
 /// Returns the launch of a rule, as the mock tells it.
-fn launch_of(work: Work, bulk: bool, jobs: usize) -> (String, [u32; 3]) {
-    let rule = work.rule(bulk);
+fn launch_of(choices: &Choices, work: Work, bulk: bool, jobs: usize) -> (String, [u32; 3]) {
+    let rule = choices.rule(work, bulk);
     let Shape { ctas, threads, shared_bytes } = rule.shape(jobs, PROCESSORS);
     (rule.kernel.to_string(), [ctas, threads, shared_bytes])
 }
@@ -48,24 +48,26 @@ fn wave(storage: &CudaStorage) {
 }
 
 /// Operations of a storage launch by the rules of their work, with bulk copies and without; a wave
-/// beside a batch by the rule for that, and without shared memory. Copies to the device, copies
-/// from it, wipes and waves have a stream each.
+/// beside a batch by the rule for that, without shared memory unless it is chosen. Copies to the
+/// device, copies from it, wipes and waves have a stream each, unless the first three share one.
 #[test]
 fn a_storage_launches_by_the_rules() {
-    for (major, bulk) in [(8, false), (9, true)] {
-        let session = session();
+    let usual = Choices::DEFAULT;
+    let other = Choices { is_bulk_beside: true, are_streams_apart: false, wave_bytes: 128 << 20, ..usual };
+    for (major, choices) in [(8, usual), (9, usual), (8, other), (9, other)] {
+        let (session, bulk) = (session(), major >= 9);
         session.set_capability(0, major, 0);
-        let device = Device::open(0).expect("the mock has a device");
-        assert_eq!(device.has_bulk(), bulk);
+        let device = Device::open_with(0, choices).expect("the mock has a device");
+        assert_eq!(device.kernels().has_bulk, bulk);
         let storage = CudaStorage::new(&device, layout(), FRAMES, FRAMES).expect("frames");
+        assert_eq!(storage.wave_bytes(), choices.wave_bytes);
         let pieces = 4;
         session.seed(1);
         wave(&storage);
         let mut streams = Vec::new();
         let mut check = |work, jobs| {
             let (launch, stream) = only(&session);
-            assert_eq!(launch, launch_of(work, bulk, jobs));
-            assert!(!streams.contains(&stream), "{work:?} shares a stream");
+            assert_eq!(launch, launch_of(&choices, work, bulk, jobs));
             streams.push(stream);
         };
         check(Work::Wave, 8 * pieces);
@@ -80,6 +82,10 @@ fn a_storage_launches_by_the_rules() {
         // SAFETY: as above.
         unsafe { storage.zero(&all) }.expect("frames");
         check(Work::Zero, FRAMES * pieces);
+        let [wave, down, up, wipes] = streams[..] else { panic!("four launches") };
+        assert!(![down, up, wipes].contains(&wave), "{streams:?}");
+        let shared = [down == up, up == wipes, wipes == down];
+        assert_eq!(shared, [!choices.are_streams_apart; 3], "{streams:?}");
 
         // A batch is in flight: its stream makes no progress, and its end is awaited.
         let stream = device.stream().expect("a stream");
@@ -98,7 +104,8 @@ fn a_storage_launches_by_the_rules() {
         session.stop(0, 0);
         assert_eq!(told.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
         assert_eq!(ended.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
-        assert_eq!(beside, launch_of(Work::WaveBeside { ctas: MOVING_CTAS }, bulk, 8 * pieces));
-        assert_eq!((beside.0.as_str(), beside.1[2]), ("kvp_copy", 0), "it joins any multiprocessor");
+        assert_eq!(beside, launch_of(&choices, Work::WaveBeside { ctas: MOVING_CTAS }, bulk, 8 * pieces));
+        let joins_any_multiprocessor = (beside.0.as_str(), beside.1[2]) == ("kvp_copy", 0);
+        assert_eq!(joins_any_multiprocessor, !(bulk && choices.is_bulk_beside));
     }
 }

@@ -97,14 +97,14 @@ fn refused_machine_code_is_replaced_by_ptx() {
     let before = session.live();
     for (major, minor, sometimes) in [(8, 0, true), (8, 6, true), (9, 0, true), (12, 0, false)] {
         session.set_capability(0, major, minor);
-        let image = Device::open(0).expect("a device").kernel_image();
+        let image = Device::open(0).expect("a device").kernels().image;
         assert!(sometimes || image == KernelImage::Ptx, "{major}.{minor}");
         // Invalid, for another architecture, of a newer toolchain.
         for code in [200, 209, 222] {
             session.fail_call("cuModuleLoadDataEx", 0, code);
             match Device::open(0) {
                 Ok(device) => {
-                    assert_eq!((image, device.kernel_image()), (KernelImage::Cubin, KernelImage::Ptx));
+                    assert_eq!((image, device.kernels().image), (KernelImage::Cubin, KernelImage::Ptx));
                 }
                 Err(error) => {
                     assert!(image == KernelImage::Ptx && error.to_string().contains("loading the kernels"));

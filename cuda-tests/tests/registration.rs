@@ -1,5 +1,5 @@
-//! Registrations of the host's pages: tried again after a lack of memory, made anew only after the one
-//! before has ended, and kept from child processes.
+//! Registrations of the host's pages: tried again after a lack of memory, made anew only after the
+//! one before has ended, and kept from child processes.
 
 use std::ffi::c_void;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -8,8 +8,9 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, sys};
 use kvpool::storage::{Arrangement, Dtype, HostStorage, KvLayout, Storage};
 use kvpool::{FrameId, Run};
+use kvpool_cuda::launch::Choices;
 use kvpool_cuda::{CudaStorage, Device};
-use kvpool_cuda_tests::mock::{Kind, Rules, Session, session};
+use kvpool_cuda_tests::mock::{Kind, Rules, Session, for_each_seed, session};
 
 const FRAMES: usize = 8;
 const OUT_OF_MEMORY: i32 = 2;
@@ -19,8 +20,12 @@ fn run(start: u32, len: u32) -> Run {
 }
 
 fn storages(device: &Device) -> (CudaStorage, HostStorage) {
+    storages_of(device, Arrangement::BlockFirst)
+}
+
+fn storages_of(device: &Device, arrangement: Arrangement) -> (CudaStorage, HostStorage) {
     let layout = KvLayout::builder().layers(2).kv_heads(8).head_dim(128).block_tokens(32).dtype(Dtype::Bf16);
-    let layout = layout.arrangement(Arrangement::BlockFirst).build().expect("a layout");
+    let layout = layout.arrangement(arrangement).build().expect("a layout");
     let storage = CudaStorage::new(device, layout.clone(), FRAMES, FRAMES).expect("frames");
     (storage, HostStorage::new(layout, FRAMES, FRAMES).expect("frames"))
 }
@@ -43,8 +48,8 @@ fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Keeps a stream busy, by a host function that waits, until the sender is used or dropped. A context
-/// must be current.
+/// Keeps a stream busy, by a host function that waits, until the sender is used or dropped. A
+/// context must be current.
 fn hold(stream: sys::CUstream) -> Sender<()> {
     unsafe extern "C" fn wait(data: *mut c_void) {
         // SAFETY: the box of `hold`, passed once.
@@ -58,8 +63,8 @@ fn hold(stream: sys::CUstream) -> Sender<()> {
     go
 }
 
-/// The driver has no memory for a while: frames pass through buffers meanwhile. A copy that begins when the
-/// refusal holds no longer registers the pages.
+/// The driver has no memory for a while: frames pass through buffers meanwhile. A copy that begins
+/// when the refusal holds no longer registers the pages.
 #[test]
 fn a_lack_of_memory_is_not_final() {
     let session = session();
@@ -101,8 +106,8 @@ fn a_lost_device_leaves_the_pages_to_another_one() {
     assert_eq!(registered(&session) - before, 1);
 }
 
-/// A storage shrinks while a copy holds the registration, and its last owner waits in the driver to end
-/// it: no other registration is tried, which the driver would refuse for good.
+/// A storage shrinks while a copy holds the registration, and its last owner waits in the driver to
+/// end it: no other registration is tried, which the driver would refuse for good.
 #[test]
 fn pages_are_registered_again_after_the_registration_has_ended() {
     let session = session();
@@ -143,6 +148,106 @@ fn pages_are_registered_again_after_the_registration_has_ended() {
     });
     copy(&storage, &host, &[run(0, 4)]);
     assert_eq!(registered(&session) - before, 1);
+}
+
+/// Pages are registered in pieces that end between two frames: no copy crosses the border of two,
+/// which the driver may refuse. If it refuses a piece, the others are given back.
+#[test]
+fn pages_are_registered_in_pieces() {
+    let session = session();
+    let before = registered(&session);
+    // Less than two frames of 256 KiB.
+    let choices = Choices { registration_bytes: 300 << 10, ..Choices::DEFAULT };
+    let device = Device::open_with(0, choices).expect("a device");
+    let all = [run(0, FRAMES as u32)];
+    let arrangements = [Arrangement::BlockFirst, Arrangement::LayerFirst];
+    for_each_seed(&session, 4, |seed| {
+        session.rules(&Rules::of(seed));
+        for (here, there) in arrangements.iter().flat_map(|here| arrangements.map(|there| (*here, there))) {
+            let (storage, host) = (storages_of(&device, here).0, storages_of(&device, there).1);
+            let bytes: Vec<u8> = (0..FRAMES * storage.layout().packed_bytes())
+                .map(|at| (((at as u64 * 0x9E37_79B9) >> 13) ^ seed) as u8)
+                .collect();
+            // SAFETY: no other thread uses the frames.
+            unsafe { storage.unpack(&all, &bytes) }.expect("frames");
+            // Before the first copy.
+            assert!(storage.lock_pages(&host));
+            assert_eq!(registered(&session) - before, FRAMES as i64, "{here:?}, {there:?}");
+            let copies = || {
+                ["cuMemcpyDtoHAsync_v2", "cuMemcpy2DAsync_v2"].map(|call| session.calls(call)).iter().sum()
+            };
+            let (made, copied): (u64, u64) = (session.calls("cuMemHostRegister_v2"), copies());
+            copy(&storage, &host, &all);
+            // Of one frame, or of four frames' tiles of a plane, to one piece each.
+            assert_eq!(copies() - copied, FRAMES as u64, "{here:?}, {there:?}");
+            assert_eq!(session.calls("cuMemHostRegister_v2"), made);
+            let mut got = vec![0; bytes.len()];
+            // SAFETY: as above.
+            unsafe {
+                host.pack(&all, &mut got).expect("frames");
+                storage.zero(&all).expect("frames");
+                storage.receive(&host, &all, &all).expect("frames");
+            }
+            assert!(got == bytes, "{here:?}, {there:?}: offloaded");
+            // SAFETY: as above.
+            unsafe { storage.pack(&all, &mut got) }.expect("frames");
+            assert!(got == bytes, "{here:?}, {there:?}: brought back");
+            drop(host);
+            assert_eq!(registered(&session) - before, 0);
+        }
+    });
+    let (storage, host) = storages(&device);
+    session.fail_call("cuMemHostRegister_v2", 3, OUT_OF_MEMORY);
+    assert!(!storage.lock_pages(&host));
+    assert_eq!(registered(&session) - before, 0);
+    copy(&storage, &host, &all);
+}
+
+/// A copy to another device that waits for a registration goes on after a piece, and not after the
+/// last one.
+#[test]
+fn copies_to_other_devices_go_on_between_two_pieces() {
+    let session = session();
+    let choices = Choices { registration_bytes: 300 << 10, ..Choices::DEFAULT };
+    let [near, far] = [0, 1].map(|ordinal| Device::open_with(ordinal, choices).expect("two devices"));
+    let context = CudaContext::new(0).expect("a device");
+    context.bind_to_thread().expect("its context");
+    let stream = near.stream().expect("a stream");
+    let (target, all) = (storages(&far).0, [run(0, FRAMES as u32)]);
+    let rounds: Vec<u64> = (0..20)
+        .map(|_| {
+            let (source, host) = storages(&near);
+            // SAFETY: no other thread uses the frames.
+            let cross = || unsafe { target.receive(&source, &all, &all) }.expect("frames");
+            // It takes its buffers here.
+            cross();
+            session.rules(&Rules { stalls: true, ..Rules::default() });
+            let before = session.calls("cuMemHostRegister_v2");
+            let made = || session.calls("cuMemHostRegister_v2") - before;
+            std::thread::scope(|scope| {
+                // The driver waits for the stream before it registers the first piece.
+                let go = hold(stream.as_raw().cast());
+                let locking = scope.spawn(|| source.lock_pages(&host));
+                wait("the first piece is being registered", || made() > 0);
+                let peers = session.calls("cuMemcpyPeerAsync");
+                let crossing = scope.spawn(cross);
+                // It waits at the gate.
+                std::thread::sleep(Duration::from_millis(20));
+                go.send(()).expect("the stream waits");
+                while session.calls("cuMemcpyPeerAsync") == peers {
+                    std::hint::spin_loop();
+                }
+                let made = made();
+                assert!(locking.join().expect("no panic"));
+                crossing.join().expect("no panic");
+                session.rules(&Rules::default());
+                made
+            })
+        })
+        .collect();
+    // A copy may come late to the gate.
+    let after_one = rounds.iter().filter(|&&made| made == 1).count();
+    assert!(after_one >= 15, "pieces before the copy: {rounds:?}");
 }
 
 /// Pages that a device accesses stay this process's when it forks.

@@ -61,7 +61,7 @@ pub(super) fn placed(
 
 /// Checks that the bytes from this address on are memory of this device.
 fn is_here(context: &Context, plane: usize, base: usize, needed: usize) -> Result<(), StorageError> {
-    let device = context.id();
+    let device = context.id;
     let refused = |got: fmt::Arguments<'_>, limit: fmt::Arguments<'_>| {
         StorageError::from(Invalid::new("plane", got, limit).at(plane))
     };
@@ -74,23 +74,18 @@ fn is_here(context: &Context, plane: usize, base: usize, needed: usize) -> Resul
             let got = format_args!("{has} bytes from its base to the end of its allocation");
             refused(got, format_args!("at least {needed}"))
         };
-        let kind: c_uint = match ask(at, Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE) {
-            Ok(kind) => kind,
-            Err(_) if has > 0 => return Err(outside()),
-            Err(error) => return Err(not_here(&describe(error))),
-        };
+        let refusal = |error| if has > 0 { outside() } else { not_here(&describe(error)) };
+        let kind: c_uint = ask(at, Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE).map_err(refusal)?;
         if kind != CUmemorytype::CU_MEMORYTYPE_DEVICE as c_uint {
             return Err(not_here("it is host memory"));
         }
-        let asked = |result: Result<u64, CUresult>| result.map_err(|error| not_here(&describe(error)));
-        let ordinal = ask::<c_int>(at, Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL);
-        let ordinal = ordinal.map_err(|error| not_here(&describe(error)))?;
-        if ordinal != context.ordinal() {
+        let ordinal: c_int = ask(at, Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL).map_err(refusal)?;
+        if ordinal != context.device {
             let found = DeviceId::Cuda(ordinal.max(0) as u16);
             return Err(refused(format_args!("memory of {found}"), format_args!("memory of {device}")));
         }
-        let start = asked(ask(at, Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR))?;
-        let bytes = asked(ask(at, Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE))?;
+        let start: u64 = ask(at, Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR).map_err(refusal)?;
+        let bytes: u64 = ask(at, Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE).map_err(refusal)?;
         // An engine that maps its memory in pieces has several adjacent ranges.
         let end = start.saturating_add(bytes);
         if end <= at {

@@ -29,7 +29,7 @@ use kvpool::storage::{Arrangement, KvLayout};
 use kvpool::{Invalid, StorageError};
 
 use super::context::Context;
-use super::driver::attribute_or_zero;
+use super::driver::attribute;
 use super::pieces::Placed;
 use super::stream::Stream;
 
@@ -61,7 +61,7 @@ pub(super) struct Arena {
     base: CUdeviceptr,
     plan: Plan,
     properties: CUmemAllocationProp,
-    sharing: MemorySharing,
+    pub(super) sharing: MemorySharing,
     /// Number of mapped chunks, by region.
     mapped: Mutex<Vec<usize>>,
 }
@@ -153,7 +153,10 @@ impl Arena {
         let chunk_min = if segment_frames.is_some() { 0 } else { CHUNK_BYTES_MIN };
         let segment_frames = segment_frames.unwrap_or(frames_max.div_ceil(SEGMENTS));
         let (plan, mut placed) = Plan::new(layout, frames_max, segment_frames.max(1), chunk_min, granule)?;
-        let base = reserve(context, plan.bytes, granule)?;
+        let (mut base, _entered) = (0, context.enter()?);
+        // SAFETY: the pointer is valid and the context is current.
+        let reserved = unsafe { sys::cuMemAddressReserve(&mut base, plan.bytes, granule, 0, 0) };
+        context.check(reserved, "reserving addresses for frames")?;
         let mapped = Mutex::new(vec![0; plan.regions.len()]);
         let arena = Self { context: context.clone(), base, plan, properties, sharing, mapped };
         for placed in &mut placed {
@@ -187,27 +190,22 @@ impl Arena {
         let _pass = self.context.pass()?;
         let bytes: usize = missing.iter().map(|&(at, chunk)| self.plan.regions[at].chunk(chunk).1).sum();
         let (free, total) = self.context.memory()?;
-        let short =
-            StorageError::DeviceMemory { device: self.context.id(), bytes: bytes as u64, free, total };
+        let short = StorageError::DeviceMemory { device: self.context.id, bytes: bytes as u64, free, total };
         if bytes as u64 > free {
             return Err(short);
         }
-        for (at, chunk) in missing {
+        let all = missing.into_iter().try_for_each(|(at, chunk)| {
             let (start, len) = self.plan.regions[at].chunk(chunk);
-            let outcome = self.map(start, len, stream, &short);
-            if outcome.is_err() {
-                // Earlier chunks may still be zeroed by enqueued commands.
-                let _ = stream.synchronise();
-                self.unmap_to(&mut mapped, &before);
-                return outcome;
-            }
+            self.map(start, len, stream, &short)?;
             mapped[at] = chunk + 1;
-        }
-        let zeroed = stream.synchronise();
-        if zeroed.is_err() {
+            Ok(())
+        });
+        // Also after an error: earlier chunks may still be zeroed by enqueued commands.
+        let grown = all.and(stream.synchronise());
+        if grown.is_err() {
             self.unmap_to(&mut mapped, &before);
         }
-        zeroed
+        grown
     }
 
     /// Unmaps chunks that hold none of the first `frames` frames.
@@ -225,10 +223,6 @@ impl Arena {
         let mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
         let regions = self.plan.regions.iter().zip(&*mapped);
         regions.map(|(region, &chunks)| (chunks * region.chunk_bytes).min(region.bytes)).sum()
-    }
-
-    pub(super) fn sharing(&self) -> MemorySharing {
-        self.sharing
     }
 
     /// Returns the size of the address range in bytes.
@@ -262,13 +256,12 @@ impl Arena {
             let released =
                 self.context.check(sys::cuMemRelease(handle), "releasing the handle of mapped frames");
             placed?;
-            let ready = released
-                .and_then(|()| {
-                    self.context.check(sys::cuMemSetAccess(at, len, &access, 1), "giving access to frames")
-                })
-                .and_then(|()| {
-                    self.context.check(sys::cuMemsetD8Async(at, 0, len, stream.raw()), "zeroing frames")
-                });
+            let ready = || {
+                released?;
+                self.context.check(sys::cuMemSetAccess(at, len, &access, 1), "giving access to frames")?;
+                self.context.check(sys::cuMemsetD8Async(at, 0, len, stream.raw()), "zeroing frames")
+            };
+            let ready = ready();
             if ready.is_err() {
                 let _ = sys::cuMemUnmap(at, len);
             }
@@ -323,33 +316,35 @@ unsafe impl Sync for Arena {}
 /// Returns how memory of this device can be shared: what the device supports, and the driver does not
 /// refuse. Neither can be added to memory later.
 fn sharing(context: &Context) -> Result<MemorySharing, StorageError> {
-    let can = |which| attribute_or_zero(context.ordinal(), which) != 0;
+    let can = |which| attribute(context.device, which).is_ok_and(|is| is != 0);
     let mut sharing = MemorySharing {
         exportable: can(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),
         rdma: can(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED),
     };
-    while sharing != MemorySharing::default() {
-        match probe(context, &properties(context, sharing)) {
-            Ok(()) => break,
-            Err(error) if error.is_lost() => return Err(error),
-            // Any refusal: drivers report different ones. If memory is short, the frames will not fit
-            // either.
-            Err(_) if sharing.rdma => sharing.rdma = false,
-            Err(_) => sharing.exportable = false,
+    while sharing != MemorySharing::default() && !can_create(context, &properties(context, sharing))? {
+        if sharing.rdma {
+            sharing.rdma = false;
+        } else {
+            sharing.exportable = false;
         }
     }
     Ok(sharing)
 }
 
-/// Creates a granule of memory with these properties, and frees it.
-fn probe(context: &Context, properties: &CUmemAllocationProp) -> Result<(), StorageError> {
-    let granule = granule(context, properties)?;
+/// Returns whether the driver creates memory with these properties. Drivers refuse by different
+/// errors: if the context is lost, the next query will tell, and if memory is short, the frames
+/// will not fit either.
+fn can_create(context: &Context, properties: &CUmemAllocationProp) -> Result<bool, StorageError> {
+    let granule = match granule(context, properties) {
+        Err(error) if !error.is_lost() => return Ok(false),
+        found => found?,
+    };
     let _entered = context.enter()?;
     let mut handle = 0;
     // SAFETY: the pointers are valid and the context is current; the handle is released once.
     unsafe {
-        context.check_optional(sys::cuMemCreate(&mut handle, granule, properties, 0), "allocating frames")?;
-        context.check(sys::cuMemRelease(handle), "releasing the handle of frames")
+        Ok(sys::cuMemCreate(&mut handle, granule, properties, 0) == CUresult::CUDA_SUCCESS
+            && context.check(sys::cuMemRelease(handle), "releasing the handle of frames").is_ok())
     }
 }
 
@@ -360,7 +355,7 @@ fn properties(context: &Context, sharing: MemorySharing) -> CUmemAllocationProp 
     let mut properties: CUmemAllocationProp = unsafe { std::mem::zeroed() };
     properties.type_ = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location =
-        CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: context.ordinal() };
+        CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: context.device };
     if sharing.exportable {
         properties.requestedHandleTypes = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     }
@@ -377,15 +372,6 @@ fn granule(context: &Context, properties: &CUmemAllocationProp) -> Result<usize,
     let asked = unsafe { sys::cuMemGetAllocationGranularity(&mut granule, properties, least) };
     context.check(asked, "reading the mapping granularity")?;
     Ok(granule.max(1))
-}
-
-fn reserve(context: &Context, bytes: usize, granule: usize) -> Result<CUdeviceptr, StorageError> {
-    let _entered = context.enter()?;
-    let mut base = 0;
-    // SAFETY: the pointer is valid and the context is current.
-    let reserved = unsafe { sys::cuMemAddressReserve(&mut base, bytes, granule, 0, 0) };
-    context.check(reserved, "reserving addresses for frames")?;
-    Ok(base)
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use cudarc::driver::sys::{self, CUstream};
+use cudarc::driver::sys::{self, CUresult, CUstream};
 
 use kvpool::StorageError;
 use kvpool::storage::CopyDone;
@@ -31,7 +31,7 @@ use super::gate::Unended;
 use super::host_rows::Rows;
 use super::launch::{Params, Work};
 use super::params::Way;
-use super::staging::{LotBuffers, Pinned, Scratch};
+use super::staging::{BYTES_MAX, LotBuffers, Pinned, Scratch};
 use super::stream::is_idle;
 
 /// Time within which commands must end after a device that they access was lost.
@@ -121,7 +121,7 @@ impl<'a> CommandScope<'a> {
         buffers.pinned.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
         let (to, from) = (buffers.list.address(), buffers.pinned.as_ptr());
         // SAFETY: both buffers are this scope's, and long enough.
-        unsafe { self.send_from(to, from, bytes.len())? };
+        unsafe { self.copy(Way::In, to, from, bytes.len())? };
         Ok(to)
     }
 
@@ -133,19 +133,20 @@ impl<'a> CommandScope<'a> {
         Ok(address)
     }
 
-    /// Copies bytes to an address of the device. They are read before the call returns.
+    /// Copies bytes to an address of the device, by as many buffers as necessary. They are read
+    /// before the call returns.
     ///
     /// # Safety
     /// Until the command scope ends, no one else accesses the destination.
     pub(super) unsafe fn upload_to(&mut self, address: u64, bytes: &[u8]) -> Result<(), StorageError> {
-        if bytes.is_empty() {
-            return Ok(());
+        for (part, at) in bytes.chunks(BYTES_MAX).zip((address..).step_by(BYTES_MAX)) {
+            let mut pinned = self.device.0.staging.pinned(part.len())?;
+            pinned.bytes_mut()[..part.len()].copy_from_slice(part);
+            let pinned = self.keep(pinned);
+            // SAFETY: the caller's promise.
+            unsafe { self.send(at, pinned, part.len())? };
         }
-        let mut pinned = self.device.0.staging.pinned(bytes.len())?;
-        pinned.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
-        let pinned = self.keep(pinned);
-        // SAFETY: the caller's promise.
-        unsafe { self.send(address, pinned, bytes.len()) }
+        Ok(())
     }
 
     /// Copies the beginning of a pinned buffer to an address of the device.
@@ -155,19 +156,7 @@ impl<'a> CommandScope<'a> {
     pub(super) unsafe fn send(&mut self, to: u64, from: PinnedAt, bytes: usize) -> Result<(), StorageError> {
         let from = self.kept.pinned[from.0].as_ptr();
         // SAFETY: the buffer is this scope's, and at least that long; the rest is the caller's promise.
-        unsafe { self.send_from(to, from, bytes) }
-    }
-
-    /// # Safety
-    /// The source is pinned memory of this scope, of this length; no one else accesses the destination
-    /// until the scope ends.
-    unsafe fn send_from(&mut self, to: u64, from: *mut u8, bytes: usize) -> Result<(), StorageError> {
-        let context = &self.device.0.context;
-        let _entered = context.enter()?;
-        self.is_open = true;
-        // SAFETY: the caller's promise.
-        let enqueued = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.stream) };
-        context.check(enqueued, "copying to the device")
+        unsafe { self.copy(Way::In, to, from, bytes) }
     }
 
     /// Copies bytes of the device to the beginning of a pinned buffer.
@@ -175,13 +164,23 @@ impl<'a> CommandScope<'a> {
     /// # Safety
     /// Until the command scope ends, no one writes the source.
     pub(super) unsafe fn fetch(&mut self, to: PinnedAt, from: u64, bytes: usize) -> Result<(), StorageError> {
-        let context = &self.device.0.context;
-        let _entered = context.enter()?;
-        self.is_open = true;
         let to = self.kept.pinned[to.0].as_ptr();
-        // SAFETY: the buffer is at least that long; the rest is the caller's promise.
-        let enqueued = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.stream) };
-        context.check(enqueued, "copying to the host")
+        // SAFETY: as above.
+        unsafe { self.copy(Way::Out, from, to, bytes) }
+    }
+
+    /// Copies bytes between the device and page-locked memory of the host.
+    ///
+    /// # Safety
+    /// As for [`copy_rows`](Self::copy_rows).
+    unsafe fn copy(&mut self, way: Way, at: u64, host: *mut u8, bytes: usize) -> Result<(), StorageError> {
+        // SAFETY: the caller's promise.
+        self.enqueue("copying between the device and the host", |stream| unsafe {
+            match way {
+                Way::Out => sys::cuMemcpyDtoHAsync_v2(host.cast(), at, bytes, stream),
+                Way::In => sys::cuMemcpyHtoDAsync_v2(at, host.cast(), bytes, stream),
+            }
+        })
     }
 
     /// Copies rows between the device and page-locked memory of the host.
@@ -190,20 +189,15 @@ impl<'a> CommandScope<'a> {
     /// The rows exist on both sides. Until the [end](Self::end) of the scope is known, no one writes
     /// the source or accesses the destination, and the host's pages stay locked.
     pub(super) unsafe fn copy_rows(&mut self, way: Way, rows: &Rows) -> Result<(), StorageError> {
-        let context = &self.device.0.context;
-        let _entered = context.enter()?;
-        self.is_open = true;
-        let Rows { device, host, width, height, .. } = *rows;
-        let at = ptr::with_exposed_provenance_mut(host as usize);
+        if rows.is_dense() {
+            let host = ptr::with_exposed_provenance_mut(rows.host as usize);
+            // SAFETY: the caller's promise.
+            return unsafe { self.copy(way, rows.device, host, rows.width * rows.height) };
+        }
         // SAFETY: the caller's promise; the struct is valid during the call.
-        let enqueued = unsafe {
-            match (rows.is_dense(), way) {
-                (true, Way::Out) => sys::cuMemcpyDtoHAsync_v2(at, device, width * height, self.stream),
-                (true, Way::In) => sys::cuMemcpyHtoDAsync_v2(device, at, width * height, self.stream),
-                (false, _) => sys::cuMemcpy2DAsync_v2(&rows.description(way), self.stream),
-            }
-        };
-        context.check(enqueued, "copying between the device and the host")
+        self.enqueue("copying between the device and the host", |stream| unsafe {
+            sys::cuMemcpy2DAsync_v2(&rows.description(way), stream)
+        })
     }
 
     /// Fills bytes of the device with zeroes.
@@ -211,11 +205,19 @@ impl<'a> CommandScope<'a> {
     /// # Safety
     /// Until the command scope ends, no one else accesses them.
     pub(super) unsafe fn zero(&mut self, at: u64, bytes: usize) -> Result<(), StorageError> {
+        // SAFETY: the caller's promise; the stream lives.
+        self.enqueue("zeroing frames", |stream| unsafe { sys::cuMemsetD8Async(at, 0, bytes, stream) })
+    }
+
+    fn enqueue(
+        &mut self,
+        doing: &'static str,
+        command: impl FnOnce(CUstream) -> CUresult,
+    ) -> Result<(), StorageError> {
         let context = &self.device.0.context;
         let _entered = context.enter()?;
         self.is_open = true;
-        // SAFETY: the caller's promise; the stream lives.
-        context.check(unsafe { sys::cuMemsetD8Async(at, 0, bytes, self.stream) }, "zeroing frames")
+        context.check(command(self.stream), doing)
     }
 
     /// Launches the kernel for some work.
@@ -225,7 +227,7 @@ impl<'a> CommandScope<'a> {
     pub(super) unsafe fn launch<P: Params>(&mut self, work: Work, params: &P) -> Result<(), StorageError> {
         self.is_open = true;
         // SAFETY: the caller's promise.
-        unsafe { self.device.0.kernels.launch(work, self.stream, params) }
+        unsafe { self.device.0.kernels.launch(self.stream, work, params) }
     }
 
     /// Records an event behind the commands so far; `wait` does not wait for later ones.
@@ -336,6 +338,10 @@ impl<'a> CommandScope<'a> {
     /// If neither is certain. The commands may access memory at any time; the scope's buffers are
     /// leaked.
     pub(super) fn end(mut self) -> Result<(), StorageError> {
+        self.end_within(PATIENCE)
+    }
+
+    fn end_within(&mut self, patience: Duration) -> Result<(), StorageError> {
         if !self.is_open {
             return Ok(());
         }
@@ -343,14 +349,16 @@ impl<'a> CommandScope<'a> {
         let settled = loop {
             match self.settle() {
                 // A capture interferes, which may end.
-                Err(error) if !error.is_lost() && since.elapsed() < PATIENCE => sleep(PAUSE_MAX),
+                Err(error) if !error.is_lost() && since.elapsed() < patience => sleep(PAUSE_MAX),
                 settled => break settled,
             }
         };
         self.is_open = false;
         match settled {
             Err(error) if !error.is_lost() || self.device.0.context.is_stuck() => {
-                self.leak();
+                // The end of the commands is not known.
+                std::mem::forget(std::mem::take(&mut self.kept));
+                self.device.0.context.gate.leave(self.mark.take().map(|event| event as Arc<dyn Unended>));
                 Err(error)
             }
             _ => Ok(()),
@@ -358,21 +366,10 @@ impl<'a> CommandScope<'a> {
     }
 }
 
-impl CommandScope<'_> {
-    /// Leaks the buffers of commands whose end is not known.
-    fn leak(&mut self) {
-        std::mem::forget(std::mem::take(&mut self.kept));
-        self.device.0.context.leave(self.mark.take().map(|event| event as Arc<dyn Unended>));
-    }
-}
-
 impl Drop for CommandScope<'_> {
     fn drop(&mut self) {
-        let is_unended = |error: StorageError| !error.is_lost() || self.device.0.context.is_stuck();
-        if self.is_open && self.settle().is_err_and(is_unended) {
-            // A capture of this stream began just now, or the device is stuck. The end of the
-            // enqueued commands is unknown, so their buffers are leaked.
-            self.leak();
-        }
+        // If a capture of this stream began just now, or the device is stuck, the buffers are
+        // leaked.
+        let _ = self.end_within(Duration::ZERO);
     }
 }

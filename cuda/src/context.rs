@@ -17,7 +17,6 @@
 //! and later calls are refused. The engine has to restart its process.
 
 use std::cell::Cell;
-use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -30,16 +29,17 @@ use kvpool::StorageError;
 
 use super::capture::Relaxed;
 use super::error::{CudaError, check, describe, is_of_capture, is_sticky};
-use super::gate::{self, Flight, Gate, Pass, Shut, Unended};
+use super::gate::{self, Flight, Gate, Pass, Shut};
 
 /// A device's primary context; see the [module](self).
 pub(super) struct Context {
-    id: DeviceId,
-    device: CUdevice,
-    raw: CUcontext,
+    pub(super) id: DeviceId,
+    /// Its ordinal, as the driver has it.
+    pub(super) device: CUdevice,
+    pub(super) raw: CUcontext,
     lost: OnceLock<Box<str>>,
     /// Shared with the other handles of the device.
-    gate: Arc<Gate>,
+    pub(super) gate: Arc<Gate>,
     /// Events that are not in use. Creating one costs more than recording it.
     events: Mutex<Vec<CUevent>>,
 }
@@ -62,17 +62,11 @@ unsafe impl Sync for Context {}
 /// enters once around all of them.
 #[must_use = "dropping it restores the previous context"]
 pub(super) struct Entered<'a> {
-    /// `None` if the context was entered before on this thread.
-    outer: Option<Outer>,
+    /// The context entered around this one, or null; `None` if this one was entered before on this
+    /// thread.
+    outer: Option<(CUcontext, Relaxed)>,
     /// Not `Send`: dropping it changes the state of this thread.
     _here: PhantomData<(&'a Context, *const ())>,
-}
-
-/// State of a thread before it entered a context.
-struct Outer {
-    /// The context entered around this one, or null.
-    around: CUcontext,
-    _relaxed: Relaxed,
 }
 
 thread_local! {
@@ -105,18 +99,6 @@ impl Context {
         })
     }
 
-    pub(super) fn id(&self) -> DeviceId {
-        self.id
-    }
-
-    pub(super) fn raw(&self) -> CUcontext {
-        self.raw
-    }
-
-    pub(super) fn ordinal(&self) -> c_int {
-        self.device
-    }
-
     /// Makes the context current, unless it is lost.
     ///
     /// # Errors
@@ -131,11 +113,10 @@ impl Context {
         if INSIDE.get() == self.raw {
             return Entered { outer: None, _here: PhantomData };
         }
-        let _relaxed = Relaxed::enter();
+        let relaxed = Relaxed::enter();
         // SAFETY: the context is retained while `self` lives.
         let pushed = unsafe { sys::cuCtxPushCurrent_v2(self.raw) };
-        let outer =
-            (pushed == CUresult::CUDA_SUCCESS).then(|| Outer { around: INSIDE.replace(self.raw), _relaxed });
+        let outer = (pushed == CUresult::CUDA_SUCCESS).then(|| (INSIDE.replace(self.raw), relaxed));
         Entered { outer, _here: PhantomData }
     }
 
@@ -156,15 +137,6 @@ impl Context {
         }
         if is_sticky(result) {
             return Err(self.lose(describe(result)));
-        }
-        Err(StorageError::Device { device: self.id, doing, reason: describe(result) })
-    }
-
-    /// Converts the result of a call that drivers may refuse by any error, and without which all goes
-    /// on. If the context is lost, the next query will tell.
-    pub(super) fn check_optional(&self, result: CUresult, doing: &'static str) -> Result<(), StorageError> {
-        if result == CUresult::CUDA_SUCCESS {
-            return Ok(());
         }
         Err(StorageError::Device { device: self.id, doing, reason: describe(result) })
     }
@@ -239,11 +211,6 @@ impl Context {
     /// Returns true if calls that wait for work of the context may not return.
     pub(super) fn is_stuck(&self) -> bool {
         self.gate.stuck().is_some()
-    }
-
-    /// Notes commands whose end is not known, by the mark behind them.
-    pub(super) fn leave(&self, mark: Option<Arc<dyn Unended>>) {
-        self.gate.leave(mark);
     }
 
     /// Waits until no copy to another device is in flight: before a call that may wait in the driver
@@ -340,8 +307,8 @@ impl Drop for Context {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        if let Some(outer) = &self.outer {
-            INSIDE.set(outer.around);
+        if let Some((around, _)) = &self.outer {
+            INSIDE.set(*around);
             let mut popped = ptr::null_mut();
             // SAFETY: restores this thread's previous context; the pointer is valid.
             let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };

@@ -12,8 +12,9 @@
 //! which no one waits in the driver: threads that pack or wipe other frames go on.
 //!
 //! Calls that may wait for all work of the source are kept apart from the copies by its
-//! [gate](super::gate). The thread in flight makes none itself: all buffers are taken before, and go
-//! from lot to lot. If such a call waits, the lots that have left land first, and then it goes on.
+//! [gate](super::gate). The thread in flight makes none itself: all buffers are taken before, and
+//! go from lot to lot. If such a call waits, the lots that have left land first, and then it goes
+//! on.
 
 use std::collections::VecDeque;
 
@@ -79,7 +80,8 @@ impl Stock {
 }
 
 impl CudaStorage {
-    /// Copies lots from another device; each as the source's layout cuts it, and as this one's does.
+    /// Copies lots from another device; each as the source's layout cuts it, and as this one's
+    /// does.
     ///
     /// # Safety
     /// As for [`receive_from`](Self::receive_from); the frames exist, and the lots are those of the
@@ -139,26 +141,31 @@ impl Crossing<'_> {
         }
         let (packed, landed) = (left.packed.address(), arrived.packed.address());
         // SAFETY: the stream lives as long as its storage.
-        let mut commands = unsafe { CommandScope::on(&source.inner.device, source.sending.raw()) };
+        let mut commands =
+            unsafe { CommandScope::on(&source.inner.device, source.stream_of(Work::Send).raw()) };
         // SAFETY: as above.
         unsafe { commands.beside(&target.inner.device, target.stream_of(Work::Unpack).raw()) };
         // Also if this fails half-way: the copy may access them until it ends.
         commands.hold(left);
         commands.hold(arrived);
         let list = commands.list(LEFT, bytes_of(&from[lot.frames.clone()]))?;
-        // SAFETY: the frames exist; the buffers are kept until the copy is complete; the rest is the
-        // caller's promise.
+        // SAFETY: the frames exist; the buffers are kept until the copy is complete; the rest is
+        // the caller's promise.
         unsafe {
             source.inner.launch_listed(&mut commands, Way::Out, list, &lot, packed)?;
-            source.send_to(target, packed, landed, lot.bytes)?;
+            let (here, there) = (&source.inner.device.0.context, &target.inner.device.0.context);
+            let _entered = here.enter()?;
+            let (on, bytes) = (source.stream_of(Work::Send).raw(), lot.bytes);
+            let sent = sys::cuMemcpyPeerAsync(landed, there.raw, packed, here.raw, bytes, on);
+            here.check(sent, "copying to another device")?;
         }
         commands.mark()?;
         self.leaving.push_back((commands, landing_lot));
         Ok(())
     }
 
-    /// Waits until the buffers of some lot are unused. The stock lacks those of one side, so that some
-    /// lot is under way.
+    /// Waits until the buffers of some lot are unused. The stock lacks those of one side, so that
+    /// some lot is under way.
     ///
     /// # Safety
     /// As for [`send`](Self::send).
@@ -208,20 +215,5 @@ impl Crossing<'_> {
         }
         self.flight = None;
         Ok(())
-    }
-}
-
-impl CudaStorage {
-    /// Enqueues a copy from this device's memory to another's, on the stream for sending.
-    ///
-    /// # Safety
-    /// The caller owns the bytes at both addresses until the copy is complete.
-    unsafe fn send_to(&self, target: &Self, from: u64, to: u64, bytes: usize) -> Result<(), StorageError> {
-        let (here, there) = (&self.inner.device.0.context, &target.inner.device.0.context);
-        let _entered = here.enter()?;
-        // SAFETY: the caller's promise; both contexts live.
-        let sent =
-            unsafe { sys::cuMemcpyPeerAsync(to, there.raw(), from, here.raw(), bytes, self.sending.raw()) };
-        here.check(sent, "copying to another device")
     }
 }

@@ -2,9 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
-use cudarc::driver::DeviceRepr;
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUstream};
 
 use kvpool::DeviceId;
@@ -15,8 +13,8 @@ use super::context::Context;
 use super::driver::{self, DeviceInfo};
 use super::error::CudaError;
 use super::event::Event;
-use super::kernels::{KernelImage, Kernels};
-use super::launch::{Kernel, Params, Shape, Work};
+use super::kernels::Kernels;
+use super::launch::Choices;
 use super::staging::Staging;
 use super::stream::{Stream, StreamPriority, is_capturing};
 use super::watch::Watch;
@@ -50,15 +48,24 @@ impl Device {
     ///
     /// A [`CudaError`] with the reason why the device cannot be used.
     pub fn open(ordinal: usize) -> Result<Self, CudaError> {
+        Self::open_with(ordinal, Choices::DEFAULT)
+    }
+
+    /// Opens a device for pools with other choices.
+    ///
+    /// # Errors
+    ///
+    /// As for [`open`](Self::open).
+    pub fn open_with(ordinal: usize, choices: Choices) -> Result<Self, CudaError> {
         let (raw, info) = driver::device(ordinal)?;
         let context = Arc::new(Context::new(info.ordinal, raw)?);
-        let kernels = Kernels::load(context.clone(), &info).map_err(CudaError::of)?;
+        let kernels = Kernels::load(context.clone(), &info, choices).map_err(CudaError::of)?;
         context.create_events().map_err(CudaError::of)?;
         let staging = Staging::new(context.clone());
         staging.fill();
         let watch = Watch::start(context.clone())?;
         let at_their_addresses = Attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
-        let reaches_pages = driver::attribute_or_zero(raw, at_their_addresses) != 0;
+        let reaches_pages = driver::attribute(raw, at_their_addresses).is_ok_and(|is| is != 0);
         Ok(Self(Arc::new(Opened { context, kernels, staging, watch, info, reaches_pages })))
     }
 
@@ -67,62 +74,14 @@ impl Device {
         &self.0.info
     }
 
-    /// Returns the form in which the kernels were loaded.
-    pub fn kernel_image(&self) -> KernelImage {
-        self.0.kernels.image()
-    }
-
-    /// Returns the time that it took to load the kernels.
-    pub fn loaded_in(&self) -> Duration {
-        self.0.kernels.loaded_in()
-    }
-
-    /// Returns true if the device has bulk copies.
-    pub fn has_bulk(&self) -> bool {
-        self.0.kernels.has_bulk()
-    }
-
-    /// Enqueues a kernel as pools launch it for some work, for measurements.
-    ///
-    /// # Errors
-    ///
-    /// [`StorageError::DeviceLost`], [`StorageError::Device`].
-    ///
-    /// # Safety
-    /// The stream lives and is of this device's primary context. The parameters are the kernel's
-    /// own, and meet the requirements of [`params`](super::params) until the launch is complete.
-    pub unsafe fn launch<P: Params>(
-        &self,
-        stream: CUstream,
-        work: Work,
-        params: &P,
-    ) -> Result<(), StorageError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.kernels.launch(work, stream, params) }
-    }
-
-    /// Enqueues a kernel with any shape, for measurements.
-    ///
-    /// # Errors
-    ///
-    /// [`StorageError::DeviceLost`], [`StorageError::Device`].
-    ///
-    /// # Safety
-    /// As for [`launch`](Self::launch); the kernel allows the shape.
-    pub unsafe fn launch_as<P: DeviceRepr>(
-        &self,
-        stream: CUstream,
-        kernel: Kernel,
-        shape: Shape,
-        params: &P,
-    ) -> Result<(), StorageError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.0.kernels.launch_as(kernel, shape, stream, params) }
+    /// Returns the loaded kernels, which pools launch, and measurements.
+    pub fn kernels(&self) -> &Kernels {
+        &self.0.kernels
     }
 
     /// Returns the device's id for pools.
     pub fn id(&self) -> DeviceId {
-        self.0.context.id()
+        self.0.context.id
     }
 
     /// Returns the device's free and total memory in bytes.
@@ -179,10 +138,7 @@ impl Device {
 
     /// Checks that this is a stream of this device's primary context.
     pub(super) fn check_own(&self, stream: &DeviceStream) -> Result<(), StorageError> {
-        match self.foreign(stream)? {
-            None => Ok(()),
-            Some(foreign) => Err(foreign),
-        }
+        self.foreign(stream)?.map_or(Ok(()), Err)
     }
 
     /// Returns an error value if this is not a stream of this device's primary context. An error
@@ -207,7 +163,7 @@ impl Device {
         // SAFETY: the pointer is valid, and the stream lives by the contract of `DeviceStream`.
         let asked = unsafe { sys::cuStreamGetCtx(raw(stream), &mut inner) };
         context.check(asked, "reading a stream's context")?;
-        if inner == context.raw() {
+        if inner == context.raw {
             Ok(None)
         } else {
             unfit("it does not belong to the device's primary context")
@@ -252,9 +208,8 @@ impl Device {
     /// Implements [`Storage::settle`](kvpool::storage::Storage::settle).
     pub(super) fn settle(&self, stream: &DeviceStream) -> Result<(), StorageError> {
         self.check_stream(stream, "waiting for the stream")?;
-        let _entered = self.0.context.enter()?;
-        // SAFETY: as in `foreign`.
-        self.0.context.check_or_lose(unsafe { sys::cuStreamSynchronize(raw(stream)) })
+        // SAFETY: the stream lives, and was found to be of this device.
+        unsafe { self.synchronise(raw(stream)) }
     }
 
     /// Keeps a value until the work enqueued on the stream so far is complete: up to `mark`, if

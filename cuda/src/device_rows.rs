@@ -12,7 +12,7 @@ use super::command_scope::CommandScope;
 use super::device::raw;
 use super::launch::Work;
 use super::params::{QuantParams, RowsParams, Way, code_type, row_type, unit};
-use super::storage::CudaStorage;
+use super::storage::{CudaStorage, no_kernel};
 
 /// Number of threads that move one row of K or V.
 const WARP: usize = 32;
@@ -32,24 +32,6 @@ pub struct DeviceRows {
     pub k_stride: usize,
     /// Bytes from one token's V to the next token's.
     pub v_stride: usize,
-}
-
-/// Slots in the device's memory.
-#[derive(Clone, Copy)]
-pub(super) struct Slots {
-    /// Address of the first slot, i64.
-    pub(super) address: u64,
-    /// Number of slots, one per token.
-    pub(super) tokens: usize,
-}
-
-/// What one launch moves.
-#[derive(Clone, Copy)]
-pub(super) enum Part {
-    /// K and V; K alone in a latent layout.
-    Both,
-    K,
-    V,
 }
 
 fn misaligned(which: &'static str, address: u64, stride: usize, align: usize) -> Invalid {
@@ -153,10 +135,9 @@ impl CudaStorage {
                 v: rows.v + (first * rows.v_stride) as u64,
                 ..rows
             };
-            let address = slots + (first * size_of::<i64>()) as u64;
-            let slots = Slots { address, tokens: most.min(tokens - first) };
+            let (slots, tokens) = (slots + (first * size_of::<i64>()) as u64, most.min(tokens - first));
             // SAFETY: the caller's promise.
-            enqueued = unsafe { self.launch_rows(&mut commands, layer, way, Part::Both, part, slots) };
+            enqueued = unsafe { self.launch_rows(&mut commands, layer, way, part, slots, tokens) };
             if enqueued.is_err() {
                 break;
             }
@@ -165,7 +146,8 @@ impl CudaStorage {
         enqueued
     }
 
-    /// Launches the kernel for rows of one layer.
+    /// Launches the kernel for rows of one layer: of K and V, or, if the address of the other one
+    /// is 0, of K or V alone.
     ///
     /// # Safety
     /// The layer exists; the type is the layout's or can be converted; until the command scope
@@ -176,37 +158,39 @@ impl CudaStorage {
         commands: &mut CommandScope<'_>,
         layer: usize,
         way: Way,
-        part: Part,
         rows: DeviceRows,
-        slots: Slots,
+        slots: u64,
+        tokens: usize,
     ) -> Result<(), StorageError> {
-        let layout = &self.inner.layout;
-        let mut params = self.quant_params(layer, way, rows, slots);
-        match part {
-            Part::Both if self.inner.halves() == 2 => {}
-            Part::Both | Part::K => params.take_k(),
-            Part::V => params.take_v(),
-        }
-        let rows_of = &mut params.rows;
-        let k = [rows_of.k, rows_of.k_stride, rows_of.k_lane.base, rows_of.k_lane.frame_stride];
-        let v = [rows_of.v, rows_of.v_stride, rows_of.v_lane.base, rows_of.v_lane.frame_stride];
-        let numbers = k.into_iter().chain(v).chain([rows_of.row_bytes.into()]);
-        if rows.dtype == layout.dtype() {
-            rows_of.unit = unit(numbers);
-            // SAFETY: the caller's promise.
-            return unsafe { commands.launch(Work::Rows, rows_of) };
-        }
-        let types = row_type(rows.dtype).zip(code_type(layout.dtype()));
-        let unknown = || self.no_kernel(format!("rows of {} and frames of {}", rows.dtype, layout.dtype()));
-        (rows_of.row_type, params.code_type) = types.ok_or_else(unknown)?;
-        rows_of.unit = unit(numbers.chain([layout.head_dim() as u64]));
-        let work = if way == Way::In { Work::Quantise } else { Work::Dequantise };
+        let params = self.row_params(layer, way, rows, slots, tokens)?;
+        let converting = if way == Way::In { Work::Quantise } else { Work::Dequantise };
         // SAFETY: the caller's promise.
-        unsafe { commands.launch(work, &params) }
+        unsafe {
+            if rows.dtype == self.inner.layout.dtype() {
+                return commands.launch(Work::Rows, &params.rows);
+            }
+            commands.launch(converting, &params)
+        }
     }
 
-    /// Describes K and V of one layer, with the widest unit and types still missing.
-    fn quant_params(&self, layer: usize, way: Way, rows: DeviceRows, slots: Slots) -> QuantParams {
+    /// Returns the parameters of the kernel for rows of one layer, also for measurements. Of rows
+    /// that are not converted, only [`QuantParams::rows`] is used.
+    ///
+    /// # Errors
+    ///
+    /// [`StorageError::Device`] for types that no kernel converts.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such layer.
+    pub fn row_params(
+        &self,
+        layer: usize,
+        way: Way,
+        rows: DeviceRows,
+        slots: u64,
+        tokens: usize,
+    ) -> Result<QuantParams, StorageError> {
         let (inner, layout) = (&*self.inner, &self.inner.layout);
         let lanes = inner.lanes[layer];
         let scales_at = (layer * layout.kv_heads() * size_of::<f32>()) as u64;
@@ -214,18 +198,18 @@ impl CudaStorage {
             Some(scales) => scales.each_ref().map(|scales| scales.address() + scales_at),
             None => [0; 2],
         };
-        QuantParams {
+        let mut params = QuantParams {
             rows: RowsParams {
                 k: rows.k,
                 v: rows.v,
                 k_stride: rows.k_stride as u64,
                 v_stride: rows.v_stride as u64,
-                slots: slots.address,
+                slots,
                 k_lane: lanes.values[0],
                 v_lane: lanes.values[1],
                 row_bytes: layout.row_bytes(PlaneKind::Values) as u32,
                 block_tokens: layout.block_tokens() as u32,
-                n_tokens: slots.tokens as u32,
+                n_tokens: tokens as u32,
                 unit: 1,
                 way,
                 row_type: 0,
@@ -238,6 +222,25 @@ impl CudaStorage {
             head_dim: layout.head_dim() as u32,
             mode: inner.scale_mode,
             code_type: 0,
+        };
+        if rows.k == 0 {
+            params.take_v();
+        } else if rows.v == 0 || inner.halves() == 1 {
+            params.take_k();
         }
+        let rows_of = &mut params.rows;
+        let k = [rows_of.k, rows_of.k_stride, rows_of.k_lane.base, rows_of.k_lane.frame_stride];
+        let v = [rows_of.v, rows_of.v_stride, rows_of.v_lane.base, rows_of.v_lane.frame_stride];
+        let numbers = k.into_iter().chain(v).chain([rows_of.row_bytes.into()]);
+        if rows.dtype == layout.dtype() {
+            rows_of.unit = unit(numbers);
+            return Ok(params);
+        }
+        let types = row_type(rows.dtype).zip(code_type(layout.dtype()));
+        let data = || format!("rows of {} and frames of {}", rows.dtype, layout.dtype());
+        let unknown = || no_kernel(&inner.device, data());
+        (rows_of.row_type, params.code_type) = types.ok_or_else(unknown)?;
+        rows_of.unit = unit(numbers.chain([layout.head_dim() as u64]));
+        Ok(params)
     }
 }

@@ -176,11 +176,6 @@ fn driver_version(number: c_int) -> Version {
     Version { major: number / 1000, minor: number % 1000 / 10 }
 }
 
-/// Returns a device's attribute; 0 if the driver does not know it.
-pub(super) fn attribute_or_zero(device: CUdevice, which: CUdevice_attribute) -> c_int {
-    attribute(device, which).unwrap_or(0)
-}
-
 fn count() -> Result<usize, CudaError> {
     let mut count = 0;
     // SAFETY: the pointer is valid.
@@ -223,7 +218,8 @@ fn describe(ordinal: usize) -> Result<(CUdevice, DeviceInfo), CudaError> {
     Ok((device, info))
 }
 
-fn attribute(device: CUdevice, which: CUdevice_attribute) -> Result<c_int, CudaError> {
+/// Returns a device's attribute.
+pub(super) fn attribute(device: CUdevice, which: CUdevice_attribute) -> Result<c_int, CudaError> {
     let mut value = 0;
     // SAFETY: the pointer is valid.
     check(unsafe { sys::cuDeviceGetAttribute(&mut value, which, device) }, "reading a device's attributes")?;

@@ -2,8 +2,8 @@
 //! copies to other devices.
 //!
 //! A copy to a device that hangs never ends, and with it no driver call that waits for all work of
-//! the copy's own device: calls that allocate, free, register, map or load. Both go through the gate
-//! of the device, which all its handles share, since they share its primary context:
+//! the copy's own device: calls that allocate, free, register, map or load. Both go through the
+//! gate of the device, which all its handles share, since they share its primary context:
 //!
 //! ```text
 //! flights = 0:  pass ──> calls + 1 ── the driver call ──> calls - 1
@@ -18,15 +18,17 @@
 //! - a thread in flight passes no gate, so that its flight ends by itself: all its buffers are taken
 //!   before. Passes are free to nest;
 //! - no thread waits for ever: a flight ends or makes the device stuck within seconds if the other
-//!   device fails. If the other device hangs without an error, a pass is refused after [`PATIENCE`],
-//!   and so is a flight behind a call that does not return. What cannot be freed then is leaked.
+//!   device fails. If the other device hangs without an error, a pass is refused after
+//!   [`PATIENCE`], and so is a flight behind a call that does not return. What cannot be freed then
+//!   is leaked.
 //!
-//! A flight does not begin while a call waits, and one of many lots [yields](Flight::is_awaited).
-//! Host memory is accessible from all devices, so that its calls [pass all gates](pass_all), in
-//! ascending order.
+//! A flight does not begin while a call waits, and one of many lots [yields](Flight::is_awaited). A
+//! thread that makes many calls [admits](admit_flights) flights between two of them. Host memory is
+//! accessible from all devices, so that its calls [pass all gates](pass_all), in ascending order.
 //!
-//! A stuck device is opened again only if all commands whose end was not known have ended: then with a
-//! new gate, while its older handles stay lost. A gate is forgotten with the last handle of its device.
+//! A stuck device is opened again only if all commands whose end was not known have ended: then
+//! with a new gate, while its older handles stay lost. A gate is forgotten with the last handle of
+//! its device.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -60,8 +62,17 @@ pub(super) trait Unended: std::fmt::Debug + Send + Sync {
 struct State {
     flights: usize,
     calls: usize,
+    /// Flights that wait for calls to end.
+    grounded: usize,
     /// Calls that wait for flights to end.
     waiting: usize,
+}
+
+impl State {
+    /// Returns true if no flight may begin.
+    fn is_busy(&self) -> bool {
+        self.calls > 0 || self.waiting > 0
+    }
 }
 
 /// Why a gate does not open.
@@ -94,6 +105,12 @@ fn gates() -> MutexGuard<'static, BTreeMap<CUdevice, Weak<Gate>>> {
 pub(super) fn pass_all() -> Result<Vec<Pass>, Shut> {
     let open: Vec<Arc<Gate>> = gates().values().filter_map(Weak::upgrade).collect();
     open.iter().map(Gate::pass).collect()
+}
+
+/// Lets the flights begin that wait at any gate. The thread holds no pass.
+pub(super) fn admit_flights() {
+    let open: Vec<Arc<Gate>> = gates().values().filter_map(Weak::upgrade).collect();
+    open.iter().for_each(|gate| gate.admit());
 }
 
 impl Gate {
@@ -129,15 +146,19 @@ impl Gate {
         Ok(Pass(self.clone()))
     }
 
-    /// Waits until no call is in the driver that may wait for the device, nor waits at the gate, and
-    /// keeps others from beginning.
+    /// Waits until no call is in the driver that may wait for the device, nor waits at the gate,
+    /// and keeps others from beginning.
     pub(super) fn fly(self: &Arc<Self>) -> Result<Flight, Shut> {
         self.fly_within(PATIENCE)
     }
 
     fn fly_within(self: &Arc<Self>, patience: Duration) -> Result<Flight, Shut> {
-        let busy = |state: &State| state.calls > 0 || state.waiting > 0;
-        let (mut state, shut) = self.wait_while(self.lock(), patience, busy);
+        let mut state = self.lock();
+        state.grounded += 1;
+        let (mut state, shut) = self.wait_while(state, patience, State::is_busy);
+        state.grounded -= 1;
+        // A thread may wait for this one to begin.
+        self.changed.notify_all();
         match shut {
             Some(shut) => Err(shut),
             None => {
@@ -145,6 +166,11 @@ impl Gate {
                 Ok(Flight(self.clone()))
             }
         }
+    }
+
+    /// Waits until the flights that wait have begun, unless other calls keep them from it.
+    fn admit(&self) {
+        drop(self.wait_while(self.lock(), PATIENCE, |state| state.grounded > 0 && !state.is_busy()));
     }
 
     /// Returns why the gate does not open, if it has not opened within the patience.
@@ -263,6 +289,28 @@ mod tests {
             passing.join().unwrap().unwrap();
         });
         drop(gate.fly().unwrap());
+    }
+
+    #[test]
+    fn flights_begin_between_two_calls_of_a_thread() {
+        let gate = Arc::new(Gate::default());
+        gate.admit();
+        let first = gate.pass().unwrap();
+        std::thread::scope(|scope| {
+            let flying = scope.spawn(|| gate.fly().map(drop));
+            while gate.lock().grounded == 0 {
+                std::thread::yield_now();
+            }
+            // Not while another call keeps it on the ground.
+            gate.admit();
+            assert_eq!(gate.lock().grounded, 1);
+            drop(first);
+            gate.admit();
+            assert_eq!(gate.lock().grounded, 0);
+            drop(gate.pass().unwrap());
+            flying.join().unwrap().unwrap();
+        });
+        assert_eq!(*gate.lock(), State::default());
     }
 
     #[test]

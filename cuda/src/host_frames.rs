@@ -54,7 +54,7 @@ struct Direct<'a> {
     pieces: Option<Pieces>,
     pairs: Pairs<'a>,
     /// Locks the host's pages.
-    _registered: PageLock,
+    registered: PageLock,
 }
 
 /// Runs of frames on the device, and of as many on the host.
@@ -74,10 +74,11 @@ impl CudaStorage {
         way: Way,
         (here, there): Sides<'_>,
     ) -> Result<(), StorageError> {
-        match way {
-            Way::Out => check_runs(host, self, here, there)?,
-            Way::In => check_runs(self, host, there, here)?,
+        let (target, source, from, to): (&dyn Storage, &dyn Storage, _, _) = match way {
+            Way::Out => (host, self, here, there),
+            Way::In => (self, host, there, here),
         };
+        check_runs(target, source, from, to)?;
         self.inner.device.good()?;
         let pairs: Vec<(u32, u32)> = frames_of(here).into_iter().zip(frames_of(there)).collect();
         if pairs.is_empty() {
@@ -91,14 +92,16 @@ impl CudaStorage {
         let numbered: Vec<(u32, u32)> = (0..).zip(&pairs).map(|(at, &(_, host))| (at, host)).collect();
         let fits_lot = packed_bytes <= LOT_BYTES;
         let is_near = fits_lot && fit(&extents, &extents) && is_long(count(&numbered, extents.len()));
-        let by_kernel = fits_lot && !is_straight && !is_near && self.inner.device.0.reaches_pages;
+        let device = &self.inner.device;
+        let may_launch = device.0.reaches_pages && device.kernels().choices.host_ctas > 0;
+        let by_kernel = fits_lot && !is_straight && !is_near && may_launch;
         let pieces = by_kernel
             .then(|| Pieces::of(extents.iter().copied()))
             .transpose()?
             .filter(|pieces| pieces.pack_unit == 16 && packed_bytes >= pieces.list.len() * PIECE_BYTES_MIN);
         let is_direct = is_straight || is_near || pieces.is_some();
         if let Some(registered) = is_direct.then(|| self.registered(host)).flatten() {
-            let direct = Direct { way, host: extents, pieces, pairs: &pairs, _registered: registered };
+            let direct = Direct { way, host: extents, pieces, pairs: &pairs, registered };
             // SAFETY: the caller's promise; the frames are checked.
             let copied =
                 unsafe { if is_straight { self.straight(&direct, &own) } else { self.packed(&direct) } };
@@ -109,12 +112,7 @@ impl CudaStorage {
         }
         if packed_bytes > BYTES_MAX {
             // SAFETY: the caller's promise.
-            return unsafe {
-                match way {
-                    Way::Out => through_host(host, self, here, there),
-                    Way::In => through_host(self, host, there, here),
-                }
-            };
+            return unsafe { through_host(target, source, from, to) };
         }
         let frames: Vec<u32> = pairs.iter().map(|pair| pair.0).collect();
         // SAFETY: the caller's promise; the frames are checked.
@@ -128,12 +126,19 @@ impl CudaStorage {
         }
     }
 
+    /// Locks the pages of a pool's memory on the host, which the first copy would do otherwise:
+    /// that takes time in proportion to their number. Returns false if they cannot be locked now;
+    /// frames are then copied through pinned buffers.
+    pub fn lock_pages(&self, host: &HostStorage) -> bool {
+        self.registered(host).is_some()
+    }
+
     /// Returns the registration of the host's pages; makes it if necessary. `None` if there is
     /// none, or a device that is lost has made it.
     fn registered(&self, host: &HostStorage) -> Option<PageLock> {
         let lock = host.page_lock(|pages| {
             let bytes: usize = pages.ranges.iter().map(|range| range.len()).sum();
-            if bytes > self.host_bytes_max {
+            if bytes > self.config.host_bytes_max {
                 return Err(Refusal::OfCaller);
             }
             // Locked pages take memory, which unused ones of a pool do not.
@@ -141,7 +146,17 @@ impl CudaStorage {
             if host_free_bytes().is_some_and(|free| missing as u64 > free) {
                 return Err(Refusal::ForNow);
             }
-            Registered::new(&self.inner.device.0.context, pages)
+            let (extents, frames) = (host.extents().collect::<Vec<_>>(), host.frames_max() as u64);
+            // No frame is on both sides.
+            let is_border = |at: usize| {
+                extents.iter().all(|extent| {
+                    let (stride, from) =
+                        (extent.frame_stride as u64, (at as u64).saturating_sub(extent.base));
+                    from >= frames * stride || from % stride == 0 || from % stride >= extent.bytes as u64
+                })
+            };
+            let most = self.inner.device.kernels().choices.registration_bytes;
+            Registered::new(&self.inner.device.0.context, pages, most, is_border)
         })?;
         lock.lock::<Registered>().is_some_and(Registered::is_good).then_some(lock)
     }
@@ -156,7 +171,7 @@ impl CudaStorage {
             unsafe { CommandScope::on(&self.inner.device, self.stream_of(direct.way.work()).raw()) };
         // SAFETY: the caller's promise; the registration outlives the scope.
         let copied = unsafe {
-            between(own, &direct.host, direct.pairs)
+            between(own, &direct.host, direct.pairs, &|at| direct.piece_of(at))
                 .try_for_each(|rows| commands.copy_rows(direct.way, &rows))
                 .and_then(|()| commands.mark().map(drop))
         };
@@ -286,6 +301,11 @@ impl Direct<'_> {
         }
         let hosts = self.pairs[lot.frames.clone()].iter().map(|&(_, host)| host);
         let pairs: Vec<(u32, u32)> = (0..).zip(hosts).collect();
-        between(&cut, &self.host, &pairs).collect()
+        between(&cut, &self.host, &pairs, &|at| self.piece_of(at)).collect()
+    }
+
+    /// Returns the number of the registration with an address of the host.
+    fn piece_of(&self, address: u64) -> usize {
+        self.registered.lock::<Registered>().map_or(0, |registered| registered.piece_of(address))
     }
 }

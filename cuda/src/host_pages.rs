@@ -52,11 +52,18 @@ pub(super) fn set_inherited(range: &Range<usize>, is_inherited: bool) -> bool {
     }
 }
 
-#[cfg(target_os = "linux")]
-fn page_size() -> usize {
-    // SAFETY: a query that passes no pointers.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(page).unwrap_or(1 << 12)
+/// Returns the size of a page, or a multiple of it.
+pub(super) fn page_size() -> usize {
+    #[cfg(target_os = "linux")]
+    {
+        // SAFETY: a query that passes no pointers.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        usize::try_from(page).unwrap_or(1 << 12)
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        1 << 16
+    }
 }
 
 #[cfg(test)]

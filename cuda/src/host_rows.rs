@@ -80,22 +80,30 @@ pub(super) fn count(pairs: Pairs<'_>, extents: usize) -> usize {
     runs(pairs).count() * extents
 }
 
-/// Returns the copies for pairs of frames whose extents [fit](fit).
+/// Returns the copies for pairs of frames whose extents [fit](fit). Frames of the host are copied
+/// together if they are of one piece, whose number `piece_of` returns for an address.
 pub(super) fn between<'a>(
     device: &'a [Extent],
     host: &'a [Extent],
     pairs: Pairs<'a>,
+    piece_of: &'a impl Fn(u64) -> usize,
 ) -> impl Iterator<Item = Rows> + 'a {
-    runs(pairs).flat_map(move |run| {
-        device.iter().zip(host).map(move |(device, host)| Rows {
-            device: device.base + u64::from(run[0].0) * device.frame_stride as u64,
-            device_pitch: device.frame_stride,
-            host: host.base + u64::from(run[0].1) * host.frame_stride as u64,
-            host_pitch: host.frame_stride,
-            width: host.bytes,
-            height: run.len(),
-        })
-    })
+    let at = |extent: &Extent, frame: u32| extent.base + u64::from(frame) * extent.frame_stride as u64;
+    let both = move || device.iter().zip(host);
+    runs(pairs).flat_map(move |run| both().map(move |sides| (run, sides))).flat_map(
+        move |(run, (device, host))| {
+            let is_one =
+                move |a: &(u32, u32), b: &(u32, u32)| piece_of(at(host, a.1)) == piece_of(at(host, b.1));
+            run.chunk_by(is_one).map(move |run| Rows {
+                device: at(device, run[0].0),
+                device_pitch: device.frame_stride,
+                host: at(host, run[0].1),
+                host_pitch: host.frame_stride,
+                width: host.bytes,
+                height: run.len(),
+            })
+        },
+    )
 }
 
 #[cfg(test)]
@@ -112,7 +120,7 @@ mod tests {
         let host = [extent(10_000, 160, 100), extent(10_100, 160, 50)];
         assert!(fit(&device, &host) && !fit(&device, &host[..1]) && !fit(&device, &device[..1]));
         let pairs = [(3, 7), (4, 8), (5, 2), (6, 3)];
-        let copies: Vec<Rows> = between(&device, &host, &pairs).collect();
+        let copies: Vec<Rows> = between(&device, &host, &pairs, &|_| 0).collect();
         assert_eq!(copies.len(), count(&pairs, 2));
         let at = |copy: &Rows| (copy.device, copy.host, copy.width, copy.height);
         assert_eq!(
@@ -120,6 +128,13 @@ mod tests {
             [(300, 11_120, 100, 2), (4150, 11_220, 50, 2), (500, 10_320, 100, 2), (4250, 10_420, 50, 2)]
         );
         assert!(copies.iter().all(|copy| !copy.is_dense()));
-        assert!(between(&device, &device, &[(0, 1), (1, 2)]).all(|copy| copy.is_dense()));
+        assert!(between(&device, &device, &[(0, 1), (1, 2)], &|_| 0).all(|copy| copy.is_dense()));
+        // A border between the frames 7 and 8 of the first extent, and none in the second one.
+        let piece_of = |at: u64| usize::from((11_280..11_300).contains(&at));
+        let copies: Vec<Rows> = between(&device, &host, &pairs[..2], &piece_of).collect();
+        assert_eq!(
+            copies.iter().map(at).collect::<Vec<_>>(),
+            [(300, 11_120, 100, 1), (400, 11_280, 100, 1), (4150, 11_220, 50, 2)]
+        );
     }
 }

@@ -2,14 +2,15 @@
 //!
 //! Their code is in the repository as PTX, for the two oldest architectures that make a difference
 //! to it. The driver compiles it for the device, and caches the result. A program built with `--cfg
-//! kvpool_cubins` also contains machine code, made by `kernels/cubins.sh`, which needs no compilation:
+//! kvpool_cubins` also contains machine code, made by `kernels/cubins.sh`, which needs no
+//! compilation:
 //!
 //! ```text
 //! machine code for the device's major version ──the driver refuses it, or there is none──> PTX
 //! ```
 //!
-//! All kernels iterate over their work with the grid size as stride, so that any grid size is correct: it only determines
-//! how much of the device a launch may use.
+//! All kernels iterate over their work with the grid size as stride, so that any grid size is
+//! correct: it only determines how much of the device a launch may use.
 
 use std::ffi::{CStr, c_void};
 use std::fmt;
@@ -26,7 +27,7 @@ use kvpool::StorageError;
 
 use super::context::Context;
 use super::driver::DeviceInfo;
-use super::launch::{Kernel, Params, Shape, Work};
+use super::launch::{Choices, Kernel, Params, Rule, Shape, Work};
 use super::params::BULK_SHARED_BYTES;
 use super::version::Version;
 
@@ -72,16 +73,22 @@ const LOG_BYTES: usize = 4096;
 /// First architecture with instructions for conversions to and from 8 bits.
 const SM90: Version = Version { major: 9, minor: 0 };
 
-/// The loaded kernels of one device.
+/// The loaded kernels of one device; see [`Device::kernels`](super::Device::kernels).
 #[derive(Debug)]
-pub(super) struct Kernels {
+pub struct Kernels {
     context: Arc<Context>,
     module: CUmodule,
-    functions: Vec<(Kernel, CUfunction)>,
-    has_bulk: bool,
-    image: KernelImage,
+    /// In the order of [`Kernel::ALL`].
+    functions: Vec<CUfunction>,
+    /// Whether the device can launch [`Kernel::CopyBulk`].
+    pub has_bulk: bool,
+    /// The form in which they were loaded.
+    pub image: KernelImage,
     multiprocessors: u32,
-    loaded_in: Duration,
+    /// The time that loading took.
+    pub loaded_in: Duration,
+    /// The choices by which pools launch.
+    pub choices: Choices,
 }
 
 // SAFETY: any thread can use modules and functions, and several can at once.
@@ -90,7 +97,11 @@ unsafe impl Send for Kernels {}
 unsafe impl Sync for Kernels {}
 
 impl Kernels {
-    pub(super) fn load(context: Arc<Context>, info: &DeviceInfo) -> Result<Self, StorageError> {
+    pub(super) fn load(
+        context: Arc<Context>,
+        info: &DeviceInfo,
+        choices: Choices,
+    ) -> Result<Self, StorageError> {
         let DeviceInfo { capability, multiprocessors, .. } = *info;
         let _pass = context.pass()?;
         let _entered = context.enter()?;
@@ -104,8 +115,9 @@ impl Kernels {
             image,
             multiprocessors,
             loaded_in: Duration::ZERO,
+            choices,
         };
-        for kernel in Kernel::ALL {
+        for &kernel in Kernel::ALL {
             let mut function = std::ptr::null_mut();
             // SAFETY: the pointer is valid, the module is loaded, and the name ends in a NUL.
             let found = unsafe { sys::cuModuleGetFunction(&mut function, module, kernel.name().as_ptr()) };
@@ -116,7 +128,7 @@ impl Kernels {
             // SAFETY: the pointer is valid and the function was found.
             let asked = unsafe { sys::cuFuncGetAttribute(&mut threads, which, function) };
             context.check(asked, "loading a kernel")?;
-            kernels.functions.push((kernel, function));
+            kernels.functions.push(function);
         }
         if capability >= SM90 {
             // More than 48 KiB of shared memory have to be asked for.
@@ -131,52 +143,49 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Returns the time that loading took.
-    pub(super) fn loaded_in(&self) -> Duration {
-        self.loaded_in
-    }
-
-    /// Returns the form in which they were loaded.
-    pub(super) fn image(&self) -> KernelImage {
-        self.image
-    }
-
-    /// Returns true if the device can launch [`Kernel::CopyBulk`].
-    pub(super) fn has_bulk(&self) -> bool {
-        self.has_bulk
+    /// Returns how pools launch the kernel of some work, if the pieces of copies allow bulk copies.
+    pub fn rule(&self, work: Work) -> Rule {
+        self.choices.rule(work, self.has_bulk)
     }
 
     fn function(&self, kernel: Kernel) -> CUfunction {
-        let found = self.functions.iter().find(|(has, _)| *has == kernel);
-        found.expect("all kernels are loaded").1
+        self.functions[kernel as usize]
     }
 
     /// Enqueues a launch, by the rule of its work.
     ///
+    /// # Errors
+    ///
+    /// [`StorageError::DeviceLost`], [`StorageError::Device`].
+    ///
     /// # Safety
-    /// The stream lives and is of this device. The parameters are the kernel's own struct, and meet
-    /// the requirements of [`params`](super::params) until the launch is complete.
-    pub(super) unsafe fn launch<P: Params>(
+    /// The stream lives, and is of the device's primary context. The parameters are the kernel's own
+    /// struct, and meet the requirements of [`params`](super::params) until the launch is complete.
+    pub unsafe fn launch<P: Params>(
         &self,
-        work: Work,
         stream: CUstream,
+        work: Work,
         params: &P,
     ) -> Result<(), StorageError> {
-        let rule = work.rule(self.has_bulk && params.allows_bulk());
+        let rule = self.choices.rule(work, self.has_bulk && params.allows_bulk());
         let shape = rule.shape(params.jobs(), self.multiprocessors);
         // SAFETY: the caller's promise; the rules are for their kernels.
-        unsafe { self.launch_as(rule.kernel, shape, stream, params) }
+        unsafe { self.launch_as(stream, rule.kernel, shape, params) }
     }
 
-    /// Enqueues a launch of any shape.
+    /// Enqueues a launch of any shape, for measurements.
+    ///
+    /// # Errors
+    ///
+    /// As for [`launch`](Self::launch).
     ///
     /// # Safety
     /// As for [`launch`](Self::launch); the kernel allows the shape.
-    pub(super) unsafe fn launch_as<P: DeviceRepr>(
+    pub unsafe fn launch_as<P: DeviceRepr>(
         &self,
+        stream: CUstream,
         kernel: Kernel,
         shape: Shape,
-        stream: CUstream,
         params: &P,
     ) -> Result<(), StorageError> {
         let (function, Shape { ctas, threads, shared_bytes }) = (self.function(kernel), shape);
@@ -222,8 +231,9 @@ fn load_first(
             [CUjit_option::CU_JIT_ERROR_LOG_BUFFER, CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
         // The size is passed in the place of a pointer.
         let mut values = [log.as_mut_ptr().cast(), ptr::without_provenance_mut::<c_void>(LOG_BYTES)];
-        // SAFETY: the pointers are valid during the call, the image is machine code or text that ends in
-        // a NUL, the values are those of the options, and the caller has entered the context.
+        // SAFETY: the pointers are valid during the call, the image is machine code or text that
+        // ends in a NUL, the values are those of the options, and the caller has entered the
+        // context.
         let loaded = unsafe {
             let (count, options, values) = (2, options.as_mut_ptr(), values.as_mut_ptr());
             sys::cuModuleLoadDataEx(&mut module, image, count, options, values)
@@ -269,7 +279,7 @@ mod tests {
     #[test]
     fn every_kernel_is_in_both_modules() {
         for ptx in [PTX_SM80, PTX_SM90] {
-            for kernel in Kernel::ALL {
+            for &kernel in Kernel::ALL {
                 assert!(ptx.contains(&format!(".entry {kernel}(")), "{kernel}");
             }
             assert_eq!(ptx.find('\0'), Some(ptx.len() - 1));

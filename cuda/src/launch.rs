@@ -18,55 +18,65 @@ use super::stream::StreamPriority;
 /// hundred are left to the model.
 pub const MOVING_CTAS: u32 = 32;
 
-/// Number of CTAs that copy between scratch memory and locked pages of the host: with pieces of 16
-/// KiB as many bytes in flight as the bus needs, and few places that a model's CTAs cannot have
-/// meanwhile.
-pub const HOST_CTAS: u32 = 16;
+/// CTAs of a multiprocessor for operations with a waiting caller.
+const WAITING_CTAS: u32 = 4;
 
-/// A kernel; see [`params`](super::params) for its parameters.
+/// What a device's pools do where there is more than one way. [`DEFAULT`](Self::DEFAULT) is for
+/// use; measurements compare others with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[expect(missing_docs, reason = "the names say it")]
-#[non_exhaustive]
-pub enum Kernel {
-    Copy,
-    /// By bulk copies, from compute capability 9.0 on; see
-    /// [`Device::has_bulk`](super::Device::has_bulk).
-    CopyBulk,
-    Zero,
-    Pack,
-    Rows,
-    Quantise,
-    Dequantise,
-    Patch,
+pub struct Choices {
+    /// Whether waves beside batches are bulk copies, if the device has them.
+    pub is_bulk_beside: bool,
+    /// CTAs of a multiprocessor that convert rows.
+    pub converting_ctas: u32,
+    /// CTAs that copy between scratch memory and locked pages of the host; 0: the kernel is not
+    /// used.
+    pub host_ctas: u32,
+    /// Whether copies from the device, copies to it and wipes have a stream each, or share one.
+    pub are_streams_apart: bool,
+    /// Bytes per wave of a compaction.
+    pub wave_bytes: usize,
+    /// Bytes of the host's memory per registration, if pages begin between two frames.
+    pub registration_bytes: usize,
 }
 
-impl Kernel {
-    /// All kernels.
-    pub(super) const ALL: [Self; 8] = [
-        Self::Copy,
-        Self::CopyBulk,
-        Self::Zero,
-        Self::Pack,
-        Self::Rows,
-        Self::Quantise,
-        Self::Dequantise,
-        Self::Patch,
-    ];
-
-    /// Returns the name of its function.
-    #[must_use]
-    pub const fn name(self) -> &'static CStr {
-        match self {
-            Self::Copy => c"kvp_copy",
-            Self::CopyBulk => c"kvp_copy_bulk",
-            Self::Zero => c"kvp_zero",
-            Self::Pack => c"kvp_pack",
-            Self::Rows => c"kvp_rows",
-            Self::Quantise => c"kvp_quantise",
-            Self::Dequantise => c"kvp_dequantise",
-            Self::Patch => c"kvp_patch",
+/// Declares the kernels, with the names of their functions.
+macro_rules! kernels {
+    ($($(#[$doc:meta])* $kernel:ident = $name:literal;)*) => {
+        /// A kernel; see [`params`](super::params) for its parameters.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[expect(missing_docs, reason = "the names say it")]
+        #[non_exhaustive]
+        pub enum Kernel {
+            $($(#[$doc])* $kernel,)*
         }
-    }
+
+        impl Kernel {
+            /// All kernels, in order.
+            pub(super) const ALL: &[Self] = &[$(Self::$kernel),*];
+
+            /// Returns the name of its function.
+            #[must_use]
+            pub const fn name(self) -> &'static CStr {
+                match self {
+                    $(Self::$kernel => $name,)*
+                }
+            }
+        }
+    };
+}
+
+kernels! {
+    Copy = c"kvp_copy";
+    /// By bulk copies, from compute capability 9.0 on; see
+    /// [`Kernels::has_bulk`](super::Kernels::has_bulk).
+    CopyBulk = c"kvp_copy_bulk";
+    Zero = c"kvp_zero";
+    Pack = c"kvp_pack";
+    Rows = c"kvp_rows";
+    Quantise = c"kvp_quantise";
+    Dequantise = c"kvp_dequantise";
+    Patch = c"kvp_patch";
 }
 
 impl fmt::Display for Kernel {
@@ -80,8 +90,6 @@ impl fmt::Display for Kernel {
 #[expect(missing_docs, reason = "the names say it")]
 #[non_exhaustive]
 pub enum StreamRole {
-    /// The stream that the caller names.
-    Engine,
     Service,
     Mapping,
     Down,
@@ -89,9 +97,15 @@ pub enum StreamRole {
     Wipes,
     Sending,
     Moving,
+    /// The stream that the caller names.
+    Engine,
 }
 
 impl StreamRole {
+    /// The streams that a storage creates, in order.
+    pub(super) const OWN: [Self; 7] =
+        [Self::Service, Self::Mapping, Self::Down, Self::Up, Self::Wipes, Self::Sending, Self::Moving];
+
     /// Returns the priority with which it is created.
     #[must_use]
     pub const fn priority(self) -> StreamPriority {
@@ -114,8 +128,10 @@ pub enum Work {
     },
     /// Frames wiped.
     Zero,
-    /// Frames packed; for another device, on the stream of sending.
+    /// Frames packed.
     Pack,
+    /// Frames packed for another device.
+    Send,
     /// Frames unpacked.
     Unpack,
     /// Packed frames written to locked pages of the host.
@@ -168,46 +184,62 @@ pub struct Shape {
     pub shared_bytes: u32,
 }
 
-impl Work {
-    /// Returns how its kernel is launched. `bulk`: whether the device has bulk copies and the
-    /// pieces allow them.
+impl Choices {
+    /// The choices of [`Device::open`](super::Device::open).
+    ///
+    /// Few CTAs copy to pages of the host: with pieces of 16 KiB they have as many bytes in flight
+    /// as the bus needs, and leave most places to a model's CTAs. Each wave costs a round trip to
+    /// the host, during which the device copies the next one.
+    pub const DEFAULT: Self = Self {
+        is_bulk_beside: false,
+        converting_ctas: WAITING_CTAS,
+        host_ctas: 16,
+        are_streams_apart: true,
+        wave_bytes: 64 << 20,
+        registration_bytes: 256 << 20,
+    };
+
+    /// Returns how the kernel of some work is launched. `bulk`: whether the device has bulk copies
+    /// and the pieces allow them.
     ///
     /// Alone, copies occupy all multiprocessors, each with one ring of 64 KiB: on an H200 two and
     /// three rings copied no faster. Beside batches, few CTAs leave most multiprocessors to the
     /// model, and they use no shared memory: a ring does not fit beside a CTA of the model that
     /// holds most of it, so that the wave would wait for the whole step.
     #[must_use]
-    pub const fn rule(self, bulk: bool) -> Rule {
+    pub const fn rule(&self, work: Work, bulk: bool) -> Rule {
         use Most::{Ctas, PerMultiprocessor};
-        use StreamRole::{Down, Engine, Moving, Service, Up, Wipes};
+        use StreamRole::{Down, Engine, Moving, Sending, Service};
         const fn of(kernel: Kernel, jobs: u32, most: Most, stream: StreamRole) -> Rule {
             Rule { kernel, threads: THREADS, shared_bytes: 0, jobs, most, stream }
         }
         const WARPS: u32 = THREADS / 32;
-        // Operations with a waiting caller.
-        const WAITING: Most = PerMultiprocessor(4);
-        match self {
-            Self::Copy | Self::Wave => {
-                let stream = if matches!(self, Self::Copy) { Service } else { Moving };
-                if bulk {
-                    let rule = of(Kernel::CopyBulk, 1, PerMultiprocessor(1), stream);
-                    return Rule { threads: BULK_THREADS, shared_bytes: BULK_SHARED_BYTES, ..rule };
-                }
-                Rule { threads: 8 * COPY_TEAM, ..of(Kernel::Copy, 8, PerMultiprocessor(1), stream) }
+        const WAITING: Most = PerMultiprocessor(WAITING_CTAS);
+        const fn copy(bulk: bool, teams: u32, most: Most, stream: StreamRole) -> Rule {
+            if bulk {
+                let rule = of(Kernel::CopyBulk, 1, most, stream);
+                return Rule { threads: BULK_THREADS, shared_bytes: BULK_SHARED_BYTES, ..rule };
             }
-            Self::WaveBeside { ctas } => {
-                Rule { threads: 2 * COPY_TEAM, ..of(Kernel::Copy, 2, Ctas(ctas), Moving) }
-            }
-            Self::Zero => of(Kernel::Zero, 1, WAITING, Wipes),
-            Self::Pack => of(Kernel::Pack, 1, WAITING, Down),
-            Self::Unpack => of(Kernel::Pack, 1, WAITING, Up),
-            Self::ToPages => of(Kernel::Pack, 1, Ctas(HOST_CTAS), Down),
-            Self::FromPages => of(Kernel::Pack, 1, Ctas(HOST_CTAS), Up),
-            Self::Rows => of(Kernel::Rows, WARPS, WAITING, Service),
-            Self::Quantise => of(Kernel::Quantise, WARPS, WAITING, Service),
-            Self::Dequantise => of(Kernel::Dequantise, WARPS, WAITING, Service),
+            Rule { threads: teams * COPY_TEAM, ..of(Kernel::Copy, teams, most, stream) }
+        }
+        let (converting, pages) = (PerMultiprocessor(self.converting_ctas), Ctas(self.host_ctas));
+        let [up, wipes] =
+            if self.are_streams_apart { [StreamRole::Up, StreamRole::Wipes] } else { [Down; 2] };
+        match work {
+            Work::Copy => copy(bulk, 8, PerMultiprocessor(1), Service),
+            Work::Wave => copy(bulk, 8, PerMultiprocessor(1), Moving),
+            Work::WaveBeside { ctas } => copy(bulk && self.is_bulk_beside, 2, Ctas(ctas), Moving),
+            Work::Zero => of(Kernel::Zero, 1, WAITING, wipes),
+            Work::Pack => of(Kernel::Pack, 1, WAITING, Down),
+            Work::Send => of(Kernel::Pack, 1, WAITING, Sending),
+            Work::Unpack => of(Kernel::Pack, 1, WAITING, up),
+            Work::ToPages => of(Kernel::Pack, 1, pages, Down),
+            Work::FromPages => of(Kernel::Pack, 1, pages, up),
+            Work::Rows => of(Kernel::Rows, WARPS, WAITING, Service),
+            Work::Quantise => of(Kernel::Quantise, WARPS, converting, Service),
+            Work::Dequantise => of(Kernel::Dequantise, WARPS, converting, Service),
             // There are few entries.
-            Self::Patch => of(Kernel::Patch, THREADS, Ctas(64), Engine),
+            Work::Patch => of(Kernel::Patch, THREADS, Ctas(64), Engine),
         }
     }
 }
@@ -274,34 +306,30 @@ pub trait Params: DeviceRepr {
     }
 }
 
-/// Implements [`Params`]: the number of jobs as a product.
+/// Implements [`Params`]: the number of jobs as a product, and when bulk copies are possible.
 macro_rules! params {
-    ($($params:ty: |$of:ident| $first:expr, $second:expr;)*) => {$(
+    ($($params:ty: |$of:ident| $first:expr, $second:expr $(, bulk if $bulk:expr)?;)*) => {$(
         impl Params for $params {
             fn jobs(&self) -> usize {
                 let $of = self;
                 ($first as usize).saturating_mul($second as usize)
             }
+
+            $(fn allows_bulk(&self) -> bool {
+                let $of = self;
+                $bulk
+            })?
         }
     )*};
 }
 
 params! {
+    CopyParams: |of| of.n_pieces, of.n_moves, bulk if of.unit == 16;
     ZeroParams: |of| of.n_pieces, of.n_frames;
     PackParams: |of| of.n_pieces, of.n_frames;
     RowsParams: |of| if of.v == 0 { 1 } else { 2 }, of.n_tokens;
     QuantParams: |of| of.rows.jobs(), of.heads;
     PatchParams: |of| of.n, 1;
-}
-
-impl Params for CopyParams {
-    fn jobs(&self) -> usize {
-        (self.n_pieces as usize).saturating_mul(self.n_moves as usize)
-    }
-
-    fn allows_bulk(&self) -> bool {
-        self.unit == 16
-    }
 }
 
 #[cfg(test)]
@@ -310,21 +338,22 @@ mod tests {
 
     #[test]
     fn a_grid_is_as_large_as_its_jobs_need_and_at_most_the_rules() {
-        let wave = Work::Wave.rule(false);
+        let rule = |work, bulk| Choices::DEFAULT.rule(work, bulk);
+        let wave = rule(Work::Wave, false);
         assert_eq!((wave.shape(0, 132).ctas, wave.shape(9, 132).ctas), (1, 2));
         assert_eq!(wave.shape(usize::MAX, 132).ctas, 132);
-        assert_eq!(Work::Pack.rule(true).shape(1 << 20, 132).ctas, 4 * 132);
-        assert_eq!(Work::Patch.rule(true).shape(257, 132).ctas, 2);
+        assert_eq!(rule(Work::Pack, true).shape(1 << 20, 132).ctas, 4 * 132);
+        assert_eq!(rule(Work::Patch, true).shape(257, 132).ctas, 2);
     }
 
     #[test]
     fn a_wave_beside_batches_takes_no_shared_memory() {
         for bulk in [false, true] {
-            let rule = Work::WaveBeside { ctas: MOVING_CTAS }.rule(bulk);
+            let rule = Choices::DEFAULT.rule(Work::WaveBeside { ctas: MOVING_CTAS }, bulk);
             assert_eq!((rule.kernel, rule.shared_bytes), (Kernel::Copy, 0));
             assert_eq!(rule.shape(1 << 20, 132), Shape { ctas: 32, threads: 256, shared_bytes: 0 });
         }
-        let alone = Work::Wave.rule(true);
+        let alone = Choices::DEFAULT.rule(Work::Wave, true);
         assert_eq!((alone.kernel, alone.shared_bytes), (Kernel::CopyBulk, BULK_SHARED_BYTES));
         assert_eq!(
             alone.to_string(),

@@ -87,7 +87,7 @@ pub use device::Device;
 pub use device_rows::DeviceRows;
 pub use driver::{DeviceInfo, devices};
 pub use error::CudaError;
-pub use kernels::KernelImage;
+pub use kernels::{KernelImage, Kernels};
 pub use storage::CudaStorage;
 pub use stream::StreamPriority;
 pub use tables::{DeviceTable, TableError};

@@ -10,7 +10,6 @@ use super::command_scope::CommandScope;
 use super::context::Context;
 use super::device::Device;
 use super::params::{Move, Piece};
-use super::staging::BYTES_MAX;
 use super::stream::Stream;
 
 /// An allocation of device memory.
@@ -36,13 +35,11 @@ impl Memory {
     /// Allocates memory and fills it with these bytes before returning.
     pub(super) fn of(device: &Device, stream: &Stream, bytes: &[u8]) -> Result<Self, StorageError> {
         let memory = Self::new(&device.0.context, bytes.len())?;
-        for (part, at) in bytes.chunks(BYTES_MAX).zip((memory.address..).step_by(BYTES_MAX)) {
-            // SAFETY: the stream lives, and no one else has the memory.
-            unsafe {
-                let mut commands = CommandScope::on(device, stream.raw());
-                commands.upload_to(at, part)?;
-                commands.wait()?;
-            }
+        // SAFETY: the stream lives, and no one else has the memory.
+        unsafe {
+            let mut commands = CommandScope::on(device, stream.raw());
+            commands.upload_to(memory.address, bytes)?;
+            commands.wait()?;
         }
         Ok(memory)
     }

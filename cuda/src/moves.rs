@@ -16,30 +16,12 @@ use super::staging::BYTES_MAX;
 use super::storage::CudaStorage;
 
 impl CudaStorage {
-    /// Implements [`Storage::copy`].
-    ///
-    /// # Safety
-    /// The frame rule.
-    pub(super) unsafe fn copy_here(&self, moves: &[FrameMove]) -> Result<(), StorageError> {
-        check::moves(moves, self.frames())?;
-        self.inner.pending.wait(moves.iter().map(|step| step.src.0))?;
-        // SAFETY: the frames exist; destinations are distinct and no destination is a source; the
-        // rest is the caller's promise.
-        unsafe { self.enqueue_copy(moves, self.stream_of(Work::Copy).raw(), Work::Copy)?.wait() }
-    }
-
-    /// Implements [`Storage::copy_then`].
-    ///
-    /// # Safety
-    /// The frame rule, until `done` is called or dropped.
-    pub(super) unsafe fn copy_behind(&self, moves: &[FrameMove], done: CopyDone) {
-        if let Err(error) = check::moves(moves, self.frames()) {
-            return done(Err(error.into()));
-        }
-        // SAFETY: as above. The commands keep the memory and the kernels alive.
-        match unsafe { self.enqueue_wave(moves) } {
+    /// Calls `done` when the commands are complete, or at once if they were refused: the command scope
+    /// has then waited for those that it had enqueued. The commands keep the memory and the kernels
+    /// alive.
+    pub(super) fn report(&self, enqueued: Result<CommandScope<'_>, StorageError>, done: CopyDone) {
+        match enqueued {
             Ok(commands) => commands.then(self.inner.clone(), done),
-            // The command scope has waited for the commands that it had enqueued.
             Err(error) => done(Err(error)),
         }
     }
@@ -47,11 +29,12 @@ impl CudaStorage {
     /// Enqueues the copy of a wave, with its mark, and a nudge behind that on a stream of nudges.
     ///
     /// # Safety
-    /// As for [`copy_behind`](Self::copy_behind).
-    unsafe fn enqueue_wave(&self, moves: &[FrameMove]) -> Result<CommandScope<'_>, StorageError> {
+    /// The frame rule, until the scope ends.
+    pub(super) unsafe fn enqueue_wave(&self, moves: &[FrameMove]) -> Result<CommandScope<'_>, StorageError> {
+        check::moves(moves, self.frames())?;
         let device = &self.inner.device.0;
         let _entered = device.context.enter()?;
-        let beside = Work::WaveBeside { ctas: self.moving_ctas };
+        let beside = Work::WaveBeside { ctas: self.config.moving_ctas };
         let work = if device.watch.is_engine_busy() { beside } else { Work::Wave };
         // SAFETY: the caller's promise; the stream lives as long as the storage.
         let mut commands = unsafe { self.enqueue_copy(moves, self.stream_of(work).raw(), work)? };
@@ -88,7 +71,7 @@ impl CudaStorage {
     /// # Safety
     /// The stream lives as long as the command scope; the moves are checked; the frame rule, until
     /// the command scope ends.
-    unsafe fn enqueue_copy(
+    pub(super) unsafe fn enqueue_copy(
         &self,
         moves: &[FrameMove],
         stream: CUstream,
@@ -117,43 +100,18 @@ impl CudaStorage {
         Ok(commands)
     }
 
-    /// Implements [`Storage::zero`].
-    ///
-    /// # Safety
-    /// The frame rule.
-    pub(super) unsafe fn zero_runs(&self, runs: &[Run]) -> Result<(), StorageError> {
-        check::runs_disjoint(runs, self.frames())?;
-        self.inner.device.good()?;
-        // SAFETY: frames that exist and are distinct; the rest is the caller's promise.
-        unsafe { self.enqueue_zeroes(runs) }.and_then(CommandScope::wait)
-    }
-
-    /// Implements [`Storage::zero_then`].
-    ///
-    /// # Safety
-    /// The frame rule, until `done` is called or dropped.
-    pub(super) unsafe fn zero_behind(&self, runs: &[Run], done: CopyDone) {
-        if let Err(error) = check::runs_disjoint(runs, self.frames()) {
-            return done(Err(error.into()));
-        }
-        // SAFETY: as in `zero_runs`. The commands keep the memory alive.
-        match unsafe { self.enqueue_zeroes(runs) } {
-            Ok(commands) => commands.then(self.inner.clone(), done),
-            Err(error) => done(Err(error)),
-        }
-    }
-
     /// Enqueues the zeroing of these frames. The caller frees them, and must not fail for lack of a
     /// buffer or a kernel; on the watcher's thread it must not wait for the device either.
     ///
     /// # Safety
-    /// The frames exist and are distinct; the frame rule, until the scope ends.
-    unsafe fn enqueue_zeroes(&self, runs: &[Run]) -> Result<CommandScope<'_>, StorageError> {
+    /// The frame rule, until the scope ends.
+    pub(super) unsafe fn enqueue_zeroes(&self, runs: &[Run]) -> Result<CommandScope<'_>, StorageError> {
+        check::runs_disjoint(runs, self.frames())?;
         let frames: Vec<u32> = runs.iter().flat_map(|run| run.frames()).map(|frame| frame.0).collect();
         let _entered = self.inner.device.0.context.enter()?;
         // SAFETY: the stream lives as long as the storage.
         let mut commands = unsafe { CommandScope::on(&self.inner.device, self.stream_of(Work::Zero).raw()) };
-        // SAFETY: the caller's promise.
+        // SAFETY: frames that exist and are distinct; the rest is the caller's promise.
         match unsafe { self.launch_zeroes(&mut commands, &frames) } {
             // In the same scope, which keeps the buffers of a part that was enqueued. SAFETY: as above.
             Err(error) if !error.is_lost() => unsafe { self.fill_zeroes(&mut commands, &frames)? },

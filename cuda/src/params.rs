@@ -218,24 +218,15 @@ pub struct RowsParams {
 
 /// Returns the number of the type of rows that are converted; `None` for other types.
 #[must_use]
-pub const fn row_type(dtype: Dtype) -> Option<u32> {
-    match dtype {
-        Dtype::Bf16 => Some(0),
-        Dtype::F16 => Some(1),
-        Dtype::F32 => Some(2),
-        _ => None,
-    }
+pub fn row_type(dtype: Dtype) -> Option<u32> {
+    (0..).zip([Dtype::Bf16, Dtype::F16, Dtype::F32]).find_map(|(at, has)| (has == dtype).then_some(at))
 }
 
 /// Returns the number of a type of codes; `None` for other types.
 #[must_use]
-pub const fn code_type(dtype: Dtype) -> Option<u32> {
-    match dtype {
-        Dtype::Fp8E4M3 => Some(0),
-        Dtype::Fp8E5M2 => Some(1),
-        Dtype::Int8 => Some(2),
-        _ => None,
-    }
+pub fn code_type(dtype: Dtype) -> Option<u32> {
+    let types = [Dtype::Fp8E4M3, Dtype::Fp8E5M2, Dtype::Int8];
+    (0..).zip(types).find_map(|(at, has)| (has == dtype).then_some(at))
 }
 
 /// Mode of [`QuantParams`]: `value = code`.

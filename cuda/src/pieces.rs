@@ -22,6 +22,13 @@ pub(super) struct Placed {
     pub(super) plane: Plane,
 }
 
+impl Placed {
+    pub(super) fn extent(&self) -> Extent {
+        let Plane { frame_stride, tile_bytes, .. } = self.plane;
+        Extent { base: self.base, frame_stride, bytes: tile_bytes }
+    }
+}
+
 /// The table of pieces; see the [module](self).
 #[derive(Debug)]
 pub(super) struct Pieces {
@@ -38,11 +45,7 @@ impl Pieces {
     /// # Errors
     /// A block that is too large: kernels use 32-bit offsets in a packed frame.
     pub(super) fn new(placed: &[Placed]) -> Result<Self, Invalid> {
-        let extent = |&Placed { base, plane }: &Placed| {
-            let Plane { frame_stride, tile_bytes, .. } = plane;
-            Extent { base, frame_stride, bytes: tile_bytes }
-        };
-        Self::of(placed.iter().map(extent))
+        Self::of(placed.iter().map(Placed::extent))
     }
 
     /// Cuts extents, given in packed order.

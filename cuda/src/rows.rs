@@ -6,7 +6,8 @@ use kvpool::storage::backend::check;
 use kvpool::storage::{Elements, ElementsMut, Storage};
 
 use super::command_scope::CommandScope;
-use super::device_rows::{DeviceRows, Part, Slots};
+use super::device_rows::DeviceRows;
+use super::launch::Work;
 use super::memory::bytes_of;
 use super::params::Way;
 use super::staging::BYTES_MAX;
@@ -30,33 +31,15 @@ impl CudaStorage {
         let inner = &*self.inner;
         check::rows(&inner.layout, layer, k, v, slots.len())?;
         check::slots_unique(slots, self.frames(), inner.layout.block_tokens())?;
-        inner.device.good()?;
-        let [k_bytes, v_bytes] = self.row_bytes_outside([k.dtype(), v.dtype()]);
-        let most = tokens_at_a_time(k_bytes, v_bytes);
-        inner.pending.wait(frames_of(slots, inner.layout.block_tokens()))?;
-        for (part, slots) in slots.chunks(most).enumerate() {
-            let at = Parts::new(slots.len(), k_bytes, v_bytes);
-            let mut pinned = inner.device.0.staging.pinned(at.end)?;
-            // SAFETY: the stream lives as long as the storage.
-            let mut commands = unsafe { CommandScope::on(&inner.device, self.service.raw()) };
-            let bytes = pinned.bytes_mut();
-            bytes[..size_of_val(slots)].copy_from_slice(bytes_of(slots));
-            for (rows, at, row_bytes) in
-                [(k, at.k, k_bytes), (v, at.v, v_bytes)].into_iter().take(inner.halves())
-            {
-                let rows = &rows.as_bytes()[part * most * row_bytes..][..slots.len() * row_bytes];
-                bytes[at..at + rows.len()].copy_from_slice(rows);
+        let dtypes = [k.dtype(), v.dtype()];
+        let host = |at: &Parts, first: usize, _: &[i64], buffer: &mut [u8]| {
+            for (rows, to, row_bytes) in at.of([k, v]).into_iter().take(inner.halves()) {
+                let rows = &rows.as_bytes()[first * row_bytes..][..at.tokens * row_bytes];
+                buffer[to..][..rows.len()].copy_from_slice(rows);
             }
-            let (scratch, pinned) = (commands.scratch(at.end)?, commands.keep(pinned));
-            // SAFETY: the buffers belong to this command scope, and the slots are checked; the rest is
-            // the caller's promise.
-            unsafe {
-                commands.send(scratch, pinned, at.end)?;
-                self.launch_parts(&mut commands, layer, Way::In, (k.dtype(), v.dtype()), scratch, &at)?;
-            }
-            commands.wait()?;
-        }
-        Ok(())
+        };
+        // SAFETY: the slots are checked; the rest is the caller's promise.
+        unsafe { self.through_buffers(layer, Way::In, slots, dtypes, host) }
     }
 
     /// Implements [`Storage::load`].
@@ -73,41 +56,68 @@ impl CudaStorage {
         let inner = &*self.inner;
         check::rows(&inner.layout, layer, k.as_elements(), v.as_elements(), slots.len())?;
         check::slots(slots, self.frames(), inner.layout.block_tokens())?;
+        let dtypes = [k.as_elements().dtype(), v.as_elements().dtype()];
+        let host = |at: &Parts, first: usize, slots: &[i64], buffer: &mut [u8]| {
+            let targets = at.of([k.as_bytes_mut(), v.as_bytes_mut()]);
+            for (rows, from, row_bytes) in targets.into_iter().take(inner.halves()) {
+                let target = rows[first * row_bytes..].chunks_exact_mut(row_bytes);
+                let loaded = buffer[from..].chunks_exact(row_bytes);
+                for ((target, loaded), _) in target.zip(loaded).zip(slots).filter(|(_, slot)| **slot >= 0) {
+                    target.copy_from_slice(loaded);
+                }
+            }
+        };
+        // SAFETY: as in `store_rows`.
+        unsafe { self.through_buffers(layer, Way::Out, slots, dtypes, host) }
+    }
+
+    /// Moves rows through buffers, as many tokens at a time as fit into one.
+    ///
+    /// `host` writes the rows of K and V of these slots on the way in, and reads them on the way out;
+    /// it gets the number of tokens before them.
+    ///
+    /// # Safety
+    /// The slots are checked; the frame rule, for these slots.
+    unsafe fn through_buffers(
+        &self,
+        layer: usize,
+        way: Way,
+        slots: &[i64],
+        dtypes: [Dtype; 2],
+        mut host: impl FnMut(&Parts, usize, &[i64], &mut [u8]),
+    ) -> Result<(), StorageError> {
+        let inner = &*self.inner;
         inner.device.good()?;
-        let dtypes = (k.as_elements().dtype(), v.as_elements().dtype());
-        let [k_bytes, v_bytes] = self.row_bytes_outside([dtypes.0, dtypes.1]);
+        let [k_bytes, v_bytes] = dtypes.map(|dtype| inner.layout.row_elements() * dtype.bytes());
+        let v_bytes = if inner.halves() == 1 { 0 } else { v_bytes };
         let most = tokens_at_a_time(k_bytes, v_bytes);
         inner.pending.wait(frames_of(slots, inner.layout.block_tokens()))?;
         for (part, slots) in slots.chunks(most).enumerate() {
             let at = Parts::new(slots.len(), k_bytes, v_bytes);
             let mut pinned = inner.device.0.staging.pinned(at.end)?;
             // SAFETY: the stream lives as long as the storage.
-            let mut commands = unsafe { CommandScope::on(&inner.device, self.service.raw()) };
+            let mut commands = unsafe { CommandScope::on(&inner.device, self.stream_of(Work::Rows).raw()) };
             pinned.bytes_mut()[..size_of_val(slots)].copy_from_slice(bytes_of(slots));
+            if way == Way::In {
+                host(&at, part * most, slots, pinned.bytes_mut());
+            }
             let (scratch, pinned) = (commands.scratch(at.end)?, commands.keep(pinned));
-            // SAFETY: as in `store_rows`; the slots are sent before the rows are fetched.
+            let sent = if way == Way::In { at.end } else { size_of_val(slots) };
+            // SAFETY: the buffers belong to this command scope; the slots are sent before the rows are
+            // fetched; the rest is the caller's promise.
             unsafe {
-                commands.send(scratch, pinned, size_of_val(slots))?;
-                self.launch_parts(&mut commands, layer, Way::Out, dtypes, scratch, &at)?;
-                commands.fetch(pinned, scratch, at.end)?;
+                commands.send(scratch, pinned, sent)?;
+                self.launch_parts(&mut commands, layer, way, dtypes, scratch, &at)?;
+                if way == Way::Out {
+                    commands.fetch(pinned, scratch, at.end)?;
+                }
             }
             let mut buffers = commands.wait_and_return()?;
-            let targets = [(k.as_bytes_mut(), at.k, k_bytes), (v.as_bytes_mut(), at.v, v_bytes)];
-            for (rows, at, row_bytes) in targets.into_iter().take(inner.halves()) {
-                let target = rows[part * most * row_bytes..].chunks_exact_mut(row_bytes);
-                let loaded = buffers.bytes_mut(pinned)[at..].chunks_exact(row_bytes);
-                for ((target, loaded), _) in target.zip(loaded).zip(slots).filter(|(_, slot)| **slot >= 0) {
-                    target.copy_from_slice(loaded);
-                }
+            if way == Way::Out {
+                host(&at, part * most, slots, buffers.bytes_mut(pinned));
             }
         }
         Ok(())
-    }
-
-    /// Returns the bytes of one token's K and V in the caller's types.
-    fn row_bytes_outside(&self, [k, v]: [Dtype; 2]) -> [usize; 2] {
-        let bytes = |dtype: Dtype| self.inner.layout.row_elements() * dtype.bytes();
-        [bytes(k), if self.inner.halves() == 1 { 0 } else { bytes(v) }]
     }
 
     /// Launches the kernels for rows of K and V in one buffer; two types need two launches.
@@ -119,7 +129,7 @@ impl CudaStorage {
         commands: &mut CommandScope<'_>,
         layer: usize,
         way: Way,
-        (k, v): (Dtype, Dtype),
+        [k, v]: [Dtype; 2],
         buffer: u64,
         at: &Parts,
     ) -> Result<(), StorageError> {
@@ -130,15 +140,14 @@ impl CudaStorage {
             k_stride: at.k_bytes,
             v_stride: at.v_bytes,
         };
-        let slots = Slots { address: buffer, tokens: at.tokens };
-        if k == v || self.inner.halves() == 1 {
-            // SAFETY: the caller's promise.
-            return unsafe { self.launch_rows(commands, layer, way, Part::Both, rows, slots) };
-        }
+        let tokens = at.tokens;
         // SAFETY: the caller's promise.
         unsafe {
-            self.launch_rows(commands, layer, way, Part::K, rows, slots)?;
-            self.launch_rows(commands, layer, way, Part::V, DeviceRows { dtype: v, ..rows }, slots)
+            if k == v || self.inner.halves() == 1 {
+                return self.launch_rows(commands, layer, way, rows, buffer, tokens);
+            }
+            self.launch_rows(commands, layer, way, DeviceRows { v: 0, ..rows }, buffer, tokens)?;
+            self.launch_rows(commands, layer, way, DeviceRows { dtype: v, k: 0, ..rows }, buffer, tokens)
         }
     }
 }
@@ -159,6 +168,11 @@ impl Parts {
         let k = (tokens * size_of::<i64>()).next_multiple_of(ALIGN);
         let v = (k + tokens * k_bytes).next_multiple_of(ALIGN);
         Self { tokens, k, v, end: v + tokens * v_bytes, k_bytes, v_bytes }
+    }
+
+    /// Returns rows of K and V with their place in the buffer, and the bytes of one.
+    fn of<T>(&self, [k, v]: [T; 2]) -> [(T, usize, usize); 2] {
+        [(k, self.k, self.k_bytes), (v, self.v, self.v_bytes)]
     }
 }
 

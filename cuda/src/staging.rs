@@ -10,9 +10,7 @@
 //! seen complete.** A dropped buffer is handed out again, and the device would read the next
 //! owner's bytes. On a lost device nothing reads any more.
 
-use std::fmt;
 use std::ops::RangeInclusive;
-use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -21,6 +19,7 @@ use cudarc::driver::sys;
 use kvpool::StorageError;
 
 use super::context::Context;
+use super::gate::Pass;
 
 /// Size of the largest pinned buffer; longer data is transferred in parts.
 pub(super) const BYTES_MAX: usize = 8 << 20;
@@ -43,17 +42,25 @@ const PINNED_MAX: usize = (BYTES_MAX.trailing_zeros() - BYTES_MIN_LOG) as usize;
 const PREPARED: [(RangeInclusive<usize>, usize); 2] = [(0..=4, 8), (PINNED_MAX..=PINNED_MAX, 4)];
 
 /// The buffers of one device.
+#[derive(Debug)]
 pub(super) struct Staging {
     context: Arc<Context>,
-    pinned: Shelf,
-    scratch: Shelf,
+    /// By kind.
+    shelves: [Shelf; 2],
+}
+
+/// Where a buffer is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Pinned,
+    Scratch,
 }
 
 /// Unused buffers of one kind.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Shelf(Mutex<Unused>);
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Unused {
     /// Addresses by size class.
     addresses: [Vec<u64>; CLASSES],
@@ -73,30 +80,30 @@ pub(super) struct LotBuffers {
     pub(super) pinned: Pinned,
 }
 
-/// Host memory that the device reads and writes at the same address.
+/// A buffer of either kind, which goes back to its shelf when it is dropped.
 #[derive(Debug)]
-pub(super) struct Pinned {
-    start: NonNull<u8>,
-    class: usize,
-    staging: Arc<Staging>,
-}
-
-/// Device memory.
-#[derive(Debug)]
-pub(super) struct Scratch {
+struct Buffer {
+    kind: Kind,
     address: u64,
     class: usize,
     staging: Arc<Staging>,
 }
 
-// SAFETY: plain memory, with a single owner on the host.
-unsafe impl Send for Pinned {}
-// SAFETY: a shared reference only allows reads.
-unsafe impl Sync for Pinned {}
+/// Host memory that the device reads and writes at the same address.
+#[derive(Debug)]
+pub(super) struct Pinned(Buffer);
+
+/// Device memory.
+#[derive(Debug)]
+pub(super) struct Scratch(Buffer);
 
 impl Staging {
     pub(super) fn new(context: Arc<Context>) -> Arc<Self> {
-        Arc::new(Self { context, pinned: Shelf::default(), scratch: Shelf::default() })
+        Arc::new(Self { context, shelves: Default::default() })
+    }
+
+    fn shelf(&self, kind: Kind) -> &Shelf {
+        &self.shelves[kind as usize]
     }
 
     /// Allocates the buffers that most operations use, so that none of them waits for the device
@@ -105,10 +112,9 @@ impl Staging {
         for (classes, count) in PREPARED {
             for class in classes.flat_map(|class| std::iter::repeat_n(class, count)) {
                 // Each on its shelf at once: if the other one is refused, it is given back all the same.
-                let pinned = self.make_pinned(class).map(|address| self.pinned.put(class, address));
-                let scratch = self.make_scratch(class).map(|address| self.scratch.put(class, address));
-                if pinned.is_err() || scratch.is_err() {
-                    return;
+                for kind in [Kind::Pinned, Kind::Scratch] {
+                    let Ok(address) = self.make(kind, class) else { return };
+                    self.shelf(kind).put(class, address);
                 }
             }
         }
@@ -118,24 +124,20 @@ impl Staging {
     /// contents.
     pub(super) fn pinned(self: &Arc<Self>, bytes: usize) -> Result<Pinned, StorageError> {
         assert!(bytes <= BYTES_MAX, "{bytes} bytes exceed the largest pinned buffer");
-        let class = class_of(bytes);
-        let address = match self.pinned.take(class) {
-            Some(address) => address,
-            None => self.make_pinned(class)?,
-        };
-        let start = NonNull::new(address as *mut u8).expect("allocated memory has a non-null address");
-        Ok(Pinned { start, class, staging: self.clone() })
+        self.take(Kind::Pinned, bytes).map(Pinned)
     }
 
     /// Returns device memory of at least `bytes` bytes, up to [`SCRATCH_MAX`], with unspecified
     /// contents.
     pub(super) fn scratch(self: &Arc<Self>, bytes: usize) -> Result<Scratch, StorageError> {
+        self.take(Kind::Scratch, bytes).map(Scratch)
+    }
+
+    fn take(self: &Arc<Self>, kind: Kind, bytes: usize) -> Result<Buffer, StorageError> {
         let class = class_of(bytes);
-        let address = match self.scratch.take(class) {
-            Some(address) => address,
-            None => self.make_scratch(class)?,
-        };
-        Ok(Scratch { address, class, staging: self.clone() })
+        let unused = self.shelf(kind).lock().take(class);
+        let address = unused.map_or_else(|| self.make(kind, class), Ok)?;
+        Ok(Buffer { kind, address, class, staging: self.clone() })
     }
 
     /// Returns buffers for a lot.
@@ -144,10 +146,23 @@ impl Staging {
         Ok(LotBuffers { packed, list, pinned: self.pinned(list_bytes)? })
     }
 
-    fn make_pinned(&self, class: usize) -> Result<u64, StorageError> {
-        let _passes = self.context.pass_all()?;
+    /// Passes the gates for calls that allocate or free such memory.
+    fn pass(&self, kind: Kind) -> Result<Vec<Pass>, StorageError> {
+        if kind == Kind::Pinned { self.context.pass_all() } else { Ok(vec![self.context.pass()?]) }
+    }
+
+    fn make(&self, kind: Kind, class: usize) -> Result<u64, StorageError> {
+        let _passes = self.pass(kind)?;
         let _entered = self.context.enter()?;
-        let (bytes, mut start) = (bytes_of(class), std::ptr::null_mut());
+        let bytes = bytes_of(class);
+        if kind == Kind::Scratch {
+            let mut address = 0;
+            // SAFETY: the pointer is valid and the context is current.
+            let made = unsafe { sys::cuMemAlloc_v2(&mut address, bytes) };
+            self.context.check(made, "allocating scratch memory")?;
+            return Ok(address);
+        }
+        let mut start = std::ptr::null_mut();
         // With unified addressing, such memory is accessible from all devices, whatever the flags. Not
         // write-combined, because the host reads it. SAFETY: the pointer is valid and the context
         // is current.
@@ -158,68 +173,47 @@ impl Staging {
         Ok(start as u64)
     }
 
-    fn make_scratch(&self, class: usize) -> Result<u64, StorageError> {
-        let _pass = self.context.pass()?;
-        let _entered = self.context.enter()?;
-        let mut address = 0;
-        // SAFETY: the pointer is valid and the context is current.
-        let made = unsafe { sys::cuMemAlloc_v2(&mut address, bytes_of(class)) };
-        self.context.check(made, "allocating scratch memory")?;
-        Ok(address)
-    }
-}
-
-impl Staging {
-    /// Frees an unused buffer of pinned memory. The gates are passed.
-    fn free_pinned(&self, address: u64) {
+    /// Frees an unused buffer. The gates are passed.
+    fn free(&self, kind: Kind, address: u64) {
         let _entered = self.context.enter_even_if_lost();
-        // SAFETY: allocated by `make_pinned`, and not in use.
-        let _ = unsafe { sys::cuMemFreeHost(address as *mut _) };
-    }
-
-    /// Frees an unused buffer of scratch memory. The gate is passed.
-    fn free_scratch(&self, address: u64) {
-        let _entered = self.context.enter_even_if_lost();
-        // SAFETY: allocated by `make_scratch`, and not in use.
-        let _ = unsafe { sys::cuMemFree_v2(address) };
+        // SAFETY: allocated by `make`, and not in use.
+        let _ = unsafe {
+            match kind {
+                Kind::Pinned => sys::cuMemFreeHost(address as *mut _),
+                Kind::Scratch => sys::cuMemFree_v2(address),
+            }
+        };
     }
 
     /// Frees what exceeds the maximum of a kind, on a thread of its own, which may wait for the device.
     /// If there is none, the next buffer that is dropped tries again.
     #[cold]
-    fn trim(self: &Arc<Self>, shelf: fn(&Self) -> &Shelf, free: fn(&Self, u64)) {
+    fn trim(self: &Arc<Self>, kind: Kind) {
         let staging = self.clone();
-        let thread = thread::Builder::new().name(format!("kvpool-trim-{}", self.context.id()));
+        let thread = thread::Builder::new().name(format!("kvpool-trim-{}", self.context.id));
         let trimmed = thread.spawn(move || {
             // One at a time: others may take the rest meanwhile.
-            while let Ok(_passes) = staging.context.pass_all() {
-                let Some((_, address)) = shelf(&staging).lock().excess() else { return };
-                free(&staging, address);
+            while let Ok(_passes) = staging.pass(kind) {
+                let Some((_, address)) = staging.shelf(kind).lock().excess() else { return };
+                staging.free(kind, address);
             }
             // They stay, as on a device that is lost.
-            shelf(&staging).lock().is_trimmed = false;
+            staging.shelf(kind).lock().is_trimmed = false;
         });
         if trimmed.is_err() {
-            shelf(self).lock().is_trimmed = false;
+            self.shelf(kind).lock().is_trimmed = false;
         }
     }
 }
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // Leaked if the gates do not open.
-        if let Ok(_passes) = self.context.pass_all() {
-            self.pinned.lock().take_until(0).into_iter().for_each(|(_, address)| self.free_pinned(address));
+        for kind in [Kind::Pinned, Kind::Scratch] {
+            // Leaked if the gates do not open.
+            let Ok(_passes) = self.pass(kind) else { continue };
+            let unused = self.shelf(kind).lock().take_until(0);
+            unused.into_iter().for_each(|(_, address)| self.free(kind, address));
         }
-        if let Ok(_pass) = self.context.pass() {
-            self.scratch.lock().take_until(0).into_iter().for_each(|(_, address)| self.free_scratch(address));
-        }
-    }
-}
-
-impl fmt::Debug for Staging {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Staging").field("context", &self.context).finish_non_exhaustive()
     }
 }
 
@@ -227,10 +221,6 @@ impl Shelf {
     fn lock(&self) -> MutexGuard<'_, Unused> {
         // No code panics while this lock is held.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn take(&self, class: usize) -> Option<u64> {
-        self.lock().take(class)
     }
 
     /// Puts a buffer back. Returns true if the caller must [trim](Staging::trim) the shelf.
@@ -280,34 +270,26 @@ const fn bytes_of(class: usize) -> usize {
 
 impl Pinned {
     pub(super) fn as_ptr(&self) -> *mut u8 {
-        self.start.as_ptr()
+        self.0.address as *mut u8
     }
 
     /// Returns the bytes. The device must not be reading or writing them.
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: this many bytes were allocated and initialised, and only the owner has them.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), bytes_of(self.class)) }
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        if self.staging.pinned.put(self.class, self.start.as_ptr() as u64) {
-            self.staging.trim(|staging| &staging.pinned, Staging::free_pinned);
-        }
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), bytes_of(self.0.class)) }
     }
 }
 
 impl Scratch {
     pub(super) fn address(&self) -> u64 {
-        self.address
+        self.0.address
     }
 }
 
-impl Drop for Scratch {
+impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.staging.scratch.put(self.class, self.address) {
-            self.staging.trim(|staging| &staging.scratch, Staging::free_scratch);
+        if self.staging.shelf(self.kind).put(self.class, self.address) {
+            self.staging.trim(self.kind);
         }
     }
 }

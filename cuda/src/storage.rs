@@ -47,10 +47,6 @@ use super::staging::BYTES_MAX;
 use super::stream::Stream;
 use super::watch::is_watcher;
 
-/// Bytes per wave of a compaction. Each wave costs a round trip to the host, during which the device
-/// copies the next one.
-const WAVE_BYTES: usize = 64 << 20;
-
 /// Waves of a compaction in flight: one that is being copied, and one behind it.
 const WAVES_IN_FLIGHT: usize = 2;
 
@@ -92,15 +88,9 @@ pub struct CudaStorage {
     frames_max: usize,
     /// Held while frames are added or removed.
     resizing: Mutex<()>,
-    pub(super) service: Stream,
-    mapping: Stream,
-    down: Stream,
-    up: Stream,
-    wipes: Stream,
-    pub(super) sending: Stream,
-    pub(super) moving: Stream,
-    pub(super) moving_ctas: u32,
-    pub(super) host_bytes_max: usize,
+    /// By role.
+    streams: Vec<Stream>,
+    pub(super) config: CudaConfig,
 }
 
 /// State that work in progress keeps alive.
@@ -157,10 +147,10 @@ impl CudaStorage {
     ) -> Result<Self, StorageError> {
         check::frames(frames, frames_max)?;
         check_sizes(&layout, frames_max)?;
-        let service = Stream::new(device.0.context.clone(), StreamRole::Service.priority())?;
-        let segment = config.segment_frames;
-        let (arena, placed) = Arena::new(&device.0.context, &layout, frames, frames_max, segment, &service)?;
-        Self::over(device, layout, placed, Bytes::Mapped(arena), (frames, frames_max), service, config)
+        let streams = streams(device)?;
+        let (segment, mapping) = (config.segment_frames, &streams[StreamRole::Mapping as usize]);
+        let (arena, placed) = Arena::new(&device.0.context, &layout, frames, frames_max, segment, mapping)?;
+        Self::over(device, layout, placed, Bytes::Mapped(arena), (frames, frames_max), streams, config)
     }
 
     /// Uses an engine's own tensors, with their contents, as `frames` frames.
@@ -168,8 +158,8 @@ impl CudaStorage {
     /// The `base` of each is a device address. The storage cannot grow beyond that, and
     /// [`shrink`](Storage::shrink) only reduces the number of frames. `owner` is kept until the
     /// storage and any [planes](Storage::planes) of it are dropped, and its work is complete: the
-    /// tensors, a reference to them, or `()` if the memory is kept alive otherwise. If the device is
-    /// lost and work may still be running, the owner is leaked.
+    /// tensors, a reference to them, or `()` if the memory is kept alive otherwise. If the device
+    /// is lost and work may still be running, the owner is leaked.
     ///
     /// # Errors
     ///
@@ -194,9 +184,9 @@ impl CudaStorage {
         check::frames(frames, frames)?;
         check_sizes(&layout, frames)?;
         let placed = adopted::placed(&device.0.context, &layout, tensors, frames)?;
-        let service = Stream::new(device.0.context.clone(), StreamRole::Service.priority())?;
+        let streams = streams(device)?;
         let bytes = Bytes::Adopted { _owner: Owner::new(&device.0.context, owner) };
-        Self::over(device, layout, placed, bytes, (frames, frames), service, config)
+        Self::over(device, layout, placed, bytes, (frames, frames), streams, config)
     }
 
     fn over(
@@ -205,25 +195,21 @@ impl CudaStorage {
         placed: Vec<Placed>,
         memory: Bytes,
         (frames, frames_max): (usize, usize),
-        service: Stream,
+        streams: Vec<Stream>,
         config: CudaConfig,
     ) -> Result<Self, StorageError> {
-        let pieces = Pieces::new(&placed)?;
-        let table = Memory::of(device, &service, bytes_of(&pieces.list))?;
+        let (pieces, service) = (Pieces::new(&placed)?, &streams[StreamRole::Service as usize]);
+        let table = Memory::of(device, service, bytes_of(&pieces.list))?;
         let lanes = lanes(&placed, &layout).map_err(|plane| no_kernel(device, format!("{plane:?}")))?;
         let (scale_mode, scales) = match layout.scales() {
             Scales::Unit => (SCALES_UNIT, None),
             Scales::PerHead { k, v } => {
-                let [k, v] = [k, v].map(|scales| Memory::of(device, &service, bytes_of(scales)));
+                let [k, v] = [k, v].map(|scales| Memory::of(device, service, bytes_of(scales)));
                 (SCALES_PER_HEAD, Some([k?, v?]))
             }
             Scales::PerTokenHead => (SCALES_PER_TOKEN_HEAD, None),
             other => return Err(no_kernel(device, format!("scales of {other:?}"))),
         };
-        let stream = |role: StreamRole| Stream::new(device.0.context.clone(), role.priority());
-        let [down, up, wipes, moving] =
-            [StreamRole::Down, StreamRole::Up, StreamRole::Wipes, StreamRole::Moving].map(stream);
-        let (mapping, sending) = (stream(StreamRole::Mapping)?, stream(StreamRole::Sending)?);
         let (pending, device) = (PendingCopies::default(), device.clone());
         let inner = StorageInner {
             memory,
@@ -242,21 +228,9 @@ impl CudaStorage {
             frames: AtomicUsize::new(frames),
             frames_max,
             resizing: Mutex::new(()),
-            service,
-            mapping,
-            down: down?,
-            up: up?,
-            wipes: wipes?,
-            sending,
-            moving: moving?,
-            moving_ctas: config.moving_ctas,
-            host_bytes_max: config.host_bytes_max,
+            streams,
+            config,
         })
-    }
-
-    /// Returns the error for a kind of data that this version's kernels do not handle.
-    pub(super) fn no_kernel(&self, data: String) -> StorageError {
-        no_kernel(&self.inner.device, data)
     }
 
     /// Returns the open device that holds the frames.
@@ -266,26 +240,17 @@ impl CudaStorage {
 
     /// Returns the bytes of device memory mapped for frames; 0 if they were adopted.
     pub fn mapped_bytes(&self) -> usize {
-        match &self.inner.memory {
-            Bytes::Mapped(arena) => arena.mapped_bytes(),
-            Bytes::Adopted { .. } => 0,
-        }
+        self.inner.arena().map_or(0, Arena::mapped_bytes)
     }
 
     /// Returns the size of the address range reserved for frames; 0 if they were adopted.
     pub fn reserved_bytes(&self) -> usize {
-        match &self.inner.memory {
-            Bytes::Mapped(arena) => arena.reserved_bytes(),
-            Bytes::Adopted { .. } => 0,
-        }
+        self.inner.arena().map_or(0, Arena::reserved_bytes)
     }
 
     /// Returns how others can access the frames' memory; `None` if it was adopted.
     pub fn memory_sharing(&self) -> Option<MemorySharing> {
-        match &self.inner.memory {
-            Bytes::Mapped(arena) => Some(arena.sharing()),
-            Bytes::Adopted { .. } => None,
-        }
+        self.inner.arena().map(|arena| arena.sharing)
     }
 
     /// Waits until all work of this storage is complete, and drops it.
@@ -297,26 +262,23 @@ impl CudaStorage {
     /// [`StorageError::DeviceLost`]; the storage is dropped nevertheless.
     pub fn close(self) -> Result<(), StorageError> {
         // Not for the stream of sending: `receive` has waited for its copies.
-        let own = [&self.service, &self.mapping, &self.down, &self.up, &self.wipes, &self.moving];
-        for stream in own {
-            stream.synchronise()?;
-        }
-        Ok(())
+        let awaited = StreamRole::OWN.into_iter().filter(|&role| role != StreamRole::Sending);
+        awaited.map(|role| self.stream(role)).try_for_each(Stream::synchronise)
     }
 
-    /// Returns the contiguous parts of a frame, in packed order; none if the memory was adopted, since
-    /// its planes may be of several allocations.
+    /// Returns the contiguous parts of a frame, in packed order; none if the memory was adopted,
+    /// since its planes may be of several allocations.
     pub(super) fn extents(&self) -> Vec<Extent> {
         let mut extents: Vec<Extent> = Vec::new();
-        if matches!(self.inner.memory, Bytes::Adopted { .. }) {
+        if self.inner.arena().is_none() {
             return extents;
         }
-        for &Placed { base, plane } in &self.inner.placed {
-            let next = Extent { base, frame_stride: plane.frame_stride, bytes: plane.tile_bytes };
+        for placed in &self.inner.placed {
+            let next = placed.extent();
             match extents.last_mut() {
                 Some(last)
                     if last.frame_stride == next.frame_stride
-                        && last.base + last.bytes as u64 == base
+                        && last.base + last.bytes as u64 == next.base
                         && last.bytes + next.bytes <= last.frame_stride =>
                 {
                     last.bytes += next.bytes;
@@ -327,21 +289,24 @@ impl CudaStorage {
         extents
     }
 
-    /// Returns the stream of some work, unless an engine names one.
+    /// Returns the stream of some work that is not on an engine's.
     pub(super) fn stream_of(&self, work: Work) -> &Stream {
-        match work.rule(false).stream {
-            StreamRole::Mapping => &self.mapping,
-            StreamRole::Down => &self.down,
-            StreamRole::Up => &self.up,
-            StreamRole::Wipes => &self.wipes,
-            StreamRole::Sending => &self.sending,
-            StreamRole::Moving => &self.moving,
-            StreamRole::Service | StreamRole::Engine => &self.service,
-        }
+        self.stream(self.inner.device.kernels().rule(work).stream)
+    }
+
+    /// Returns a stream other than the engine's.
+    pub(super) fn stream(&self, role: StreamRole) -> &Stream {
+        &self.streams[role as usize]
     }
 }
 
-fn no_kernel(device: &Device, data: String) -> StorageError {
+fn streams(device: &Device) -> Result<Vec<Stream>, StorageError> {
+    let stream = |role: StreamRole| Stream::new(device.0.context.clone(), role.priority());
+    StreamRole::OWN.into_iter().map(stream).collect()
+}
+
+/// Returns the error for a kind of data that this version's kernels do not handle.
+pub(super) fn no_kernel(device: &Device, data: String) -> StorageError {
     let reason = format!("no kernel handles {data}").into();
     StorageError::Device { device: device.id(), doing: "choosing a kernel", reason }
 }
@@ -363,6 +328,11 @@ fn check_sizes(layout: &KvLayout, frames_max: usize) -> Result<(), Invalid> {
 }
 
 impl StorageInner {
+    /// Returns the memory that was mapped here; `None` if it was adopted.
+    fn arena(&self) -> Option<&Arena> {
+        if let Bytes::Mapped(arena) = &self.memory { Some(arena) } else { None }
+    }
+
     /// Returns 2 for K and V, or 1 for the latent vector alone.
     pub(super) fn halves(&self) -> usize {
         if self.layout.parts() == KvPlanes::Latent { 1 } else { 2 }
@@ -376,7 +346,7 @@ impl fmt::Debug for CudaStorage {
             .field("layout", &format_args!("{}", self.inner.layout))
             .field("frames", &self.frames())
             .field("frames_max", &self.frames_max)
-            .field("adopted", &matches!(self.inner.memory, Bytes::Adopted { .. }))
+            .field("adopted", &self.inner.arena().is_none())
             .field("sharing", &self.memory_sharing())
             .finish_non_exhaustive()
     }
@@ -421,8 +391,8 @@ impl Storage for CudaStorage {
         if total > self.frames_max {
             return Err(GrowError::TooLarge { asked, total: frames, max: self.frames_max });
         }
-        if let Bytes::Mapped(arena) = &self.inner.memory {
-            arena.grow(total.max(frames), &self.mapping).map_err(|error| {
+        if let Some(arena) = self.inner.arena() {
+            arena.grow(total.max(frames), self.stream(StreamRole::Mapping)).map_err(|error| {
                 let reason = match error {
                     StorageError::DeviceMemory { .. } => "the device has too little free memory",
                     StorageError::DeviceLost { .. } => "the device is lost",
@@ -440,11 +410,9 @@ impl Storage for CudaStorage {
         let _resizing = self.resizing.lock().unwrap_or_else(PoisonError::into_inner);
         // Before anything is unmapped: from here on these frames are refused.
         let frames = self.frames.fetch_min(total, Ordering::AcqRel);
-        if let Bytes::Mapped(arena) = &self.inner.memory
-            && total < frames
-        {
-            // SAFETY: the frames from `total` on are the caller's by the frame rule, and no
-            // operation on them is in progress.
+        if let Some(arena) = self.inner.arena().filter(|_| total < frames) {
+            // SAFETY: the frames from `total` on are the caller's by the frame rule, and no operation
+            // on them is in progress.
             unsafe { arena.shrink(total) };
         }
     }
@@ -472,17 +440,20 @@ impl Storage for CudaStorage {
     }
 
     unsafe fn copy(&self, moves: &[FrameMove]) -> Result<(), StorageError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.copy_here(moves) }
+        check::moves(moves, self.frames())?;
+        self.inner.pending.wait(moves.iter().map(|step| step.src.0))?;
+        // SAFETY: the frames exist; destinations are distinct and no destination is a source; the
+        // rest is the caller's promise.
+        unsafe { self.enqueue_copy(moves, self.stream_of(Work::Copy).raw(), Work::Copy)?.wait() }
     }
 
     unsafe fn copy_then(&self, moves: &[FrameMove], done: CopyDone) {
         // SAFETY: the caller's promise.
-        unsafe { self.copy_behind(moves, done) }
+        self.report(unsafe { self.enqueue_wave(moves) }, done);
     }
 
     fn wave_bytes(&self) -> usize {
-        WAVE_BYTES
+        self.inner.device.kernels().choices.wave_bytes
     }
 
     fn waves_in_flight(&self) -> usize {
@@ -538,12 +509,12 @@ impl Storage for CudaStorage {
 
     unsafe fn zero(&self, runs: &[Run]) -> Result<(), StorageError> {
         // SAFETY: the caller's promise.
-        unsafe { self.zero_runs(runs) }
+        unsafe { self.enqueue_zeroes(runs)?.wait() }
     }
 
     unsafe fn zero_then(&self, runs: &[Run], done: CopyDone) {
         // SAFETY: the caller's promise.
-        unsafe { self.zero_behind(runs, done) }
+        self.report(unsafe { self.enqueue_zeroes(runs) }, done);
     }
 
     fn must_not_wait(&self) -> bool {

@@ -97,20 +97,17 @@ impl DeviceTable {
     ///
     /// An error of the device, or [`TableError::TooLarge`].
     pub fn new(device: &Device, rows: usize, columns: usize, slots: usize) -> Result<Self, TableError> {
-        let bytes = |what, n: usize, m: usize, each: usize| {
-            let bytes = n.checked_mul(m).and_then(|count| count.checked_mul(each));
+        let memory = |what, asked: usize, width: usize, each: usize| {
             // Kernels count entries in 32 bits.
-            bytes.filter(|bytes| bytes / each <= u32::MAX as usize).ok_or(TableError::TooLarge {
-                what,
-                asked: n,
-                max: u32::MAX as usize / m.max(1),
-            })
+            let max = u32::MAX as usize / width.max(1);
+            let bytes = (asked <= max).then(|| (asked * width).checked_mul(each)).flatten();
+            let bytes = bytes.ok_or(TableError::TooLarge { what, asked, max })?;
+            Ok::<_, TableError>(Memory::new(&device.0.context, bytes)?)
         };
-        let context = &device.0.context;
         let memory = Tables {
-            entries: Memory::new(context, bytes("rows", rows, columns, size_of::<i32>())?)?,
-            lengths: Memory::new(context, bytes("rows", rows, 1, size_of::<i32>())?)?,
-            slots: Memory::new(context, bytes("slots", slots, 1, size_of::<i64>())?)?,
+            entries: memory("rows", rows, columns, size_of::<i32>())?,
+            lengths: memory("rows", rows, 1, size_of::<i32>())?,
+            slots: memory("slots", slots, 1, size_of::<i64>())?,
         };
         Ok(Self {
             device: device.clone(),
@@ -176,8 +173,8 @@ impl DeviceTable {
         let mut commands = unsafe { CommandScope::on(&self.device, raw(stream)) };
         // SAFETY: as above.
         unsafe {
-            send(&mut commands, self.memory.entries.address(), bytes_of(self.scratch.entries()))?;
-            send(&mut commands, self.memory.lengths.address(), bytes_of(self.scratch.lengths()))?;
+            commands.upload_to(self.entries(), bytes_of(self.scratch.entries()))?;
+            commands.upload_to(self.lengths(), bytes_of(self.scratch.lengths()))?;
         }
         self.rows = rows;
         self.end(commands, stream);
@@ -198,7 +195,7 @@ impl DeviceTable {
         // SAFETY: as in `fill`.
         let mut commands = unsafe { CommandScope::on(&self.device, raw(stream)) };
         // SAFETY: as in `fill`.
-        unsafe { send(&mut commands, self.memory.slots.address(), bytes_of(slots))? };
+        unsafe { commands.upload_to(self.slots(), bytes_of(slots))? };
         self.end(commands, stream);
         Ok(())
     }
@@ -242,16 +239,4 @@ impl DeviceTable {
         let kept = (self.memory.clone(), self.device.clone(), stream.clone());
         commands.then(kept, Box::new(|_| ()));
     }
-}
-
-/// Enqueues bytes, in as many buffers as necessary.
-///
-/// # Safety
-/// Until the command scope ends, no one else accesses the destination.
-unsafe fn send(commands: &mut CommandScope<'_>, to: u64, bytes: &[u8]) -> Result<(), StorageError> {
-    for (part, at) in bytes.chunks(BYTES_MAX).zip((to..).step_by(BYTES_MAX)) {
-        // SAFETY: the caller's promise.
-        unsafe { commands.upload_to(at, part)? };
-    }
-    Ok(())
 }

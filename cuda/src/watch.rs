@@ -87,10 +87,8 @@ pub(super) struct Watch {
     engines: Arc<Engines>,
 }
 
-enum Message {
-    Watch(Mark, CopyDone),
-    Nudge,
-}
+/// An event and the callback for its end, or `None`: a nudge.
+type Message = Option<(Mark, CopyDone)>;
 
 /// An event to wait for.
 struct Mark {
@@ -111,7 +109,7 @@ impl Watch {
         let (nudges, waves) = ([nudge()?, nudge()?, nudge()?, nudge()?], nudge()?);
         let (sender, receiver) = mpsc::channel();
         let watched = context.clone();
-        let thread = thread::Builder::new().name(format!("kvpool-{}", context.id()));
+        let thread = thread::Builder::new().name(format!("kvpool-{}", context.id));
         (thread.spawn(move || run(&watched, &receiver)))
             .map_err(|error| CudaError::NoThread { reason: error.kind() })?;
         Ok(Self { context, sender: Arc::new(sender), nudges, waves, engines: Arc::default() })
@@ -123,13 +121,13 @@ impl Watch {
         let (place, done) = self.engines.counted(&stream, done);
         // Before the event is given away. If this fails, the thread looks by itself.
         let _ = self.nudge_behind(&event, self.nudges[place].raw());
-        self.send(Message::Watch(Mark::new(Some(event), Some(stream)), done));
+        self.send(Mark::new(Some(event), Some(stream)), done);
     }
 
     /// Does the same for an event on a stream of this backend. Without a
     /// [nudge](Self::nudge_of_wave), somewhat later.
     pub(super) fn watch_own(&self, event: Arc<Event>, done: CopyDone) {
-        self.send(Message::Watch(Mark::new(Some(event), None), done));
+        self.send(Mark::new(Some(event), None), done);
     }
 
     /// Does the same for a stream on which no event can be recorded now.
@@ -137,7 +135,7 @@ impl Watch {
     /// The stream is being captured, or the driver refuses.
     pub(super) fn watch_captured(&self, stream: DeviceStream, done: CopyDone) {
         let (_, done) = self.engines.counted(&stream, done);
-        self.send(Message::Watch(Mark::new(None, Some(stream)), done));
+        self.send(Mark::new(None, Some(stream)), done);
     }
 
     /// Returns true if batches on engine streams have been finished by the host, and not by the
@@ -146,11 +144,11 @@ impl Watch {
         self.engines.is_busy()
     }
 
-    fn send(&self, message: Message) {
+    fn send(&self, mark: Mark, done: CopyDone) {
         // The thread runs while there is a sender. If it has ended, completion cannot be detected
         // any more: the device is then marked as stuck, and its memory is neither used nor given
         // back any more, so that work in progress does no harm.
-        if let Err(SendError(Message::Watch(mark, done))) = self.sender.send(message) {
+        if let Err(SendError(Some((mark, done)))) = self.sender.send(Some((mark, done))) {
             let lost = self.context.lose_stuck("the thread that watches it has ended".into());
             drop(mark);
             done(Err(lost));
@@ -190,7 +188,7 @@ unsafe extern "C" fn nudge(told: *mut c_void) {
     // SAFETY: the caller's promise.
     let sender = unsafe { Box::from_raw(told.cast::<Weak<Sender<Message>>>()) };
     if let Some(sender) = sender.upgrade() {
-        let _ = sender.send(Message::Nudge);
+        let _ = sender.send(None);
     }
 }
 
@@ -215,15 +213,13 @@ fn run(context: &Arc<Context>, receiver: &Receiver<Message>) {
             receiver.recv_timeout(next_look(youngest.unwrap_or_default()))
         };
         match message {
-            Ok(message) => take(message, &mut pending),
+            Ok(message) => pending.extend(message),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) if pending.is_empty() => return,
             Err(RecvTimeoutError::Disconnected) => thread::sleep(LOOK_MAX),
         }
         // Handle a burst of messages in one sweep.
-        while let Ok(message) = receiver.try_recv() {
-            take(message, &mut pending);
-        }
+        pending.extend(receiver.try_iter().flatten());
         sweep(context, &mut pending);
     }
 }
@@ -238,12 +234,6 @@ fn next_look(youngest: Duration) -> Duration {
 fn caught(call: impl FnOnce()) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(call)) {
         std::mem::forget(catch_unwind(AssertUnwindSafe(|| drop(payload))));
-    }
-}
-
-fn take(message: Message, pending: &mut Vec<(Mark, CopyDone)>) {
-    if let Message::Watch(mark, done) = message {
-        pending.push((mark, done));
     }
 }
 

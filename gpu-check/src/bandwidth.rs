@@ -3,19 +3,17 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaFunction, CudaStream, result};
+use cudarc::driver::{CudaStream, result};
 use half::bf16;
-use kvpool::storage::{Dtype, Elements, ElementsMut, HostStorage, KvLayout, Scales, Storage};
+use kvpool::storage::{DeviceStream, Dtype, Elements, ElementsMut, HostStorage, KvLayout, Scales, Storage};
 use kvpool::{FrameId, Run};
-use kvpool_cuda::launch::{MOVING_CTAS, Most, Params, Rule, Work};
-use kvpool_cuda::params::{
-    CopyParams, Lane, Move, PackParams, Piece, QuantParams, RowsParams, SCALES_PER_HEAD,
-    SCALES_PER_TOKEN_HEAD, Way, ZeroParams, code_type, row_type,
-};
+use kvpool_cuda::launch::{MOVING_CTAS, Params, Work};
+use kvpool_cuda::params::{CopyParams, Move, PackParams, Piece, Way, ZeroParams};
+use kvpool_cuda::{CudaStorage, DeviceRows};
 use kvpool_testkit::rng::Rng;
 
 use crate::Options;
-use crate::gpu::{Buffer, Gpu, Outcome, ProbeParams, launch, layer_first};
+use crate::gpu::{Buffer, Gpu, Outcome, ProbeParams, launch, layer_first, rate};
 use crate::report::Section;
 use crate::sample;
 
@@ -33,9 +31,6 @@ const MOVES: [Work; 2] = [Work::Wave, Work::WaveBeside { ctas: MOVING_CTAS }];
 /// What this section launches.
 pub const WORKS: &[Work] =
     &[MOVES[0], MOVES[1], Work::Pack, Work::Unpack, Work::Zero, Work::Rows, Work::Quantise, Work::Dequantise];
-
-/// Numbers of CTAs of a multiprocessor that convert rows, to be compared.
-const CONVERTING_CTAS: [u32; 3] = [4, 6, 8];
 
 /// Number of frames, or tokens, of an operation whose bytes are verified.
 const SAMPLES: usize = 8;
@@ -83,20 +78,12 @@ fn bytes_of(numbers: &[bf16]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 
-/// Returns places of tiles in a range of this many bytes, other than those at multiples of an eighth.
-fn samples_again(bytes: usize, tile: usize) -> impl Iterator<Item = u64> {
-    (0..SAMPLES).map(move |at| ((bytes / tile - 1) * at / SAMPLES * tile) as u64)
-}
-
-/// Returns a rate in GB/s.
-fn rate(bytes: usize, milliseconds: f64) -> f64 {
-    bytes as f64 / 1e6 / milliseconds
-}
-
 struct Bench<'a> {
     gpu: &'a Gpu,
     shape: Shape,
     stream: Arc<CudaStream>,
+    /// The same one.
+    shared: DeviceStream,
     arena: Buffer,
     /// The best linear copy in GB/s, read and written.
     linear: f64,
@@ -108,10 +95,10 @@ struct Bench<'a> {
 /// An error of the device.
 pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let shape = Shape::new(options);
-    let (stream, _) = gpu.stream()?;
+    let (stream, shared) = gpu.stream()?;
     let arena = gpu.buffer(shape.frames * shape.block_bytes())?;
     arena.fill(&stream, 0x3C)?;
-    let mut bench = Bench { gpu, shape, stream, arena, linear: 0.0 };
+    let mut bench = Bench { gpu, shape, stream, shared, arena, linear: 0.0 };
     bench.linear_copies(section)?;
     bench.copies(section)?;
     bench.packs(section)?;
@@ -125,42 +112,48 @@ impl Bench<'_> {
         let half = shape.frames * shape.block_bytes() / 2;
         let bytes = shape.payload().min(half);
         let (from, to) = (arena.address(), arena.address() + half as u64);
-        let driver = gpu.time(stream, shape.times, || {
-            // SAFETY: the two halves of the arena.
-            unsafe { result::memcpy_dtod_async(to, from, bytes, stream.cu_stream())? };
-            Ok(())
-        })?;
-        section.figure("driver's copy, linear", rate(2 * bytes, driver), "GB/s");
-        self.linear = rate(2 * bytes, driver);
-        let kernel = gpu.probe("kvp_probe_copy")?;
+        // SAFETY: the two halves of the arena.
+        let driver = || unsafe { result::memcpy_dtod_async(to, from, bytes, stream.cu_stream()) };
+        self.linear = rate(2 * bytes, gpu.time(stream, shape.times, driver)?);
+        section.figure("driver's copy, linear", self.linear, "GB/s");
+        let params = ProbeParams::copy(from, to, bytes);
         for share in [2, 4, 8, 16] {
-            let grid = share * gpu.multiprocessors;
-            let params = ProbeParams { from, to, vectors: bytes as u64 / 16, rounds: 1, reserved: 0 };
-            let time = gpu.time(stream, shape.times, || {
-                // SAFETY: the two halves of the arena.
-                unsafe { launch(stream, &kernel, grid, &params) }
-            })?;
-            section.figure(format!("a linear kernel, {grid} CTAs"), rate(2 * bytes, time), "GB/s");
+            // SAFETY: the two halves of the arena.
+            let time = unsafe { gpu.time_copy(stream, shape.times, share, &params)? };
+            let what = format!("a linear kernel, {} CTAs", share * gpu.multiprocessors);
+            section.figure(what, rate(2 * bytes, time), "GB/s");
             self.linear = self.linear.max(rate(2 * bytes, time));
         }
         section.figure(LINEAR, self.linear, "GB/s");
-        // The baseline, too, must have copied.
-        stream.synchronize()?;
+        // The baselines, too, must have copied.
         let tile = shape.tile_bytes as usize;
-        let places = (0..SAMPLES).map(|at| (bytes / tile * at / SAMPLES * tile) as u64);
-        let samples = sample::plant(gpu, tile, places.map(|at| (from + at, to + at)))?;
-        // SAFETY: the two halves of the arena.
-        unsafe { result::memcpy_dtod_async(to, from, bytes, stream.cu_stream())? };
+        let places = || (0..SAMPLES).map(|at| (bytes / tile * at / SAMPLES * tile) as u64);
+        let plant = || sample::plant(gpu, tile, places().map(|at| (from + at, to + at)));
         stream.synchronize()?;
-        let mut missing = sample::missing(gpu, &samples)?;
-        let samples = sample::plant(gpu, tile, samples_again(bytes, tile).map(|at| (from + at, to + at)))?;
-        let params = ProbeParams { from, to, vectors: bytes as u64 / 16, rounds: 1, reserved: 0 };
+        let samples = plant()?;
+        driver()?;
+        sample::check(gpu, stream, section, "bytes of the driver's linear copy", &samples)?;
+        let samples = plant()?;
         // SAFETY: as above.
-        unsafe { launch(stream, &kernel, 8 * gpu.multiprocessors, &params)? };
-        stream.synchronize()?;
-        missing += sample::missing(gpu, &samples)?;
-        section.check("bytes of the linear copies", missing == 0, format!("{missing} tiles differ"));
-        Ok(())
+        unsafe { gpu.time_copy(stream, 1, 8, &params)? };
+        sample::check(gpu, stream, section, "bytes of the linear kernel", &samples)
+    }
+
+    /// Returns the time of a launch as pools make it.
+    ///
+    /// # Safety
+    /// As for [`Kernels::launch`](kvpool_cuda::Kernels::launch).
+    unsafe fn time(&self, work: Work, params: &impl Params) -> Outcome<f64> {
+        let Self { gpu, stream, .. } = self;
+        // SAFETY: the caller's promise.
+        let launch = || unsafe { gpu.device.kernels().launch(stream.cu_stream(), work, params) };
+        gpu.time(stream, self.shape.times, launch)
+    }
+
+    /// Returns the pieces of layer-first planes in the arena.
+    fn pieces(&self) -> Vec<Piece> {
+        let Shape { planes, frames, tile_bytes, .. } = self.shape;
+        layer_first(self.arena.address(), planes, frames, tile_bytes)
     }
 
     /// Returns moves whose sources and destinations are scattered over the arena, and distinct.
@@ -175,7 +168,7 @@ impl Bench<'_> {
     fn copies(&self, section: &mut Section) -> Outcome<()> {
         let Self { gpu, shape, stream, arena, .. } = self;
         let moves = gpu.upload(&self.moves())?;
-        let layers = layer_first(arena.address(), shape.planes, shape.frames, shape.tile_bytes);
+        let layers = self.pieces();
         let blocks: Vec<Piece> = (0..shape.planes as u64)
             .map(|plane| Piece {
                 base: arena.address() + plane * u64::from(shape.tile_bytes),
@@ -197,24 +190,15 @@ impl Bench<'_> {
             });
             let samples = sample::plant(gpu, shape.tile_bytes as usize, tiles)?;
             for work in MOVES {
-                let time = gpu.time(stream, shape.times, || {
-                    // SAFETY: pieces, moves and arena are kept until the stream has been waited
-                    // for.
-                    unsafe { gpu.launch(stream, work, &params) }
-                })?;
+                // SAFETY: pieces, moves and arena are kept until the stream has been waited for.
+                let time = unsafe { self.time(work, &params)? };
                 best = best.min(time);
-                let (rule, got) = (work.rule(gpu.device.has_bulk()), rate(2 * shape.payload(), time));
+                let (rule, got) = (gpu.device.kernels().rule(work), rate(2 * shape.payload(), time));
                 let ctas = rule.shape(params.jobs(), gpu.multiprocessors).ctas;
                 let what = format!("moves, {name}, {} on {ctas} CTAs", rule.kernel);
                 section.ratio(what, got, "GB/s", got / self.linear, LINEAR);
             }
-            stream.synchronize()?;
-            let missing = sample::missing(gpu, &samples)?;
-            section.check(
-                format!("bytes moved, {name}"),
-                missing == 0,
-                format!("{missing} of {} tiles differ", samples.len()),
-            );
+            sample::check(gpu, stream, section, format!("bytes moved, {name}"), &samples)?;
             let kib = shape.block_bytes() / 1024;
             section.figure(format!("{} blocks of {kib} KiB moved, {name}", shape.moved), best, "ms");
         }
@@ -222,11 +206,10 @@ impl Bench<'_> {
     }
 
     fn packs(&self, section: &mut Section) -> Outcome<()> {
-        let Self { gpu, shape, stream, arena, .. } = self;
+        let Self { gpu, shape, stream, .. } = self;
         let count = shape.moved / 2;
-        let pieces = layer_first(arena.address(), shape.planes, shape.frames, shape.tile_bytes);
         let sources: Vec<u32> = self.moves().iter().take(count).map(|step| step.src).collect();
-        let (list, block) = (pieces, shape.block_bytes());
+        let (list, block) = (self.pieces(), shape.block_bytes());
         let (n_pieces, pieces, frames) = (list.len() as u32, gpu.upload(&list)?, gpu.upload(&sources)?);
         let packed = gpu.buffer(count * block)?;
         let packed_at = packed.address();
@@ -234,7 +217,7 @@ impl Bench<'_> {
             pieces: pieces.address(),
             frames: frames.address(),
             packed: packed.address(),
-            packed_stride: shape.block_bytes() as u64,
+            packed_stride: block as u64,
             n_pieces,
             n_frames: count as u32,
             unit: 16,
@@ -250,34 +233,26 @@ impl Bench<'_> {
                 })
             });
             let samples = sample::plant(gpu, shape.tile_bytes as usize, tiles)?;
-            let time = gpu.time(stream, shape.times, || {
-                // SAFETY: all buffers are kept until the stream has been waited for.
-                unsafe { gpu.launch(stream, way.work(), &params(way)) }
-            })?;
-            let got = rate(2 * count * shape.block_bytes(), time);
+            // SAFETY: all buffers are kept until the stream has been waited for.
+            let time = unsafe { self.time(way.work(), &params(way))? };
+            let got = rate(2 * count * block, time);
             section.ratio(what, got, "GB/s", got / self.linear, LINEAR);
-            stream.synchronize()?;
-            let missing = sample::missing(gpu, &samples)?;
-            let detail = format!("{missing} of {} tiles differ", samples.len());
-            section.check(format!("bytes of {what}"), missing == 0, detail);
+            sample::check(gpu, stream, section, format!("bytes of {what}"), &samples)?;
         }
         Ok(())
     }
 
     fn zeroes(&self, section: &mut Section) -> Outcome<()> {
         let Self { gpu, shape, stream, arena, .. } = self;
-        let pieces = layer_first(arena.address(), shape.planes, shape.frames, shape.tile_bytes);
         let targets: Vec<u32> = self.moves().iter().map(|step| step.dst).collect();
-        let list = pieces;
+        let list = self.pieces();
         // Poison first: the frames may be zero already.
         arena.fill(stream, 0xA5)?;
         let (n_pieces, pieces, frames) = (list.len() as u32, gpu.upload(&list)?, gpu.upload(&targets)?);
         let bytes = shape.payload();
-        let driver = gpu.time(stream, shape.times, || {
-            // SAFETY: inside the arena.
-            unsafe { result::memset_d8_async(arena.address(), 0, bytes, stream.cu_stream())? };
-            Ok(())
-        })?;
+        // SAFETY: inside the arena.
+        let driver = || unsafe { result::memset_d8_async(arena.address(), 0, bytes, stream.cu_stream()) };
+        let driver = gpu.time(stream, shape.times, driver)?;
         let params = ZeroParams {
             pieces: pieces.address(),
             frames: frames.address(),
@@ -286,10 +261,8 @@ impl Bench<'_> {
             unit: 16,
             reserved: 0,
         };
-        let time = gpu.time(stream, shape.times, || {
-            // SAFETY: all buffers are kept until the stream has been waited for.
-            unsafe { gpu.launch(stream, Work::Zero, &params) }
-        })?;
+        // SAFETY: all buffers are kept until the stream has been waited for.
+        let time = unsafe { self.time(Work::Zero, &params)? };
         section.ratio("zero", rate(bytes, time), "GB/s written", driver / time, MEMSET);
         stream.synchronize()?;
         let step = targets.len().div_ceil(SAMPLES);
@@ -300,202 +273,133 @@ impl Bench<'_> {
                 nonzero += usize::from(gpu.read(at, piece.bytes as usize)?.iter().any(|&byte| byte != 0));
             }
         }
-        section.check("bytes of zero", nonzero == 0, format!("{nonzero} tiles are not zero"));
+        section.none("bytes of zero", nonzero, "tiles are not zero");
         Ok(())
     }
 
-    /// Measures stores and loads of rows of one layer, in scattered slots.
-    ///
-    /// The rows have 4 heads of 128 elements in bf16, and are stored unconverted or as codes.
+    /// Measures stores and loads of rows of one layer in scattered slots, unconverted and as codes,
+    /// and compares frames and rows with the host's, bit by bit.
     fn stores(&self, section: &mut Section) -> Outcome<()> {
-        const HEADS: u32 = 4;
-        const HEAD_DIM: u32 = 128;
-        const BLOCK_TOKENS: u32 = 16;
-        let Self { gpu, shape, stream, arena, .. } = self;
-        let tokens = shape.tokens;
-        let slots_max = shape.frames * BLOCK_TOKENS as usize;
-        let mut slots: Vec<i64> = (0..slots_max as i64).collect();
+        const HEADS: usize = 4;
+        const ROW: usize = HEADS * 128;
+        const BLOCK_TOKENS: usize = 16;
+        let (gpu, frames) = (self.gpu, self.shape.frames);
+        let mut list: Vec<i64> = (0..(frames * BLOCK_TOKENS) as i64).collect();
         let mut rng = Rng(78);
-        (1..slots.len()).rev().for_each(|at| slots.swap(at, rng.below(at + 1)));
-        slots.truncate(tokens);
-        let tokens = slots.len();
-        let row_in = HEADS * HEAD_DIM * 2;
-        let plane = |index: u64| arena.address() + index * (shape.frames * shape.tile_bytes as usize) as u64;
-        let lane = |index| Lane { base: plane(index), frame_stride: u64::from(shape.tile_bytes) };
-        let list = slots;
-        let slots = gpu.upload(&list)?;
-        let (k, v) = (gpu.buffer(tokens * row_in as usize)?, gpu.buffer(tokens * row_in as usize)?);
-        // Byte pattern of ordinary numbers.
-        k.fill(stream, 0x3E)?;
-        v.fill(stream, 0x3E)?;
-        let scales = gpu.upload(&vec![0.01f32; HEADS as usize])?;
-        let rows = |way, row_bytes| RowsParams {
-            k: k.address(),
-            v: v.address(),
-            k_stride: u64::from(row_in),
-            v_stride: u64::from(row_in),
-            slots: slots.address(),
-            k_lane: lane(0),
-            v_lane: lane(1),
-            row_bytes,
-            block_tokens: BLOCK_TOKENS,
-            n_tokens: tokens as u32,
-            unit: 16,
-            way,
-            row_type: row_type(Dtype::Bf16).expect("bf16 can be converted"),
-        };
-        let inside = |half: u64, slot: i64| {
-            let (frame, offset) =
-                (slot as u64 / u64::from(BLOCK_TOKENS), slot as u64 % u64::from(BLOCK_TOKENS));
-            plane(half) + frame * u64::from(shape.tile_bytes) + offset * u64::from(row_in)
-        };
-        for (way, what) in [(Way::In, "store, bf16"), (Way::Out, "load, bf16")] {
-            let rows_of =
-                list.iter().enumerate().step_by(tokens.div_ceil(SAMPLES)).flat_map(|(token, &slot)| {
-                    [(0, k.address()), (1, v.address())].map(|(half, base)| {
-                        let (outside, inside) = (base + token as u64 * u64::from(row_in), inside(half, slot));
-                        if way == Way::In { (outside, inside) } else { (inside, outside) }
-                    })
-                });
-            let samples = sample::plant(gpu, row_in as usize, rows_of)?;
-            let time = gpu.time(stream, shape.times, || {
-                // SAFETY: all buffers are kept until the stream has been waited for; slots are
-                // unique.
-                unsafe { gpu.launch(stream, Work::Rows, &rows(way, row_in)) }
-            })?;
-            let got = rate(4 * tokens * row_in as usize, time);
-            section.ratio(what, got, "GB/s", got / self.linear, LINEAR);
-            stream.synchronize()?;
-            let missing = sample::missing(gpu, &samples)?;
-            let detail = format!("{missing} of {} rows differ", samples.len());
-            section.check(format!("bytes of {what}"), missing == 0, detail);
-        }
-        let ordinary = [
-            numbers(tokens * (HEADS * HEAD_DIM) as usize, 1),
-            numbers(tokens * (HEADS * HEAD_DIM) as usize, 2),
-        ];
+        (1..list.len()).rev().for_each(|at| list.swap(at, rng.below(at + 1)));
+        list.truncate(self.shape.tokens);
+        let tokens = list.len();
+        let (slots, buffer) = (gpu.upload(&list)?, || gpu.buffer(tokens * ROW * 2));
+        let (k, v) = (buffer()?, buffer()?);
+        let stride = ROW * 2;
+        let (k_at, v_at) = (k.address(), v.address());
+        let rows = DeviceRows { dtype: Dtype::Bf16, k: k_at, v: v_at, k_stride: stride, v_stride: stride };
+        let rows = Rows { rows, slots: slots.address(), tokens };
+        let ordinary = [1, 2].map(|seed| numbers(tokens * ROW, seed));
+        let mut kinds = vec![(Dtype::Bf16, Scales::Unit, "bf16".to_owned())];
         for (dtype, code) in [(Dtype::Fp8E4M3, "e4m3"), (Dtype::Fp8E5M2, "e5m2"), (Dtype::Int8, "int8")] {
-            for (mode, scaled) in [(SCALES_PER_HEAD, "static"), (SCALES_PER_TOKEN_HEAD, "dynamic")] {
-                let params = QuantParams {
-                    rows: rows(Way::In, HEADS * HEAD_DIM),
-                    k_scales: scales.address(),
-                    v_scales: scales.address(),
-                    k_scale_lane: lane(2),
-                    v_scale_lane: lane(3),
-                    heads: HEADS,
-                    head_dim: HEAD_DIM,
-                    mode,
-                    code_type: code_type(dtype).expect("a type of codes"),
-                };
-                stream.synchronize()?;
-                for (buffer, numbers) in [&k, &v].into_iter().zip(&ordinary) {
-                    gpu.write(buffer.address(), &bytes_of(numbers))?;
-                }
-                for (work, verb, what) in
-                    [(Work::Quantise, "quantise", "store"), (Work::Dequantise, "dequantise", "load")]
-                {
-                    if work == Work::Dequantise {
-                        // Not what was stored: the load must write it.
-                        stream.synchronize()?;
-                        k.fill(stream, 0)?;
-                        v.fill(stream, 0)?;
-                        stream.synchronize()?;
-                    }
-                    // With the pool's own kernel, or another one in the same shape.
-                    let shape_of = work.rule(false).shape(params.jobs(), gpu.multiprocessors);
-                    let time = |launch: &dyn Fn() -> Outcome<()>| {
-                        let time = gpu.time(stream, shape.times, launch)?;
-                        Outcome::Ok(rate(3 * tokens * row_in as usize, time))
-                    };
-                    let measure = |other: Option<CudaFunction>| {
-                        // SAFETY: as above.
-                        time(&|| unsafe {
-                            match &other {
-                                Some(other) => launch(stream, other, shape_of.ctas, &params),
-                                None => gpu.launch(stream, work, &params),
-                            }
-                        })
-                    };
-                    // By the number of CTAs of a multiprocessor.
-                    for ctas in CONVERTING_CTAS {
-                        let kernel = work.rule(false).kernel;
-                        let most = Most::PerMultiprocessor(ctas);
-                        let shape =
-                            Rule { most, ..work.rule(false) }.shape(params.jobs(), gpu.multiprocessors);
-                        // SAFETY: as above.
-                        let got = time(&|| unsafe { gpu.launch_as(stream, kernel, shape, &params) })?;
-                        let what =
-                            format!("{what}, bf16 as {code}, {scaled} scales, {ctas} CTAs a multiprocessor");
-                        section.ratio(what, got, "GB/s", got / self.linear, LINEAR);
-                    }
-                    let what = format!("{what}, bf16 as {code}, {scaled} scales");
-                    let fixed = match dtype {
-                        Dtype::Int8 => Some(measure(Some(gpu.probe(&format!("kvp_probe_{verb}"))?))?),
-                        _ => None,
-                    };
-                    // The checked bytes are those of the pool's own kernel, which is launched last.
-                    let got = measure(None)?;
-                    if let Some(fixed) = fixed {
-                        section.ratio(format!("{what}, over {FIXED}"), got, "GB/s", got / fixed, FIXED);
-                    }
-                    section.ratio(what, got, "GB/s", got / self.linear, LINEAR);
-                }
-                stream.synchronize()?;
-                // The same on the host: codes, scales and values are equal to the bit.
-                let per_head = || vec![0.01f32; HEADS as usize].into();
-                let kinds = if mode == SCALES_PER_HEAD {
-                    Scales::PerHead { k: per_head(), v: per_head() }
-                } else {
-                    Scales::PerTokenHead
-                };
-                let layout =
-                    KvLayout::builder().layers(1).kv_heads(HEADS as usize).head_dim(HEAD_DIM as usize);
-                let layout = layout.block_tokens(BLOCK_TOKENS as usize).dtype(dtype).scales(kinds).build()?;
-                let host = HostStorage::new(layout.clone(), shape.frames, shape.frames)?;
-                // SAFETY: no one else uses the storage.
-                unsafe { host.store(0, Elements::from(&ordinary[0]), Elements::from(&ordinary[1]), &list)? };
-                let mut loaded = [(); 2].map(|()| vec![bf16::ZERO; tokens * (HEADS * HEAD_DIM) as usize]);
-                let [k_host, v_host] = &mut loaded;
-                // SAFETY: as above.
-                unsafe { host.load(0, &list, ElementsMut::from(k_host), ElementsMut::from(v_host))? };
-                let mut wrong = 0;
-                for (buffer, loaded) in [&k, &v].into_iter().zip(&loaded) {
-                    let (got, want) = (buffer.read()?, bytes_of(loaded));
-                    wrong += got.chunks(2).zip(want.chunks(2)).filter(|(got, want)| got != want).count();
-                }
-                let what = format!("values of bf16 as {code}, {scaled} scales");
-                section.check(what, wrong == 0, format!("{wrong} values differ from the host's"));
-                let mut packed = vec![0; shape.frames * layout.packed_bytes()];
-                let all = [Run { start: FrameId(0), len: shape.frames as u32 }];
-                // SAFETY: as above.
-                unsafe { host.pack(&all, &mut packed)? };
-                let (row, scale_row) = ((HEADS * HEAD_DIM) as usize, 4 * HEADS as usize);
-                let mut parts = vec![(0, 0, row), (1, BLOCK_TOKENS as usize * row, row)];
-                if mode == SCALES_PER_TOKEN_HEAD {
-                    let scales_at = 2 * BLOCK_TOKENS as usize * row;
-                    parts.push((2, scales_at, scale_row));
-                    parts.push((3, scales_at + BLOCK_TOKENS as usize * scale_row, scale_row));
-                }
-                let mut wrong = 0;
-                for (index, packed_at, row) in parts {
-                    let there = gpu.read(plane(index), shape.frames * shape.tile_bytes as usize)?;
-                    wrong += list
-                        .iter()
-                        .filter(|&&slot| {
-                            let (frame, offset) = (
-                                slot as usize / BLOCK_TOKENS as usize,
-                                slot as usize % BLOCK_TOKENS as usize,
-                            );
-                            let got = &there[frame * shape.tile_bytes as usize + offset * row..][..row];
-                            got != &packed[frame * layout.packed_bytes() + packed_at + offset * row..][..row]
-                        })
-                        .count();
-                }
-                let what = format!("codes and scales of bf16 as {code}, {scaled} scales");
-                section.check(what, wrong == 0, format!("{wrong} rows differ from the host's"));
-            }
+            let per_head = || vec![0.01f32; HEADS].into();
+            let fixed = Scales::PerHead { k: per_head(), v: per_head() };
+            kinds.push((dtype, fixed, format!("bf16 as {code}, static scales")));
+            kinds.push((dtype, Scales::PerTokenHead, format!("bf16 as {code}, dynamic scales")));
         }
-        stream.synchronize()?;
+        for (dtype, scales, what) in kinds {
+            let layout = KvLayout::builder().layers(1).kv_heads(HEADS).head_dim(ROW / HEADS);
+            let layout = layout.block_tokens(BLOCK_TOKENS).dtype(dtype).scales(scales).build()?;
+            let storage = CudaStorage::new(&gpu.device, layout.clone(), frames, frames)?;
+            let host = HostStorage::new(layout.clone(), frames, frames)?;
+            for (buffer, numbers) in [&k, &v].into_iter().zip(&ordinary) {
+                gpu.write(buffer.address(), &bytes_of(numbers))?;
+            }
+            self.move_rows(section, &storage, Way::In, &rows, &what)?;
+            self.stream.synchronize()?;
+            // SAFETY: no one else uses the storage.
+            unsafe { host.store(0, Elements::from(&ordinary[0]), Elements::from(&ordinary[1]), &list)? };
+            let all = [Run { start: FrameId(0), len: frames as u32 }];
+            let mut packed = [(); 2].map(|()| vec![0; frames * layout.packed_bytes()]);
+            // SAFETY: as above.
+            unsafe { (storage.pack(&all, &mut packed[0])?, host.pack(&all, &mut packed[1])?) };
+            let [got, want] = packed.each_ref().map(|packed| packed.chunks(layout.packed_bytes()));
+            let wrong = got.zip(want).filter(|(got, want)| got != want).count();
+            section.none(format!("frames of {what}"), wrong, "frames differ from the host's");
+
+            // Not what was stored: the load must write it.
+            k.fill(&self.stream, 0)?;
+            v.fill(&self.stream, 0)?;
+            self.move_rows(section, &storage, Way::Out, &rows, &what)?;
+            let mut loaded = [(); 2].map(|()| vec![bf16::ZERO; tokens * ROW]);
+            let [k_host, v_host] = &mut loaded;
+            // SAFETY: as above.
+            unsafe { host.load(0, &list, ElementsMut::from(k_host), ElementsMut::from(v_host))? };
+            let mut wrong = 0;
+            for (buffer, loaded) in [&k, &v].into_iter().zip(&loaded) {
+                let (got, want) = (buffer.download(&self.stream)?, bytes_of(loaded));
+                wrong += got.chunks(2).zip(want.chunks(2)).filter(|(got, want)| got != want).count();
+            }
+            section.none(format!("values of {what}"), wrong, "values differ from the host's");
+            storage.close()?;
+        }
         Ok(())
     }
+
+    /// Measures the pool's kernel and, for one pair of types, others in the same shape.
+    fn move_rows(
+        &self,
+        section: &mut Section,
+        storage: &CudaStorage,
+        way: Way,
+        rows: &Rows,
+        what: &str,
+    ) -> Outcome<()> {
+        let Self { gpu, shape, stream, shared, .. } = self;
+        let Rows { rows, slots, tokens } = *rows;
+        let (verb, work, kernel) = match way {
+            Way::In => ("store", Work::Quantise, "kvp_probe_quantise"),
+            Way::Out => ("load", Work::Dequantise, "kvp_probe_dequantise"),
+        };
+        let (what, layout) = (format!("{verb}, {what}"), storage.layout());
+        // Bytes read and written.
+        let bytes = 2 * tokens * layout.row_elements() * (rows.dtype.bytes() + layout.dtype().bytes());
+        let mut fixed = None;
+        if layout.dtype() == Dtype::Int8 {
+            let params = storage.row_params(0, way, rows, slots, tokens)?;
+            let ctas = gpu.device.kernels().rule(work).shape(params.jobs(), gpu.multiprocessors).ctas;
+            let measure = |name: &str| {
+                let kernel = gpu.probe(name)?;
+                // SAFETY: rows, slots and frames are kept until the stream has been waited for.
+                let launched = || unsafe { launch(stream, &kernel, ctas, &params) };
+                Outcome::Ok(rate(bytes, gpu.time(stream, shape.times, launched)?))
+            };
+            let alone = measure(kernel)?;
+            fixed = Some(alone);
+            if way == Way::In {
+                let (got, what) =
+                    (measure("kvp_probe_quantise_row_first")?, format!("{what}, each row first"));
+                section.ratio(what, got, "GB/s", got / alone, FIXED);
+            }
+        }
+        // The checked bytes are those of the pool's own kernel, which is launched last.
+        let time = gpu.time(stream, shape.times, || {
+            // SAFETY: as above; slots are unique, and no one else uses the storage.
+            unsafe {
+                match way {
+                    Way::In => storage.store_on(shared, 0, rows, slots, tokens),
+                    Way::Out => storage.load_on(shared, 0, rows, slots, tokens),
+                }
+            }
+        })?;
+        let got = rate(bytes, time);
+        if let Some(fixed) = fixed {
+            section.ratio(format!("{what}, over {FIXED}"), got, "GB/s", got / fixed, FIXED);
+        }
+        section.ratio(what, got, "GB/s", got / self.linear, LINEAR);
+        Ok(())
+    }
+}
+
+/// Rows on the device, and their slots.
+struct Rows {
+    rows: DeviceRows,
+    slots: u64,
+    tokens: usize,
 }

@@ -34,38 +34,24 @@ pub struct Clocks {
     pub memory_mhz: [u32; 2],
     /// Highest temperature in degrees Celsius, if known.
     pub celsius: Option<u32>,
-    /// All reasons why the clocks were not the maximum ones in any sample, if known.
-    pub reasons: Option<u64>,
-}
-
-/// Clocks at one moment.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Moment {
-    /// Clock of the multiprocessors in MHz.
-    pub sm_mhz: u32,
-    /// Clock of the memory in MHz.
-    pub memory_mhz: u32,
-    /// Temperature in degrees Celsius, if known.
-    pub celsius: Option<u32>,
-    /// Reasons why the clocks are not the maximum ones: the bits of
+    /// All reasons why the clocks were not the maximum ones in any sample: the bits of
     /// `nvmlDeviceGetCurrentClocksThrottleReasons`, if known.
     pub reasons: Option<u64>,
 }
 
 impl Clocks {
-    /// Summarises samples; `None` if there are none.
+    /// Summarises the samples of both.
     #[must_use]
-    pub fn of(samples: &[Moment]) -> Option<Self> {
-        let range = |clock: fn(&Moment) -> u32| {
-            Some([samples.iter().map(clock).min()?, samples.iter().map(clock).max()?])
-        };
-        Some(Self {
-            samples: samples.len(),
-            sm_mhz: range(|moment| moment.sm_mhz)?,
-            memory_mhz: range(|moment| moment.memory_mhz)?,
-            celsius: samples.iter().filter_map(|moment| moment.celsius).max(),
-            reasons: samples.iter().filter_map(|moment| moment.reasons).reduce(|all, more| all | more),
-        })
+    pub fn merged(self, other: Self) -> Self {
+        let range = |[a, b]: [u32; 2], [c, d]: [u32; 2]| [a.min(c), b.max(d)];
+        let both = self.reasons.zip(other.reasons).map(|(a, b)| a | b);
+        Self {
+            samples: self.samples + other.samples,
+            sm_mhz: range(self.sm_mhz, other.sm_mhz),
+            memory_mhz: range(self.memory_mhz, other.memory_mhz),
+            celsius: self.celsius.max(other.celsius),
+            reasons: both.or(self.reasons).or(other.reasons),
+        }
     }
 }
 
@@ -73,7 +59,7 @@ impl Clocks {
 #[derive(Debug)]
 pub struct Sampler {
     stop: Sender<()>,
-    thread: JoinHandle<Vec<Moment>>,
+    thread: JoinHandle<Vec<Clocks>>,
 }
 
 impl Sampler {
@@ -110,59 +96,49 @@ impl Sampler {
     #[must_use]
     pub fn stop(self) -> Option<Clocks> {
         drop(self.stop);
-        Clocks::of(&self.thread.join().ok()?)
+        self.thread.join().ok()?.into_iter().reduce(Clocks::merged)
     }
 }
 
 /// Returns the current clocks of the device at an address of the PCI bus; `None` if the library does not
 /// know them.
 #[must_use]
-pub fn read(library: &Library, pci: &str) -> Option<Moment> {
+pub fn read(library: &Library, pci: &str) -> Option<Clocks> {
     type Device = *mut c_void;
+    type Call = unsafe extern "C" fn() -> c_int;
+    type Find = unsafe extern "C" fn(*const c_char, *mut Device) -> c_int;
+    type Number = unsafe extern "C" fn(Device, c_int, *mut c_uint) -> c_int;
+    type Reasons = unsafe extern "C" fn(Device, *mut c_ulonglong) -> c_int;
     let pci = CString::new(pci).ok()?;
     // SAFETY: the types are those of nvml.h; all pointers are valid during the calls, and the device is
     // one that the library returned between its start and its end.
     unsafe {
-        let start = library.get::<unsafe extern "C" fn() -> c_int>(b"nvmlInit_v2").ok()?;
-        let end = library.get::<unsafe extern "C" fn() -> c_int>(b"nvmlShutdown").ok()?;
-        let find = library
-            .get::<unsafe extern "C" fn(*const c_char, *mut Device) -> c_int>(
-                b"nvmlDeviceGetHandleByPciBusId_v2",
-            )
-            .ok()?;
-        type Number = unsafe extern "C" fn(Device, c_int, *mut c_uint) -> c_int;
+        let start = library.get::<Call>(b"nvmlInit_v2").ok()?;
+        let end = library.get::<Call>(b"nvmlShutdown").ok()?;
+        let find = library.get::<Find>(b"nvmlDeviceGetHandleByPciBusId_v2").ok()?;
         let clock = library.get::<Number>(b"nvmlDeviceGetClockInfo").ok()?;
         let temperature = library.get::<Number>(b"nvmlDeviceGetTemperature").ok();
-        let reasons = library
-            .get::<unsafe extern "C" fn(Device, *mut c_ulonglong) -> c_int>(
-                b"nvmlDeviceGetCurrentClocksThrottleReasons",
-            )
-            .ok();
+        let reasons = library.get::<Reasons>(b"nvmlDeviceGetCurrentClocksThrottleReasons").ok();
         if start() != 0 {
             return None;
         }
-        let found = (|| {
-            let mut device = std::ptr::null_mut();
-            if find(pci.as_ptr(), &mut device) != 0 {
-                return None;
-            }
+        let mut device = std::ptr::null_mut();
+        let found = (find(pci.as_ptr(), &mut device) == 0).then(|| {
             let number = |ask: &Number, which| {
                 let mut value = 0;
                 (ask(device, which, &mut value) == 0).then_some(value)
             };
-            let reasons = reasons.and_then(|ask| {
-                let mut value = 0;
-                (ask(device, &mut value) == 0).then_some(value)
-            });
-            Some(Moment {
-                sm_mhz: number(&clock, SM)?,
-                memory_mhz: number(&clock, MEMORY)?,
+            let mut bits = 0;
+            Some(Clocks {
+                samples: 1,
+                sm_mhz: [number(&clock, SM)?; 2],
+                memory_mhz: [number(&clock, MEMORY)?; 2],
                 celsius: temperature.and_then(|ask| number(&ask, OF_GPU)),
-                reasons,
+                reasons: reasons.filter(|ask| ask(device, &mut bits) == 0).map(|_| bits),
             })
-        })();
+        });
         let _ = end();
-        found
+        found.flatten()
     }
 }
 
@@ -172,10 +148,12 @@ mod tests {
 
     #[test]
     fn samples_are_summarised_by_their_extremes() {
-        let moment = |sm_mhz, celsius, reasons| Moment { sm_mhz, memory_mhz: 2619, celsius, reasons };
-        assert_eq!(Clocks::of(&[]), None);
+        let sample = |sm_mhz: u32, celsius, reasons| {
+            let (samples, sm_mhz, memory_mhz) = (1, [sm_mhz; 2], [2619; 2]);
+            Clocks { samples, sm_mhz, memory_mhz, celsius, reasons }
+        };
         let samples =
-            [moment(1980, Some(41), Some(0)), moment(345, None, None), moment(1200, Some(63), Some(6))];
+            [sample(1980, Some(41), Some(2)), sample(345, None, None), sample(1200, Some(63), Some(4))];
         let clocks = Clocks {
             samples: 3,
             sm_mhz: [345, 1980],
@@ -183,7 +161,7 @@ mod tests {
             celsius: Some(63),
             reasons: Some(6),
         };
-        assert_eq!(Clocks::of(&samples), Some(clocks));
+        assert_eq!(samples.into_iter().reduce(Clocks::merged), Some(clocks));
     }
 
     #[test]

@@ -2,12 +2,15 @@
 //! runs for 20 ms and whose end is awaited. Every byte of every block is verified.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kvpool::compact::{DefragOptions, DefragReport};
 use kvpool::storage::KvLayout;
 use kvpool::{AllocRequest, Lease, Order, Pool, Run};
 use kvpool_cuda::CudaStorage;
+use kvpool_testkit::leases;
+use kvpool_testkit::rng::Rng;
+use tokio::runtime::Runtime;
 
 use crate::Options;
 use crate::gpu::{self, Gpu, Outcome, ProbeParams, launch};
@@ -21,8 +24,6 @@ const ROUNDS: usize = 3;
 const ALONE: &str = "the kernel alone";
 /// Length of the batch's kernel.
 const KERNEL_MS: f64 = 20.0;
-/// Timeout, longer than the batch takes.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum number of waves for 1,000 blocks.
 const WAVES_MAX: usize = 16;
 
@@ -35,7 +36,7 @@ pub struct Sizes {
     order: Order,
 }
 
-/// Blocks scattered over a pool, every third one, with their own bytes.
+/// Blocks scattered over a pool, with their own bytes.
 pub struct Scattered {
     /// The pool.
     pub pool: Pool,
@@ -67,7 +68,6 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
             linear = linear_copy(gpu, moved * block)?;
             section.figure(LINEAR, linear, "ms");
         }
-        let took = took.as_secs_f64() * 1e3;
         let what = format!("{moved} blocks of {kib} KiB defragmented, round {round}");
         section.ratio(what, took, "ms", took / linear, LINEAR);
         scattered.verify(section, "alone")?;
@@ -75,42 +75,30 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
 
     let burn = gpu.probe("kvp_probe_burn")?;
     let result = gpu.buffer(16)?;
-    let params = |rounds| ProbeParams { from: 0, to: result.address(), vectors: 0, rounds, reserved: 0 };
+    let params = |rounds| ProbeParams::burn(result.address(), rounds);
     // The kernel leaves a few multiprocessors' room, as a model's kernels do.
     let grid = 4 * gpu.multiprocessors;
     let rounds = 10_000;
-    let once = gpu.time(&stream, 3, || {
-        // SAFETY: writes at most the result.
-        unsafe { launch(&stream, &burn, grid, &params(rounds)) }
-    })?;
+    // SAFETY: writes at most the result.
+    let burn = |rounds| unsafe { launch(&stream, &burn, grid, &params(rounds)) };
+    let once = gpu.time(&stream, 3, || burn(rounds))?;
     let rounds = ((kernel_ms / once.max(1e-3) * f64::from(rounds)) as u32).max(100);
-    let alone = gpu.time(&stream, 3, || {
-        // SAFETY: as above.
-        unsafe { launch(&stream, &burn, grid, &params(rounds)) }
-    })?;
+    let alone = gpu.time(&stream, 3, || burn(rounds))?;
     section.figure(ALONE, alone, "ms");
     let scattered = Scattered::new(gpu, &sizes)?;
     let batch = scattered.pool.begin_batch_on(&shared)?;
     let begin = Instant::now();
-    // SAFETY: as above.
-    unsafe { launch(&stream, &burn, grid, &params(rounds))? };
+    burn(rounds)?;
     let finish = batch.finish_on(&shared)?;
     let (report, took) = scattered.defragment(&runtime, &sizes)?;
-    let was_pending = begin.elapsed().as_secs_f64() * 1e3 < alone;
-    runtime.block_on(async { tokio::time::timeout(PATIENCE, finish).await })??;
+    let was = if begin.elapsed().as_secs_f64() * 1e3 < alone { "pending at the end" } else { "over before" };
+    gpu::wait(&runtime, finish)?;
     let ended = begin.elapsed().as_secs_f64() * 1e3;
     let moved = report.moved_blocks;
     let what = format!("{moved} blocks of {kib} KiB defragmented beside a kernel of {alone:.1} ms");
-    section.ratio(what, took.as_secs_f64() * 1e3, "ms", took.as_secs_f64() * 1e3 / linear, LINEAR);
+    section.ratio(what, took, "ms", took / linear, LINEAR);
     section.ratio("the batch's end, after its kernel's launch", ended, "ms", ended / alone, ALONE);
-    section.check(
-        "blocks moved beside the batch",
-        moved > 0,
-        format!(
-            "{moved} blocks; the batch was {}",
-            if was_pending { "pending at the end" } else { "over before" }
-        ),
-    );
+    section.check("blocks moved beside the batch", moved > 0, format!("{moved} blocks; the batch was {was}"));
     scattered.verify(section, "beside a batch")
 }
 
@@ -136,27 +124,26 @@ impl Sizes {
 }
 
 impl Scattered {
-    /// Fills a pool, and frees two of three blocks.
+    /// Fills a new pool, and frees two of three blocks.
     ///
     /// # Errors
     /// An error of the device or of the pool.
     pub fn new(gpu: &Gpu, sizes: &Sizes) -> Outcome<Self> {
         let Sizes { layout, blocks, .. } = sizes;
         let storage = CudaStorage::new(&gpu.device, layout.clone(), blocks + 1, blocks + 1)?;
-        let pool = Pool::builder(layout.clone()).blocks(*blocks).storage(Arc::new(storage)).build()?;
-        let mut all = Vec::with_capacity(*blocks);
-        for _ in 0..*blocks {
-            all.push(pool.allocate_owned(AllocRequest::new(1))?);
-        }
-        let mut kept = Vec::new();
-        for (at, lease) in all.into_iter().enumerate() {
-            if at % 3 == 0 {
-                kept.push(lease);
-            }
-        }
+        Self::of(Pool::builder(layout.clone()).blocks(*blocks).storage(Arc::new(storage)).build()?, 3)
+    }
+
+    /// Fills a pool, and keeps each block of this many.
+    ///
+    /// # Errors
+    /// An error of the device or of the pool.
+    pub fn of(pool: Pool, step: usize) -> Outcome<Self> {
+        let all = leases::singles(&pool, AllocRequest::new(pool.total_blocks()));
+        let mut kept: Vec<Lease<'static>> = all.into_iter().step_by(step).collect();
         for lease in &mut kept {
             let runs: Vec<Run> = lease.runs().collect();
-            let bytes = pattern(layout.packed_bytes(), lease.blocks()[0].0);
+            let bytes = content(lease, pool.layout().packed_bytes());
             // SAFETY: the lease's own block, which no one else uses.
             unsafe { pool.storage().ok_or("a pool with storage")?.unpack(&runs, &bytes)? };
             lease.seal(..);
@@ -164,15 +151,11 @@ impl Scattered {
         Ok(Self { pool, kept })
     }
 
-    fn defragment(
-        &self,
-        runtime: &tokio::runtime::Runtime,
-        sizes: &Sizes,
-    ) -> Outcome<(DefragReport, Duration)> {
-        let options = sizes.options();
+    /// Returns the report, and the time in milliseconds.
+    fn defragment(&self, runtime: &Runtime, sizes: &Sizes) -> Outcome<(DefragReport, f64)> {
         let begin = Instant::now();
-        let report = runtime.block_on(self.pool.defragment_with(options))?;
-        Ok((report, begin.elapsed()))
+        let report = runtime.block_on(self.pool.defragment_with(sizes.options()))?;
+        Ok((report, begin.elapsed().as_secs_f64() * 1e3))
     }
 
     /// Checks that each block has its bytes.
@@ -187,39 +170,26 @@ impl Scattered {
             let runs: Vec<Run> = lease.runs().collect();
             // SAFETY: as in `new`; no compaction runs.
             unsafe { storage.pack(&runs, &mut got)? };
-            wrong += usize::from(got != pattern(got.len(), lease.blocks()[0].0));
+            wrong += usize::from(got != content(lease, got.len()));
         }
         let count = self.kept.len();
-        section.check(
-            format!("bytes of all blocks, {when}"),
-            wrong == 0,
-            format!("{wrong} of {count} differ"),
-        );
+        section.none(format!("bytes of all blocks, {when}"), wrong, format_args!("of {count} differ"));
         self.pool.audit()?;
         Ok(())
     }
 }
 
-/// Returns a block's bytes, which differ between blocks and between places in a block.
+/// Returns the bytes that are written to the only block of a lease.
 #[must_use]
-pub fn pattern(bytes: usize, block: u32) -> Vec<u8> {
-    let mut out = vec![0; bytes];
-    for (at, word) in out.chunks_mut(8).enumerate() {
-        let value = (at as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15 ^ u64::from(block) << 9).to_le_bytes();
-        word.copy_from_slice(&value[..word.len()]);
-    }
-    out
+pub fn content(lease: &Lease<'_>, bytes: usize) -> Vec<u8> {
+    Rng(leases::block(lease).0.into()).bytes(bytes)
 }
 
 /// Returns the time of a linear copy of this many bytes in milliseconds.
 fn linear_copy(gpu: &Gpu, bytes: usize) -> Outcome<f64> {
     let (stream, _) = gpu.stream()?;
     let (source, target) = (gpu.buffer(bytes)?, gpu.buffer(bytes)?);
-    let probe = gpu.probe("kvp_probe_copy")?;
-    let (from, to, vectors) = (source.address(), target.address(), bytes as u64 / 16);
-    let params = ProbeParams { from, to, vectors, rounds: 1, reserved: 0 };
-    gpu.time(&stream, 5, || {
-        // SAFETY: the two buffers.
-        unsafe { launch(&stream, &probe, 8 * gpu.multiprocessors, &params) }
-    })
+    let params = ProbeParams::copy(source.address(), target.address(), bytes);
+    // SAFETY: the two buffers.
+    unsafe { gpu.time_copy(&stream, 5, 8, &params) }
 }

@@ -1,17 +1,14 @@
 //! Measures the stores of one decode step: a token of each of 256 sequences in 28 layers, enqueued
 //! call by call, and replayed from a graph.
 
-use std::time::Instant;
-
 use cudarc::driver::sys;
 use half::bf16;
-use kvpool::FrameId;
-use kvpool::Run;
-use kvpool::storage::{Dtype, KvLayout, Storage};
+use kvpool::storage::{Dtype, Elements, HostStorage, KvLayout, Storage};
+use kvpool::{FrameId, Run};
 use kvpool_cuda::{CudaStorage, DeviceRows};
 
 use crate::Options;
-use crate::gpu::{Gpu, Outcome, ProbeParams, launch};
+use crate::gpu::{Gpu, Outcome, ProbeParams, took};
 use crate::report::Section;
 
 /// Baseline: a linear copy of the same bytes by one kernel.
@@ -56,42 +53,36 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     };
     let moved = 2 * 2 * layers * tokens * bytes;
     let (from, to) = (gpu.buffer(moved / 2)?, gpu.buffer(moved / 2)?);
-    let probe = gpu.probe("kvp_probe_copy")?;
-    let linear = ProbeParams {
-        from: from.address(),
-        to: to.address(),
-        vectors: moved as u64 / 32,
-        rounds: 1,
-        reserved: 0,
-    };
-    let base = gpu.time(&stream, times, || {
-        // SAFETY: both buffers have this length.
-        unsafe { launch(&stream, &probe, 8 * gpu.multiprocessors, &linear) }
-    })?;
+    let linear = ProbeParams::copy(from.address(), to.address(), moved / 2);
+    // SAFETY: both buffers have this length.
+    let base = unsafe { gpu.time_copy(&stream, times, 8, &linear)? };
     section.figure(LINEAR, base * 1e3, "us");
 
+    let host = HostStorage::new(layout.clone(), tokens, tokens)?;
+    let (k, v) = rows.split_at(tokens * row);
+    let mut want = vec![0; tokens * layout.packed_bytes()];
+    // SAFETY: no one else uses the storage.
+    unsafe {
+        (0..layers).try_for_each(|layer| host.store(layer, Elements::from(k), Elements::from(v), &slots))?;
+        host.pack(&all, &mut want)?;
+    }
     let check = |section: &mut Section, what: &str| -> Outcome<()> {
         stream.synchronize()?;
         let mut packed = vec![0; tokens * layout.packed_bytes()];
         // SAFETY: no one else uses the storage.
         unsafe { storage.pack(&all, &mut packed)? };
-        let wrong = wrong_rows(&layout, &packed, &slots, &rows);
-        section.check(
-            format!("{what}: the rows are in their slots"),
-            wrong == 0,
-            format!("{wrong} rows differ"),
-        );
+        let [got, want] = [&packed, &want].map(|packed| packed.chunks(layout.packed_bytes()));
+        let wrong = got.zip(want).filter(|(got, want)| got != want).count();
+        section.none(format!("{what}: the rows are in their slots"), wrong, "frames differ from the host's");
         // SAFETY: as above.
         unsafe { storage.zero(&all)? };
         Ok(())
     };
-    let took = gpu.time(&stream, times, &step)?;
+    let calls = gpu.time(&stream, times, &step)?;
     let what = format!("{tokens} tokens in {layers} layers, one call a layer");
-    section.ratio(what, took * 1e3, "us", took / base, LINEAR);
+    section.ratio(what, calls * 1e3, "us", calls / base, LINEAR);
     check(section, "calls")?;
-    let begin = Instant::now();
-    step()?;
-    section.figure("host's time to enqueue them", begin.elapsed().as_secs_f64() * 1e6, "us");
+    section.figure("host's time to enqueue them", took(step)?.as_secs_f64() * 1e6, "us");
     stream.synchronize()?;
     // SAFETY: no one else uses the storage.
     unsafe { storage.zero(&all)? };
@@ -102,28 +93,9 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         stream.end_capture(sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH)?;
     captured?;
     let graph = graph.ok_or("the capture has no graph")?;
-    let took = gpu.time(&stream, times, || Ok(graph.launch()?))?;
-    section.ratio("the same, replayed from a graph", took * 1e3, "us", took / base, LINEAR);
+    let replayed = gpu.time(&stream, times, || graph.launch())?;
+    section.ratio("the same, replayed from a graph", replayed * 1e3, "us", replayed / base, LINEAR);
     check(section, "graph")?;
     storage.close()?;
     Ok(())
-}
-
-/// Returns the number of rows of packed frames that differ from those stored.
-fn wrong_rows(layout: &KvLayout, packed: &[u8], slots: &[i64], rows: &[bf16]) -> usize {
-    let (block_tokens, row) = (layout.block_tokens(), layout.row_elements());
-    let row_bytes = row * size_of::<bf16>();
-    let tile = block_tokens * row_bytes;
-    let mut wrong = 0;
-    for (token, &slot) in slots.iter().enumerate() {
-        let (frame, offset) = (slot as usize / block_tokens, slot as usize % block_tokens);
-        for plane in 0..2 * layout.layers() {
-            let at = frame * layout.packed_bytes() + plane * tile + offset * row_bytes;
-            let want = &rows[(plane % 2 * slots.len() + token) * row..][..row];
-            let got =
-                packed[at..at + row_bytes].chunks_exact(2).map(|two| bf16::from_le_bytes([two[0], two[1]]));
-            wrong += usize::from(!got.eq(want.iter().copied()));
-        }
-    }
-    wrong
 }

@@ -1,5 +1,6 @@
 //! The measured device: streams, memory, kernels and a stopwatch, beside the pool's own use of it.
 
+use std::collections::HashSet;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,11 +12,12 @@ use cudarc::driver::{
 use cudarc::nvrtc::Ptx;
 use kvpool::DeviceId;
 use kvpool::storage::DeviceStream;
-use kvpool_cuda::launch::{Kernel, Params, Shape, Work};
-use kvpool_cuda::params::{PIECE_BYTES_MAX, Piece, THREADS};
-use kvpool_cuda::{CudaError, Device, StreamPriority};
+use kvpool_cuda::launch::Work;
+use kvpool_cuda::params::{Move, PIECE_BYTES_MAX, Piece, THREADS};
+use kvpool_cuda::{Device, StreamPriority};
 
 use sys::CUdevice_attribute as Attribute;
+use tokio::runtime::{Builder, Runtime};
 
 use crate::report::DeviceFacts;
 
@@ -33,8 +35,17 @@ const CUBINS: [(u32, &[u8]); 2] = [
 #[cfg(not(kvpool_cubins))]
 const CUBINS: [(u32, &[u8]); 0] = [];
 
-/// Result of a measurement. Errors are only reported as text.
-pub type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+/// An error, which is only reported as text.
+pub type Failure = Box<dyn std::error::Error>;
+
+/// Result of a measurement.
+pub type Outcome<T> = Result<T, Failure>;
+
+/// Flags of an event that has a time.
+pub const TIMED: Option<sys::CUevent_flags> = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+
+/// Timeout, longer than any operation takes.
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Work of this length makes the host's own time negligible.
 const LONG: Duration = Duration::from_millis(2);
@@ -47,10 +58,11 @@ pub struct Gpu {
     pub context: Arc<CudaContext>,
     /// Number of multiprocessors.
     pub multiprocessors: u32,
-    ordinal: u16,
+    /// Its ordinal.
+    pub ordinal: u16,
+    /// Time in milliseconds that it took to open the device for a pool.
+    pub opened_ms: f64,
     probes: Arc<CudaModule>,
-    /// Time to open the device.
-    opened: Duration,
 }
 
 /// Device memory that is freed with its owner.
@@ -81,28 +93,44 @@ const _: () = assert!(size_of::<ProbeParams>() == 32);
 // SAFETY: C layout without references, identical on the device.
 unsafe impl DeviceRepr for ProbeParams {}
 
-impl Gpu {
-    /// Opens a device like the pool, and a second time for its own use.
-    ///
-    /// # Errors
-    /// An error of the pool's device, or of the driver.
-    pub fn open(ordinal: u16) -> Result<Outcome<Self>, CudaError> {
-        let begin = Instant::now();
-        let device = Device::open(usize::from(ordinal))?;
-        Ok(Self::beside(device, ordinal, begin.elapsed()))
+impl ProbeParams {
+    /// Describes a linear copy.
+    #[must_use]
+    pub const fn copy(from: u64, to: u64, bytes: usize) -> Self {
+        Self { from, to, vectors: bytes as u64 / 16, rounds: 1, reserved: 0 }
     }
 
-    fn beside(device: Device, ordinal: u16, opened: Duration) -> Outcome<Self> {
-        let context = CudaContext::new(ordinal as usize)?;
+    /// Describes rounds of `kvp_probe_burn`, which writes at most the first word at the address.
+    #[must_use]
+    pub const fn burn(to: u64, rounds: u32) -> Self {
+        Self { from: 0, to, vectors: 0, rounds, reserved: 0 }
+    }
+}
+
+impl Gpu {
+    /// Uses a device that was opened for pools within this time.
+    ///
+    /// # Errors
+    /// An error of the driver.
+    pub fn over(device: Device, opened: Duration) -> Outcome<Self> {
+        let ordinal = device.info().ordinal;
+        let context = CudaContext::new(ordinal.into())?;
         // SAFETY: all necessary ordering between streams is explicit here.
         unsafe { context.disable_event_tracking() };
         // Machine code if the program has it for the device, as the pool itself does.
         let loaded =
             cubin(&device).and_then(|code| context.load_module(Ptx::from_binary(code.to_vec())).ok());
         let probes = loaded.map_or_else(|| context.load_module(Ptx::from_src(PROBES)), Ok)?;
-        let count = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let multiprocessors = context.attribute(count)? as u32;
-        Ok(Self { device, context, multiprocessors, ordinal, probes, opened })
+        let (multiprocessors, opened_ms) = (device.info().multiprocessors, opened.as_secs_f64() * 1e3);
+        Ok(Self { device, context, multiprocessors, ordinal, opened_ms, probes })
+    }
+
+    /// Returns an attribute of the device.
+    ///
+    /// # Errors
+    /// An error of the driver.
+    pub fn attribute(&self, which: Attribute) -> Outcome<u32> {
+        Ok(self.context.attribute(which)?.max(0) as u32)
     }
 
     /// Returns the properties of the device.
@@ -110,28 +138,26 @@ impl Gpu {
     /// # Errors
     /// An error of the driver.
     pub fn facts(&self) -> Outcome<DeviceFacts> {
-        let mut version = 0;
+        let (info, mut version) = (self.device.info(), 0);
         // SAFETY: the pointer is valid.
         unsafe { sys::cuDriverGetVersion(&mut version) }.result()?;
-        let (major, minor) = self.context.compute_capability()?;
-        let attribute = |which| -> Outcome<u32> { Ok(self.context.attribute(which)?.max(0) as u32) };
         Ok(DeviceFacts {
             commit: env!("KVPOOL_COMMIT").into(),
-            kernel_driver: kernel_driver(),
-            clock_mhz: attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)? / 1000,
-            memory_clock_mhz: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)? / 1000,
-            memory_bus_bits: attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?,
+            kernel_driver: said("/sys/module/nvidia/version"),
+            clock_mhz: self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)? / 1000,
+            memory_clock_mhz: self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)? / 1000,
+            memory_bus_bits: self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?,
             link: link(&self.pci()?),
-            exclusive: self.device.info().is_exclusive,
-            kernels: self.device.kernel_image().to_string(),
-            open_ms: self.opened_ms(),
-            load_ms: self.device.loaded_in().as_secs_f64() * 1e3,
-            name: self.context.name()?,
-            ordinal: self.ordinal as usize,
-            capability: format!("{major}.{minor}"),
+            exclusive: info.is_exclusive,
+            kernels: self.device.kernels().image.to_string(),
+            open_ms: self.opened_ms,
+            load_ms: self.device.kernels().loaded_in.as_secs_f64() * 1e3,
+            name: info.name.clone(),
+            ordinal: self.ordinal.into(),
+            capability: info.capability.to_string(),
             driver: format!("{}.{}", version / 1000, version % 1000 / 10),
             multiprocessors: self.multiprocessors,
-            memory_bytes: self.context.total_mem()? as u64,
+            memory_bytes: info.memory_bytes,
         })
     }
 
@@ -148,33 +174,14 @@ impl Gpu {
         Ok(took)
     }
 
-    /// Returns true if the program has machine code for the device.
-    #[must_use]
-    pub fn has_cubin(&self) -> bool {
-        cubin(&self.device).is_some()
-    }
-
-    /// Returns the time in milliseconds that it took to open the device for a pool.
-    #[must_use]
-    pub fn opened_ms(&self) -> f64 {
-        self.opened.as_secs_f64() * 1e3
-    }
-
-    /// Returns the ordinal in the driver's type.
-    #[must_use]
-    pub fn ordinal(&self) -> i32 {
-        self.ordinal.into()
-    }
-
     /// Returns the device's address on the PCI bus.
     ///
     /// # Errors
     /// An error of the driver.
     pub fn pci(&self) -> Outcome<String> {
-        let number = |which| -> Outcome<u32> { Ok(self.context.attribute(which)?.max(0) as u32) };
-        let domain = number(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?;
-        let bus = number(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?;
-        let device = number(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?;
+        let domain = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?;
+        let bus = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?;
+        let device = self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?;
         Ok(format!("{domain:04x}:{bus:02x}:{device:02x}.0"))
     }
 
@@ -195,56 +202,22 @@ impl Gpu {
     /// # Errors
     /// An error of the driver.
     pub fn stream_for(&self, work: Work) -> Outcome<Arc<CudaStream>> {
+        self.stream_of(self.device.kernels().rule(work).stream.priority())
+    }
+
+    /// Creates a stream of a priority.
+    ///
+    /// # Errors
+    /// An error of the driver.
+    pub fn stream_of(&self, priority: StreamPriority) -> Outcome<Arc<CudaStream>> {
         self.context.bind_to_thread()?;
         let (lowest, highest) = result::stream::get_priority_range()?;
-        let priority = match work.rule(false).stream.priority() {
+        let priority = match priority {
             StreamPriority::Lowest => lowest,
             StreamPriority::Highest => highest,
             _ => 0,
         };
         Ok(self.context.new_stream_with_priority(priority)?)
-    }
-
-    /// Enqueues a kernel as a pool launches it.
-    ///
-    /// # Errors
-    /// An error of the driver.
-    ///
-    /// # Safety
-    /// As for [`launch`].
-    pub unsafe fn launch<P: Params>(&self, stream: &CudaStream, work: Work, params: &P) -> Outcome<()> {
-        // SAFETY: the caller's promise; streams are created in the device's primary context.
-        unsafe { self.device.launch(stream.cu_stream(), work, params)? };
-        Ok(())
-    }
-
-    /// Enqueues a kernel of the pool with another shape.
-    ///
-    /// # Errors
-    /// An error of the driver.
-    ///
-    /// # Safety
-    /// As for [`launch`]; the kernel allows the shape.
-    pub unsafe fn launch_as<P: DeviceRepr>(
-        &self,
-        stream: &CudaStream,
-        kernel: Kernel,
-        shape: Shape,
-        params: &P,
-    ) -> Outcome<()> {
-        // SAFETY: as above.
-        unsafe { self.device.launch_as(stream.cu_stream(), kernel, shape, params)? };
-        Ok(())
-    }
-
-    /// Creates a stream of the highest priority.
-    ///
-    /// # Errors
-    /// An error of the driver.
-    pub fn highest(&self) -> Outcome<Arc<CudaStream>> {
-        self.context.bind_to_thread()?;
-        let (_, highest) = result::stream::get_priority_range()?;
-        Ok(self.context.new_stream_with_priority(highest)?)
     }
 
     /// Returns a kernel for measurements.
@@ -272,24 +245,21 @@ impl Gpu {
     /// If no memory is available, or the copy fails.
     pub fn upload<T: Copy>(&self, values: &[T]) -> Outcome<Buffer> {
         let buffer = self.buffer(size_of_val(values))?;
-        // SAFETY: the buffer has the size of the values.
-        unsafe { result::memcpy_htod_sync(buffer.address, values)? };
-        // The call returns once the values are staged, and the streams created here do not wait for
-        // the default one.
-        self.context.synchronize()?;
+        self.write(buffer.address, values)?;
         Ok(buffer)
     }
 
-    /// Writes bytes to device memory, and waits until they are there.
+    /// Writes values to device memory, and waits until they are there.
     ///
     /// # Errors
     /// If the copy fails.
-    pub fn write(&self, address: u64, bytes: &[u8]) -> Outcome<()> {
+    pub fn write<T: Copy>(&self, address: u64, values: &[T]) -> Outcome<()> {
         self.context.bind_to_thread()?;
         // SAFETY: only the caller, which owns the memory, loses its content.
-        unsafe { result::memcpy_htod_sync(address, bytes)? };
-        self.context.synchronize()?;
-        Ok(())
+        unsafe { result::memcpy_htod_sync(address, values)? };
+        // The call returns once the values are staged, and the streams created here do not wait for
+        // the default one.
+        Ok(self.context.synchronize()?)
     }
 
     /// Returns bytes of device memory. No stream may be writing them.
@@ -297,11 +267,7 @@ impl Gpu {
     /// # Errors
     /// If the copy fails.
     pub fn read(&self, address: u64, bytes: usize) -> Outcome<Vec<u8>> {
-        self.context.bind_to_thread()?;
-        let mut read = vec![0; bytes];
-        // SAFETY: the caller owns the memory.
-        unsafe { result::memcpy_dtoh_sync(&mut read, address)? };
-        Ok(read)
+        Ok(read(&self.context, address, bytes)?)
     }
 
     /// Returns the median time of several launches in milliseconds, by the device's clock.
@@ -311,13 +277,13 @@ impl Gpu {
     ///
     /// # Errors
     /// An error of the driver.
-    pub fn time(
+    pub fn time<E: Into<Failure>>(
         &self,
         stream: &Arc<CudaStream>,
         times: usize,
-        mut work: impl FnMut() -> Outcome<()>,
+        mut work: impl FnMut() -> Result<(), E>,
     ) -> Outcome<f64> {
-        const TIMED: Option<sys::CUevent_flags> = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
+        let mut work = || work().map_err(Into::into);
         work()?;
         stream.synchronize()?;
         let once = Instant::now();
@@ -334,6 +300,50 @@ impl Gpu {
         }
         Ok(median(took))
     }
+
+    /// Does so for a linear copy by the probe kernel, of as many CTAs for each multiprocessor.
+    ///
+    /// # Errors
+    /// An error of the driver.
+    ///
+    /// # Safety
+    /// No one else uses the bytes at these addresses until the stream has executed the copies.
+    pub unsafe fn time_copy(
+        &self,
+        stream: &Arc<CudaStream>,
+        times: usize,
+        ctas: u32,
+        params: &ProbeParams,
+    ) -> Outcome<f64> {
+        let kernel = self.probe("kvp_probe_copy")?;
+        // SAFETY: the caller's promise.
+        self.time(stream, times, || unsafe { launch(stream, &kernel, ctas * self.multiprocessors, params) })
+    }
+}
+
+/// Returns the median time of some work in milliseconds, by the host's clock.
+///
+/// # Errors
+/// Those of the work.
+pub fn time_host<E: Into<Failure>>(times: usize, mut work: impl FnMut() -> Result<(), E>) -> Outcome<f64> {
+    let took = (0..times).map(|_| Ok(took(&mut work)?.as_secs_f64() * 1e3));
+    Ok(median(took.collect::<Outcome<_>>()?))
+}
+
+/// Returns the time of some work, by the host's clock.
+///
+/// # Errors
+/// Those of the work.
+pub fn took<E: Into<Failure>>(work: impl FnOnce() -> Result<(), E>) -> Outcome<Duration> {
+    let begin = Instant::now();
+    work().map_err(Into::into)?;
+    Ok(begin.elapsed())
+}
+
+/// Returns the rate of bytes within milliseconds in GB/s.
+#[must_use]
+pub fn rate(bytes: usize, milliseconds: f64) -> f64 {
+    bytes as f64 / 1e6 / milliseconds
 }
 
 /// Returns the median; 0 if there are no values.
@@ -347,28 +357,40 @@ pub fn median(mut values: Vec<f64>) -> f64 {
 ///
 /// # Errors
 /// An error of the system.
-pub fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_current_thread().enable_time().build()
+pub fn runtime() -> std::io::Result<Runtime> {
+    Builder::new_current_thread().enable_time().build()
+}
+
+/// Waits for the end of a batch, but not for ever.
+///
+/// # Errors
+/// Why the batch has not ended.
+pub fn wait<E: Into<Failure>>(runtime: &Runtime, end: impl Future<Output = Result<(), E>>) -> Outcome<()> {
+    runtime.block_on(async { tokio::time::timeout(PATIENCE, end).await })?.map_err(Into::into)
 }
 
 /// Returns the probes' machine code for a device, if the program has it.
-fn cubin(device: &Device) -> Option<&'static [u8]> {
+#[must_use]
+pub fn cubin(device: &Device) -> Option<&'static [u8]> {
     CUBINS.into_iter().find(|(major, _)| *major == device.info().capability.major).map(|(_, code)| code)
 }
 
-/// Returns the version of the kernel's driver.
-fn kernel_driver() -> String {
-    let text = std::fs::read_to_string("/sys/module/nvidia/version").unwrap_or_default();
-    text.trim().to_owned()
+fn read(context: &CudaContext, address: u64, bytes: usize) -> Result<Vec<u8>, DriverError> {
+    context.bind_to_thread()?;
+    let mut read = vec![0; bytes];
+    // SAFETY: the caller owns the memory, of which this many bytes exist.
+    unsafe { result::memcpy_dtoh_sync(&mut read, address)? };
+    Ok(read)
+}
+
+/// Returns what a file of the system says; empty if there is none.
+fn said(path: &str) -> String {
+    std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
 }
 
 /// Returns the current speed and width of a device's link to the host, and the maximal ones.
 fn link(pci: &str) -> String {
-    let folder = format!("/sys/bus/pci/devices/{pci}");
-    let read = |name: &str| {
-        let text = std::fs::read_to_string(format!("{folder}/{name}")).unwrap_or_default();
-        text.trim().to_owned()
-    };
+    let read = |name: &str| said(&format!("/sys/bus/pci/devices/{pci}/{name}"));
     let (speed, width) = (read("current_link_speed"), read("current_link_width"));
     if speed.is_empty() || width.is_empty() {
         return String::new();
@@ -443,11 +465,7 @@ impl Buffer {
     /// # Errors
     /// An error of the driver.
     pub fn read(&self) -> Result<Vec<u8>, DriverError> {
-        self.context.bind_to_thread()?;
-        let mut bytes = vec![0; self.bytes];
-        // SAFETY: both have the same length.
-        unsafe { result::memcpy_dtoh_sync(&mut bytes, self.address)? };
-        Ok(bytes)
+        read(&self.context, self.address, self.bytes)
     }
 }
 
@@ -458,6 +476,15 @@ impl Drop for Buffer {
         // before.
         let _ = unsafe { result::free_sync(self.address) };
     }
+}
+
+/// Checks that no two moves have the same destination.
+///
+/// # Errors
+/// If two have.
+pub fn distinct(moves: &[Move]) -> Outcome<()> {
+    let distinct: HashSet<u32> = moves.iter().map(|step| step.dst).collect();
+    if distinct.len() == moves.len() { Ok(()) } else { Err("the moves have a destination twice".into()) }
 }
 
 /// Returns planes of `frames` tiles of one size, consecutive from `base` on, cut into pieces of 16

@@ -1,17 +1,18 @@
 //! Measures offloading and bringing back: frames packed to host memory and unpacked from it,
 //! relative to the best copy over the bus; by every way that such copies take.
 
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::{result, sys};
 use kvpool::storage::{Arrangement, Dtype, HostStorage, KvLayout, Storage};
 use kvpool::{FrameId, Run};
-use kvpool_cuda::launch::{HOST_CTAS, Kernel, Shape, Work};
-use kvpool_cuda::params::{PIECE_BYTES_MAX, PackParams, THREADS, Way};
+use kvpool_cuda::launch::Work;
 use kvpool_cuda::{CudaConfig, CudaStorage};
+use kvpool_testkit::rng::Rng;
 
 use crate::Options;
-use crate::gpu::{self, Gpu, Outcome, layer_first};
+use crate::gpu::{self, Gpu, Outcome, ProbeParams, launch, rate, time_host};
 use crate::report::Section;
 
 /// Baseline: one copy of all bytes between the device and pinned memory.
@@ -19,34 +20,28 @@ const PINNED: &str = "one copy of pinned memory";
 /// Baseline: one copy of all bytes within the host.
 const MEMCPY: &str = "memcpy on one thread of the host";
 
-/// What this section launches, beside other shapes.
-pub const WORKS: &[Work] = &[Work::ToPages, Work::FromPages];
+/// What this section launches.
+pub const WORKS: &[Work] = &[Work::Pack, Work::Unpack, Work::ToPages, Work::FromPages, Work::Zero];
 
 /// Measures both directions.
 ///
 /// # Errors
 /// An error of the device.
 pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
-    let (layout, frames) = if options.quick {
-        // Large enough for copies without buffers, which pay from 64 KiB on.
-        let quick = KvLayout::builder().layers(2).kv_heads(8).head_dim(128).block_tokens(16);
-        (quick.dtype(Dtype::F16).build()?, 8)
-    } else {
-        (KvLayout::named("qwen2.5-7b")?, 512)
-    };
+    let (layout, frames, times) = sizes(options)?;
     let bytes = frames * layout.packed_bytes();
-    let times = if options.quick { 2 } else { 5 };
     let (down, up) = pinned(gpu, bytes, times)?;
     section.figure("device to host, pinned", rate(bytes, down), "GB/s");
     section.figure("host to device, pinned", rate(bytes, up), "GB/s");
 
     // What a copy through the host's own caches costs beside: one thread.
-    let source: Vec<u8> = (0..bytes).map(|at| (at * 7 + at / 253) as u8).collect();
+    let source = Rng(3).bytes(bytes);
     let mut target = vec![0u8; bytes];
-    let plain = median(times, || {
+    let copy = || {
         target.copy_from_slice(std::hint::black_box(&source));
         Outcome::Ok(())
-    })?;
+    };
+    let plain = time_host(times, copy)?;
     section.figure(MEMCPY, rate(bytes, plain), "GB/s");
     section.check("bytes of the memcpy", target == source, format!("{bytes} bytes"));
 
@@ -59,23 +54,23 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let mut packed = source;
     let written = packed.clone();
     // SAFETY: no one else uses these storages.
-    let unpacked = median(times, || unsafe { device.unpack(&scattered, &packed) })?;
+    let unpacked = time_host(times, || unsafe { device.unpack(&scattered, &packed) })?;
     section.ratio("frames brought back from a buffer", rate(bytes, unpacked), "GB/s", up / unpacked, PINNED);
     packed.fill(0);
     // SAFETY: as above.
-    let took = median(times, || unsafe { device.pack(&scattered, &mut packed) })?;
+    let took = time_host(times, || unsafe { device.pack(&scattered, &mut packed) })?;
     section.ratio("frames offloaded to a buffer", rate(bytes, took), "GB/s", down / took, PINNED);
     section.ratio("the same, relative to the host", rate(bytes, took), "GB/s", plain / took, MEMCPY);
     section.check("offloaded bytes come back unchanged", packed == written, format!("{frames} frames"));
 
-    by_kernel(gpu, options, section, (down, up, bytes))?;
+    let block_first = of(&layout, Arrangement::BlockFirst)?;
+    beside(gpu, section, &block_first, &written, down + up)?;
 
     // A pool's frames: locked pages, in runs and scattered; and pinned buffers.
     let staging = CudaConfig::default().host_bytes_max(0);
     let staged = CudaStorage::with_config(&gpu.device, layout.clone(), frames, frames, staging)?;
     // SAFETY: as above.
     unsafe { staged.unpack(&scattered, &written)? };
-    let block_first = of(&layout, Arrangement::BlockFirst)?;
     let layer_first = of(&layout, Arrangement::LayerFirst)?;
     // Where both sides cut their frames alike, no kernel packs them.
     let alike = CudaStorage::new(&gpu.device, block_first.clone(), frames, frames)?;
@@ -94,16 +89,11 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         let host = HostStorage::new(layout.clone(), frames, frames)?;
         // SAFETY: as above.
         unsafe { storage.unpack(from, &written)? };
-        let begin = Instant::now();
         // SAFETY: as above.
-        unsafe { host.receive(storage, from, runs)? };
-        section.figure(
-            format!("first copy, which locks pages: {what}"),
-            begin.elapsed().as_secs_f64() * 1e3,
-            "ms",
-        );
+        let first = time_host(1, || unsafe { host.receive(storage, from, runs) })?;
+        section.figure(format!("first copy, which locks pages: {what}"), first, "ms");
         // SAFETY: as above.
-        let took = median(times, || unsafe { host.receive(storage, from, runs) })?;
+        let took = time_host(times, || unsafe { host.receive(storage, from, runs) })?;
         let rated = rate(bytes, took);
         section.ratio(format!("frames offloaded: {what}"), rated, "GB/s", down / took, PINNED);
         // SAFETY: as above.
@@ -114,7 +104,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         }
         section.check(format!("bytes offloaded: {what}"), packed == written, format!("{frames} frames"));
         // SAFETY: as above.
-        let took = median(times, || unsafe { storage.receive(&host, runs, from) })?;
+        let took = time_host(times, || unsafe { storage.receive(&host, runs, from) })?;
         section.ratio(format!("frames brought back: {what}"), rate(bytes, took), "GB/s", up / took, PINNED);
         packed.fill(0);
         // SAFETY: as above.
@@ -124,98 +114,109 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     Ok(())
 }
 
+/// Returns the layout, the number of frames, and how often they are copied.
+pub fn sizes(options: &Options) -> Outcome<(KvLayout, usize, usize)> {
+    if !options.quick {
+        return Ok((KvLayout::named("qwen2.5-7b")?, 512, 5));
+    }
+    // Large enough for copies without buffers, which pay from 64 KiB on.
+    let quick = KvLayout::builder().layers(2).kv_heads(8).head_dim(128).block_tokens(16);
+    Ok((quick.dtype(Dtype::F16).build()?, 8, 2))
+}
+
 /// Returns a layout of the same blocks in another arrangement.
-fn of(layout: &KvLayout, arrangement: Arrangement) -> Outcome<KvLayout> {
+pub fn of(layout: &KvLayout, arrangement: Arrangement) -> Outcome<KvLayout> {
     let builder = KvLayout::builder().layers(layout.layers()).kv_heads(layout.kv_heads());
     let builder =
         builder.head_dim(layout.head_dim()).block_tokens(layout.block_tokens()).dtype(layout.dtype());
     Ok(builder.parts(layout.parts()).arrangement(arrangement).build()?)
 }
 
-/// Returns the time in seconds of one copy from the device, and of one to it.
+/// Returns the time in milliseconds of one copy from the device, and of one to it.
 fn pinned(gpu: &Gpu, bytes: usize, times: usize) -> Outcome<(f64, f64)> {
     let (stream, _) = gpu.stream()?;
     let buffer = gpu.buffer(bytes)?;
     let flags = sys::CU_MEMHOSTALLOC_PORTABLE;
     // SAFETY: filled before it is read.
     let mut host = unsafe { gpu.context.alloc_pinned_with_flags::<u8>(bytes, flags)? };
-    host.as_mut_slice()?.fill(1);
-    let down = gpu.time(&stream, times, || {
-        // SAFETY: both have the same length, and are kept until the stream has been waited for.
-        unsafe { result::memcpy_dtoh_async(host.as_mut_slice()?, buffer.address(), stream.cu_stream())? };
-        Ok(())
-    })?;
-    let up = gpu.time(&stream, times, || {
-        // SAFETY: as above.
-        unsafe { result::memcpy_htod_async(buffer.address(), host.as_slice()?, stream.cu_stream())? };
-        Ok(())
-    })?;
+    let (host, at, stream_at) = (host.as_mut_slice()?, buffer.address(), stream.cu_stream());
+    host.fill(1);
+    // SAFETY: both have the same length, and are kept until the stream has been waited for.
+    let down = gpu.time(&stream, times, || unsafe { result::memcpy_dtoh_async(host, at, stream_at) })?;
+    // SAFETY: as above.
+    let up = gpu.time(&stream, times, || unsafe { result::memcpy_htod_async(at, host, stream_at) })?;
     stream.synchronize()?;
-    Ok((down / 1e3, up / 1e3))
+    Ok((down, up))
 }
 
-/// Measures the kernel that copies packed frames to locked pages, and from there, by its number of
-/// CTAs: layer-first frames in reverse order.
-fn by_kernel(
-    gpu: &Gpu,
-    options: &Options,
-    section: &mut Section,
-    (down, up, bytes): (f64, f64, usize),
-) -> Outcome<()> {
-    let (planes, times) = (56, if options.quick { 2 } else { 5 });
-    let frames = bytes / (planes * PIECE_BYTES_MAX as usize);
-    let Some(frames) = (frames > 0).then_some(frames) else { return Ok(()) };
-    let moved = frames * planes * PIECE_BYTES_MAX as usize;
+/// Measures copies in both directions at once, and what else passes meanwhile: wipes while frames
+/// are copied, and a thread's launches while another one locks pages.
+fn beside(gpu: &Gpu, section: &mut Section, layout: &KvLayout, written: &[u8], both: f64) -> Outcome<()> {
+    let frames = written.len() / layout.packed_bytes();
+    let device = CudaStorage::new(&gpu.device, layout.clone(), frames, frames)?;
+    let host = || HostStorage::new(layout.clone(), frames, frames);
+    let (down, up, half) = (host()?, host()?, frames as u32 / 2);
+    let bytes = |frames: u32| frames as usize * layout.packed_bytes();
+    let run = |start: u32, len: u32| [Run { start: FrameId(start), len }];
+    let (lower, upper, wiped) = (run(0, half - 1), run(half, half), run(half - 1, 1));
     let (stream, _) = gpu.stream()?;
-    let packed = gpu.buffer(moved)?;
-    // SAFETY: filled before it is read.
-    let mut host =
-        unsafe { gpu.context.alloc_pinned_with_flags::<u8>(moved, sys::CU_MEMHOSTALLOC_PORTABLE)? };
-    host.as_mut_slice()?.fill(1);
-    let pieces = layer_first(host.as_slice()?.as_ptr() as u64, planes, frames, PIECE_BYTES_MAX);
-    let table = gpu.upload(&pieces)?;
-    let list = gpu.upload(&(0..frames as u32).rev().collect::<Vec<u32>>())?;
-    let params = |way| PackParams {
-        pieces: table.address(),
-        frames: list.address(),
-        packed: packed.address(),
-        packed_stride: (planes * PIECE_BYTES_MAX as usize) as u64,
-        n_pieces: pieces.len() as u32,
-        n_frames: frames as u32,
-        unit: 16,
-        way,
-    };
-    for ctas in [4, 8, HOST_CTAS, 32, 64, 132, 528] {
-        let shape = Shape { ctas, threads: THREADS, shared_bytes: 0 };
-        for (way, what, best) in [(Way::In, "to", down), (Way::Out, "from", up)] {
-            let took = gpu.time(&stream, times, || {
-                // SAFETY: all memory is kept until the stream has been waited for.
-                unsafe { gpu.launch_as(&stream, Kernel::Pack, shape, &params(way)) }
-            })?;
-            let took = took / 1e3 * bytes as f64 / moved as f64;
-            let what = format!("packed frames {what} locked pages by a kernel of {ctas} CTAs");
-            section.ratio(what, rate(bytes, took), "GB/s", best / took, PINNED);
+    let (kernel, result) = (gpu.probe("kvp_probe_burn")?, gpu.buffer(16)?);
+    let launches_until = |is_over: &dyn Fn() -> bool| -> Outcome<Vec<Duration>> {
+        let mut took = Vec::new();
+        while took.is_empty() || !is_over() {
+            took.push(gpu::took(|| {
+                // SAFETY: writes at most the result.
+                unsafe { launch(&stream, &kernel, 1, &ProbeParams::burn(result.address(), 1))? };
+                Outcome::Ok(stream.synchronize()?)
+            })?);
         }
+        Ok(took)
+    };
+    let begin = Instant::now();
+    let idle = launches_until(&|| begin.elapsed() > Duration::from_millis(20))?;
+    let idle = section.latency("a short kernel launched and waited for", idle, None);
+    let (took, are_locked) = thread::scope(|scope| {
+        let locking = scope.spawn(|| [&down, &up].map(|host| device.lock_pages(host)));
+        let took = launches_until(&|| locking.is_finished());
+        (took, locking.join().is_ok_and(|locked| locked == [true; 2]))
+    });
+    let took = took?;
+    let longest = took.iter().max().copied().unwrap_or_default();
+    section.latency("the same while another thread locks pages", took, Some((idle, "the same alone")));
+    section.figure("the longest of them", longest.as_secs_f64() * 1e3, "ms");
+    section.check("pages are locked", are_locked, "of two pools");
+    // SAFETY: no one else uses these storages.
+    unsafe {
+        device.unpack(&run(0, half), &written[..bytes(half)])?;
+        up.unpack(&run(0, frames as u32), written)?;
     }
-    stream.synchronize()?;
+    let begin = Instant::now();
+    let wipes = thread::scope(|scope| {
+        // SAFETY: no two threads use the same frames.
+        let offloading = scope.spawn(|| unsafe { down.receive(&device, &lower, &lower) });
+        // SAFETY: as above.
+        let returning = scope.spawn(|| unsafe { device.receive(&up, &upper, &upper) });
+        let mut wipes = Vec::new();
+        while wipes.is_empty() || !(offloading.is_finished() && returning.is_finished()) {
+            // SAFETY: as above.
+            wipes.push(gpu::took(|| unsafe { device.zero(&wiped) })?);
+        }
+        offloading.join().map_err(|_| "a copy panicked")??;
+        returning.join().map_err(|_| "a copy panicked")??;
+        Outcome::Ok(wipes)
+    })?;
+    let took = begin.elapsed().as_secs_f64() * 1e3;
+    let what = "frames offloaded and brought back at the same time, a half each";
+    let of = "two copies of pinned memory, one after the other";
+    section.ratio(what, rate(written.len(), took), "GB/s", both / 2.0 / took, of);
+    section.latency("a frame wiped meanwhile", wipes, None);
+    let (mut out, mut back) = (vec![0; bytes(half - 1)], vec![0; bytes(half)]);
+    // SAFETY: no one else uses these storages.
+    unsafe {
+        down.pack(&lower, &mut out)?;
+        device.pack(&upper, &mut back)?;
+    }
+    let are_same = out == written[..out.len()] && back == written[bytes(half)..][..back.len()];
+    section.check("bytes of both directions", are_same, format!("{frames} frames"));
     Ok(())
-}
-
-/// Returns a rate in GB/s.
-fn rate(bytes: usize, seconds: f64) -> f64 {
-    bytes as f64 / 1e9 / seconds
-}
-
-/// Returns the median time in seconds.
-fn median<E: Into<Box<dyn std::error::Error>>>(
-    times: usize,
-    mut work: impl FnMut() -> Result<(), E>,
-) -> Outcome<f64> {
-    let mut took = Vec::with_capacity(times);
-    for _ in 0..times {
-        let begin = Instant::now();
-        work().map_err(Into::into)?;
-        took.push(begin.elapsed().as_secs_f64());
-    }
-    Ok(gpu::median(took))
 }

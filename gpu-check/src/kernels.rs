@@ -5,11 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kvpool::storage::{
     AdoptedPlane, AdoptedTensors, Arrangement, Dtype, Elements, ElementsMut, FrameMove, KvLayout, KvPlanes,
-    Scales, Storage,
+    Storage,
 };
 use kvpool::{FrameId, MovedEntry, Run};
 use kvpool_cuda::launch::Work;
-use kvpool_cuda::params::{PIECE_BYTES_MAX, PatchParams};
+use kvpool_cuda::params::PatchParams;
 use kvpool_cuda::{CudaConfig, CudaStorage, DeviceRows};
 use kvpool_testkit::conformance::{self, FRAMES};
 use kvpool_testkit::rng::Rng;
@@ -21,8 +21,18 @@ use crate::report::Section;
 /// Fill pattern around an engine's tensors.
 const POISON: u8 = 0xA5;
 
-/// What this section launches itself.
-pub const WORKS: &[Work] = &[Work::Patch];
+/// What this section launches, by storages and itself.
+pub const WORKS: &[Work] = &[
+    Work::Copy,
+    Work::Wave,
+    Work::Zero,
+    Work::Pack,
+    Work::Unpack,
+    Work::Rows,
+    Work::Quantise,
+    Work::Dequantise,
+    Work::Patch,
+];
 
 /// Runs the conformance suite twice, and patches tables.
 ///
@@ -32,7 +42,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let layouts = conformance::layouts();
     let step = if options.quick { 7 } else { 1 };
     let mut chosen: Vec<(usize, KvLayout)> = layouts.into_iter().enumerate().step_by(step).collect();
-    chosen.extend((1000..).zip(wide()?.into_iter().step_by(step)));
+    chosen.extend((1000..).zip(conformance::wide_layouts().into_iter().step_by(step)));
     conform(section, "its own memory", &chosen, |layout, frames, frames_max| {
         CudaStorage::new(&gpu.device, layout.clone(), frames, frames_max).expect("memory for a few frames")
     });
@@ -49,47 +59,21 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     far(gpu, options, section)
 }
 
-/// Returns layouts of real heads in 8 bits, with tiles of several pieces.
-fn wide() -> Outcome<Vec<KvLayout>> {
-    let mut layouts = Vec::new();
-    for (head_dim, heads, parts) in
-        [(128, 8, KvPlanes::Separate), (256, 2, KvPlanes::Joined), (576, 1, KvPlanes::Latent)]
-    {
-        for (dtype, scales) in [
-            (Dtype::Fp8E4M3, Scales::PerTokenHead),
-            (Dtype::Fp8E5M2, Scales::Unit),
-            (Dtype::Int8, Scales::PerTokenHead),
-        ] {
-            let builder = KvLayout::builder().layers(1).kv_heads(heads).head_dim(head_dim).parts(parts);
-            let layout = builder.block_tokens(32).dtype(dtype).scales(scales).build()?;
-            if layout.packed_bytes() <= PIECE_BYTES_MAX as usize {
-                return Err(format!("{layout} has small tiles").into());
-            }
-            layouts.push(layout);
-        }
-    }
-    Ok(layouts)
-}
-
 /// Moves, stores and loads in frames beyond 4 GiB of one plane.
 fn far(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
-    const FRAME_BYTES: usize = 2 << 20;
     // K and V of one layer are one plane.
     let builder = KvLayout::builder().layers(1).kv_heads(8).head_dim(1024).parts(KvPlanes::Joined);
     let layout = builder.block_tokens(64).dtype(Dtype::Bf16).build()?;
-    if layout.packed_bytes() != FRAME_BYTES {
-        return Err(format!("a frame has {} bytes", layout.packed_bytes()).into());
-    }
-    let frames = if options.quick { 40 } else { (5usize << 30) / FRAME_BYTES };
+    let frame_bytes = layout.packed_bytes();
+    let frames = if options.quick { 40 } else { (5usize << 30) / frame_bytes };
     let storage = CudaStorage::new(&gpu.device, layout.clone(), frames, frames)?;
     let places = [0, frames / 3, frames / 2 + 1, frames - 2].map(|frame| frame as u32);
     let run = |frame: u32| Run { start: FrameId(frame), len: 1 };
     let mut rng = Rng(91);
-    let content: Vec<Vec<u8>> =
-        places.iter().map(|_| (0..FRAME_BYTES).map(|_| rng.bits() as u8).collect()).collect();
+    let content = places.map(|_| rng.bytes(frame_bytes));
     let mut wrong: Vec<String> = Vec::new();
     let compare = |wrong: &mut Vec<String>, what: &str, frame: u32, want: &[u8]| -> Outcome<()> {
-        let mut got = vec![0; FRAME_BYTES];
+        let mut got = vec![0; frame_bytes];
         // SAFETY: no one else uses the storage.
         unsafe { storage.pack(&[run(frame)], &mut got)? };
         if got != want {
@@ -123,8 +107,8 @@ fn far(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     }
     // SAFETY: as above.
     unsafe { storage.zero(&[run(frames as u32 - 1)])? };
-    compare(&mut wrong, "zeroed", frames as u32 - 1, &vec![0; FRAME_BYTES])?;
-    let gib = (frames * FRAME_BYTES) as f64 / f64::from(1 << 30);
+    compare(&mut wrong, "zeroed", frames as u32 - 1, &vec![0; frame_bytes])?;
+    let gib = (frames * frame_bytes) as f64 / f64::from(1 << 30);
     section.check(format!("one plane of {gib:.1} GiB"), wrong.is_empty(), wrong.join("; "));
     storage.close()?;
     Ok(())
@@ -150,11 +134,17 @@ fn conform(
             wrong.push(format!("{layout}: {text}"));
         }
     }
+    let what = format!("store, load, copy, pack, quantise, zero: {name}");
+    check_layouts(section, &what, layouts.len(), &wrong);
+}
+
+/// Checks that no layout was wrong; the first that was is said.
+fn check_layouts(section: &mut Section, what: &str, count: usize, wrong: &[String]) {
     let detail = match wrong.first() {
-        None => format!("{} layouts", layouts.len()),
-        Some(first) => format!("{} of {} layouts are wrong; {first}", wrong.len(), layouts.len()),
+        None => format!("{count} layouts"),
+        Some(first) => format!("{} of {count} layouts are wrong; {first}", wrong.len()),
     };
-    section.check(format!("store, load, copy, pack, quantise, zero: {name}"), wrong.is_empty(), detail);
+    section.check(what, wrong.is_empty(), detail);
 }
 
 /// An engine's tensors: planes with gaps between them and, if layer-first, between their tiles.
@@ -220,8 +210,8 @@ fn pointers(gpu: &Gpu, section: &mut Section) -> Outcome<()> {
         let tokens = FRAMES * layout.block_tokens();
         let mut rng = Rng(seed as u64);
         let dtype = if layout.dtype().is_quantised() { Dtype::Bf16 } else { layout.dtype() };
-        let [k, v] =
-            [(), ()].map(|()| conformance::elements(dtype, tokens * layout.row_elements(), &mut rng));
+        let count = tokens * layout.row_elements();
+        let [k, v] = [(); 2].map(|()| conformance::elements(dtype, count, &mut rng));
         // Every third slot is padding.
         let slots: Vec<i64> =
             (0..tokens as i64).rev().map(|slot| if slot % 3 == 1 { -1 } else { slot }).collect();
@@ -229,8 +219,9 @@ fn pointers(gpu: &Gpu, section: &mut Section) -> Outcome<()> {
         let (engine, host) = (make()?, make()?);
         let is_latent = layout.parts() == KvPlanes::Latent;
         let rows = [Elements::new(dtype, &k.bytes)?, Elements::new(dtype, &v.bytes)?];
+        let poison = vec![POISON; k.bytes.len()];
         let on_device = [gpu.upload(&k.bytes)?, gpu.upload(&v.bytes)?];
-        let back = [gpu.upload(&vec![POISON; k.bytes.len()])?, gpu.upload(&vec![POISON; v.bytes.len()])?];
+        let back = [gpu.upload(&poison)?, gpu.upload(&poison)?];
         let slots_there = gpu.upload(&slots)?;
         let stride = layout.row_elements() * dtype.bytes();
         let named = |at: &[Buffer; 2]| DeviceRows {
@@ -251,7 +242,7 @@ fn pointers(gpu: &Gpu, section: &mut Section) -> Outcome<()> {
         let v_rows = if is_latent { Elements::none() } else { rows[1] };
         // SAFETY: as above.
         unsafe { host.store(layer, rows[0], v_rows, &slots)? };
-        let mut want = [vec![POISON; k.bytes.len()], vec![POISON; v.bytes.len()]];
+        let mut want = [poison.clone(), poison];
         let [k_back, v_back] = &mut want;
         let v_back = if is_latent { ElementsMut::none() } else { ElementsMut::new(dtype, v_back)? };
         // SAFETY: as above.
@@ -263,11 +254,7 @@ fn pointers(gpu: &Gpu, section: &mut Section) -> Outcome<()> {
             wrong.push(format!("{layout} (stored correctly: {kept}, loaded correctly: {loaded})"));
         }
     }
-    let detail = match wrong.first() {
-        None => format!("{} layouts", layouts.len()),
-        Some(first) => format!("{} of {} layouts are wrong; {first}", wrong.len(), layouts.len()),
-    };
-    section.check("an engine's own pointers and stream", wrong.is_empty(), detail);
+    check_layouts(section, "an engine's own pointers and stream", layouts.len(), &wrong);
     Ok(())
 }
 
@@ -305,7 +292,7 @@ fn patches(gpu: &Gpu, section: &mut Section) -> Outcome<()> {
         n: entries.len() as u32,
     };
     // SAFETY: the table and the list are kept until the stream has been waited for.
-    unsafe { gpu.launch(&stream, Work::Patch, &params)? };
+    unsafe { gpu.device.kernels().launch(stream.cu_stream(), Work::Patch, &params)? };
     let got = table.download(&stream)?;
     let want: Vec<u8> = want.into_iter().flat_map(i32::to_ne_bytes).collect();
     section.check("a table patched in place", got == want, format!("{} entries", entries.len()));

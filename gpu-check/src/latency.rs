@@ -11,7 +11,7 @@ use kvpool::{AllocRequest, FrameId, Pool};
 use kvpool_cuda::CudaStorage;
 
 use crate::Options;
-use crate::gpu::{self, Gpu, Outcome};
+use crate::gpu::{self, Gpu, Outcome, PATIENCE, took};
 use crate::report::Section;
 
 /// Baseline: the wait for a stream that has no work.
@@ -20,9 +20,6 @@ const IDLE: &str = "an idle stream waited for";
 const CALLED: &str = "a host function called";
 /// Baseline: the driver's copy of a block, and the wait for it.
 const COPIED: &str = "the driver's copy of a block, from the call to its end";
-
-/// Timeout, longer than any of these operations takes.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Measures events, host functions, ends of batches, and small waves.
 ///
@@ -49,16 +46,11 @@ fn driver(gpu: &Gpu, times: usize, section: &mut Section) -> Outcome<Duration> {
     let (mut recorded, mut asked, mut woken, mut waited) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for _ in 0..times {
         // The shortest way to know that a stream is idle.
-        let begin = Instant::now();
+        waited.push(took(|| stream.synchronize())?);
+        recorded.push(took(|| event.record(&stream))?);
         stream.synchronize()?;
-        waited.push(begin.elapsed());
-        let begin = Instant::now();
-        event.record(&stream)?;
-        recorded.push(begin.elapsed());
-        stream.synchronize()?;
-        let begin = Instant::now();
-        let complete = event.try_is_complete()?;
-        asked.push(begin.elapsed());
+        let mut complete = false;
+        asked.push(took(|| event.try_is_complete().map(|is| complete = is))?);
         if !complete {
             return Err("the event is not complete although its stream has been waited for".into());
         }
@@ -74,10 +66,10 @@ fn driver(gpu: &Gpu, times: usize, section: &mut Section) -> Outcome<Duration> {
         };
         woken.push(from.recv_timeout(PATIENCE)?.duration_since(begin));
     }
-    let idle = section.latency(IDLE, waited);
-    section.latency_of("an event recorded", recorded, idle, IDLE);
-    section.latency_of("an event queried", asked, idle, IDLE);
-    Ok(section.latency(CALLED, woken))
+    let idle = Some((section.latency(IDLE, waited, None), IDLE));
+    section.latency("an event recorded", recorded, idle);
+    section.latency("an event queried", asked, idle);
+    Ok(section.latency(CALLED, woken, None))
 }
 
 /// Measures the waits of a pool's user.
@@ -129,16 +121,16 @@ fn batches(gpu: &Gpu, times: usize, called: Duration, section: &mut Section) -> 
     let (stream, _) = gpu.stream()?;
     let mut alone = Vec::new();
     for _ in 0..times {
-        let begin = Instant::now();
-        // SAFETY: both buffers have this length, and are kept until the stream has been waited for.
-        unsafe { result::memcpy_dtod_async(to.address(), from.address(), bytes, stream.cu_stream())? };
-        stream.synchronize()?;
-        alone.push(begin.elapsed());
+        alone.push(took(|| {
+            // SAFETY: both buffers have this length, and are kept until the stream has been waited for.
+            unsafe { result::memcpy_dtod_async(to.address(), from.address(), bytes, stream.cu_stream())? };
+            stream.synchronize()
+        })?);
     }
-    let of = "a host function called, p50";
-    section.latency_of("a batch on an idle stream, from its finish to the notification", ended, called, of);
-    section.latency_of("blocks of a batch that ends, until a waiting request gets them", handed, called, of);
-    let alone = section.latency(COPIED, alone);
-    section.latency_of("a wave of one block, from the call to its end", copied, alone, "that copy, p50");
+    let called = Some((called, "a host function called, p50"));
+    section.latency("a batch on an idle stream, from its finish to the notification", ended, called);
+    section.latency("blocks of a batch that ends, until a waiting request gets them", handed, called);
+    let alone = Some((section.latency(COPIED, alone, None), "that copy, p50"));
+    section.latency("a wave of one block, from the call to its end", copied, alone);
     Ok(())
 }

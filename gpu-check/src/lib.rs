@@ -11,6 +11,7 @@
 //! | `shapes` | the copy kernels by CTAs, threads and bytes in flight, and the driver's copies of the same pieces |
 //! | `compaction` | a pool is defragmented, alone and beside a batch; every byte verified |
 //! | `host` | offloading and bringing back by every way, relative to the best copy over the bus and to `memcpy` |
+//! | `crossing` | frames sent to another device, and received at the same time, relative to one copy between the devices |
 //! | `decode` | the stores of one decode step, on a stream and from a graph |
 //! | `graph` | a graph replayed while a pool is defragmented; every byte verified |
 //! | `interference` | a model's step beside a wave of moves, also one that occupies every multiprocessor |
@@ -25,12 +26,13 @@
 
 use std::time::{Duration, Instant};
 
-use kvpool_cuda::launch::Work;
+use kvpool_cuda::launch::{Choices, MOVING_CTAS, Work};
 use kvpool_cuda::{CudaError, Device, DeviceInfo};
 
 mod bandwidth;
 pub mod clocks;
 mod compaction;
+mod crossing;
 mod decode;
 pub mod gpu;
 mod graph;
@@ -46,11 +48,15 @@ pub mod report;
 mod resize;
 mod sample;
 mod shapes;
+pub mod start;
 pub mod supervise;
 mod tables;
+pub mod variants;
 
 use gpu::{Gpu, Outcome};
 use report::{Section, SectionReport};
+use start::Start;
+use variants::Variant;
 
 /// Options of a run.
 #[derive(Clone, Debug, Default)]
@@ -59,6 +65,8 @@ pub struct Options {
     pub ordinal: u16,
     /// Small sizes and few rounds: runs the checks, but the figures are meaningless.
     pub quick: bool,
+    /// Other choices than the default.
+    pub variant: Option<&'static Variant>,
     /// Print each result at once, for the process that started this one.
     pub tells: bool,
 }
@@ -70,64 +78,64 @@ type Run = fn(&Gpu, &Options, &mut Section) -> Outcome<()>;
 pub struct Part {
     /// Name of the section.
     pub name: &'static str,
-    /// Time limit in seconds.
-    pub limit_s: u64,
+    /// Time after which the section is killed on a fast machine; see [`Start::limit`].
+    pub limit: Duration,
     run: Run,
-    /// What it launches itself, as pools do. Other sections use pools.
+    /// Work of pools that it launches, itself or by a pool.
     pub works: &'static [Work],
 }
 
 impl Part {
-    /// Returns a variable for the environment of the section's process.
+    /// Returns the variables for the environment of the section's process.
+    pub fn env(&self, variant: Option<&Variant>) -> impl Iterator<Item = (&'static str, &'static str)> {
+        (self.name == "load").then_some(load::ENV).into_iter().chain(variant.and_then(|variant| variant.env))
+    }
+
+    /// Returns the name of its report.
     #[must_use]
-    pub fn env(&self) -> Option<(&'static str, &'static str)> {
-        (self.name == "load").then_some(load::ENV)
+    pub fn title(&self, variant: Option<&Variant>) -> String {
+        variant.map_or_else(|| self.name.into(), |variant| format!("{}, {}", self.name, variant.name))
     }
 
-    const fn new(name: &'static str, limit_s: u64, run: Run) -> Self {
-        Self { name, limit_s, run, works: &[] }
-    }
-
-    const fn with(self, works: &'static [Work]) -> Self {
-        Self { works, ..self }
-    }
-
-    /// Returns the time after which the section is killed.
-    #[must_use]
-    pub fn limit(&self) -> Duration {
-        Duration::from_secs(self.limit_s)
+    const fn new(name: &'static str, limit_s: u64, run: Run, works: &'static [Work]) -> Self {
+        Self { name, limit: Duration::from_secs(limit_s), run, works }
     }
 }
 
-/// The sections in order; checks of correctness come first.
-pub const SECTIONS: [Part; 15] = [
-    Part::new("kernels", 40, kernels::run).with(kernels::WORKS),
-    Part::new("load", 10, load::run),
-    Part::new("protocol", 20, protocol::run).with(protocol::WORKS),
-    Part::new("bandwidth", 35, bandwidth::run).with(bandwidth::WORKS),
-    Part::new("shapes", 15, shapes::run).with(shapes::WORKS),
-    Part::new("compaction", 20, compaction::run),
-    Part::new("host", 20, host::run).with(host::WORKS),
-    Part::new("decode", 15, decode::run),
-    Part::new("graph", 20, graph::run),
-    Part::new("interference", 20, interference::run).with(interference::WORKS),
-    Part::new("latency", 10, latency::run),
-    Part::new("mapping", 15, mapping::run).with(mapping::WORKS),
-    Part::new("resize", 15, resize::run),
-    Part::new("tables", 10, tables::run),
-    Part::new("replay", 15, replay::run),
-];
+/// Waves of a compaction.
+const WAVES: &[Work] = &[Work::Wave, Work::WaveBeside { ctas: MOVING_CTAS }];
 
-/// Sum of the time limits, in seconds.
-pub const LIMITS_S: u64 = {
-    let (mut sum, mut at) = (0, 0);
-    while at < SECTIONS.len() {
-        sum += SECTIONS[at].limit_s;
-        at += 1;
-    }
-    assert!(sum <= 280, "with the time to start the driver, all sections end within five minutes");
-    sum
-};
+/// Waves of a compaction, of blocks that the host writes and reads.
+const BLOCKS: &[Work] = &[WAVES[0], WAVES[1], Work::Pack, Work::Unpack];
+
+/// Waves of a compaction beside an engine that stores rows.
+const ENGINE: &[Work] = &[WAVES[0], WAVES[1], Work::Rows];
+
+/// Rows loaded beside such waves.
+const GRAPH: &[Work] = &[WAVES[0], WAVES[1], Work::Pack, Work::Unpack, Work::Rows];
+
+/// Rows stored, in frames that the host reads and wipes.
+const STEP: &[Work] = &[Work::Rows, Work::Pack, Work::Zero];
+
+/// The sections in order; checks of correctness come first.
+pub const SECTIONS: [Part; 16] = [
+    Part::new("kernels", 40, kernels::run, kernels::WORKS),
+    Part::new("load", 10, load::run, &[]),
+    Part::new("protocol", 20, protocol::run, protocol::WORKS),
+    Part::new("bandwidth", 35, bandwidth::run, bandwidth::WORKS),
+    Part::new("shapes", 15, shapes::run, shapes::WORKS),
+    Part::new("compaction", 20, compaction::run, BLOCKS),
+    Part::new("host", 20, host::run, host::WORKS),
+    Part::new("crossing", 15, crossing::run, crossing::WORKS),
+    Part::new("decode", 15, decode::run, STEP),
+    Part::new("graph", 20, graph::run, GRAPH),
+    Part::new("interference", 20, interference::run, interference::WORKS),
+    Part::new("latency", 10, latency::run, WAVES),
+    Part::new("mapping", 15, mapping::run, mapping::WORKS),
+    Part::new("resize", 15, resize::run, BLOCKS),
+    Part::new("tables", 10, tables::run, ENGINE),
+    Part::new("replay", 15, replay::run, ENGINE),
+];
 
 /// Opens a device to keep it started while the sections run: without a process that has it open, a
 /// driver that is not persistent starts the device again for each section, which takes seconds of
@@ -146,32 +154,23 @@ pub fn held(ordinal: u16) -> Result<Option<Device>, CudaError> {
 /// Runs one section in this process.
 ///
 /// # Errors
-/// If the device cannot be used at all: [`CudaError::NoDriver`] if there is no driver. Errors of the
-/// driver while the device is examined are part of the report.
+/// If the device cannot be used at all: [`CudaError::NoDriver`] if there is no driver. Errors of
+/// the driver while the device is examined are part of the report.
 pub fn run(part: &Part, options: &Options) -> Result<SectionReport, CudaError> {
-    let mut section = Section { tells: options.tells, ..Section::new(part.name) };
-    let begin = Instant::now();
-    let gpu = match Gpu::open(options.ordinal)? {
-        Ok(gpu) => gpu,
-        Err(error) => {
-            section.error = Some(error.to_string());
-            return Ok(SectionReport { device: None, section });
-        }
-    };
-    let device = match gpu.facts() {
-        Ok(device) => Some(device),
-        Err(error) => {
-            section.error = Some(error.to_string());
-            None
-        }
-    };
-    let sampler = gpu.pci().ok().and_then(|pci| clocks::Sampler::start(&pci));
-    if section.error.is_none()
-        && let Err(error) = (part.run)(&gpu, options, &mut section)
-    {
-        section.error = Some(error.to_string());
-    }
-    section.clocks = sampler.and_then(clocks::Sampler::stop);
+    let mut section = Section { tells: options.tells, ..Section::new(&part.title(options.variant)) };
+    let (begin, mut device) = (Instant::now(), None);
+    let choices = options.variant.map_or(Choices::DEFAULT, |variant| variant.choices);
+    let opened = Device::open_with(options.ordinal.into(), choices)?;
+    let ran = Gpu::over(opened, begin.elapsed()).and_then(|gpu| {
+        section.start = Some(Start::measure(&gpu)?);
+        section.tell();
+        device = Some(gpu.facts()?);
+        let sampler = clocks::Sampler::start(&gpu.pci()?);
+        let ran = (part.run)(&gpu, options, &mut section);
+        section.clocks = sampler.and_then(clocks::Sampler::stop);
+        ran
+    });
+    section.error = ran.err().map(|error| error.to_string());
     section.seconds = begin.elapsed().as_secs_f64();
     Ok(SectionReport { device, section })
 }

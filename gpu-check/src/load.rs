@@ -9,7 +9,7 @@
 use kvpool_cuda::KernelImage;
 
 use crate::Options;
-use crate::gpu::{Gpu, Outcome};
+use crate::gpu::{Gpu, Outcome, cubin};
 use crate::report::Section;
 
 /// Turns the driver's cache off, in the environment of the process.
@@ -25,17 +25,17 @@ const COMPILED: &str = "PTX compiled by the driver";
 pub fn run(gpu: &Gpu, _options: &Options, section: &mut Section) -> Outcome<()> {
     let is_cold = std::env::var(ENV.0).is_ok_and(|value| value == ENV.1);
     section.check("without the driver's cache", is_cold, format!("{}={}", ENV.0, ENV.1));
-    let image = gpu.device.kernel_image();
-    let own = gpu.device.loaded_in().as_secs_f64() * 1e3;
+    let image = gpu.device.kernels().image;
+    let own = gpu.device.kernels().loaded_in.as_secs_f64() * 1e3;
     let compiled = if image == KernelImage::Ptx { own } else { gpu.compile()? };
     section.figure(COMPILED, compiled, "ms");
-    let opened = gpu.opened_ms();
+    let opened = gpu.opened_ms;
     let what = format!("the device opened for a pool, with its kernels as {image}");
     section.ratio(what, opened, "ms", opened / compiled, COMPILED);
     if image != KernelImage::Ptx {
         section.ratio("machine code loaded", own, "ms", own / compiled, COMPILED);
     }
-    if cfg!(kvpool_cubins) && gpu.has_cubin() {
+    if cubin(&gpu.device).is_some() {
         let is_code = image == KernelImage::Cubin;
         section.check("the pool has loaded machine code", is_code, image.to_string());
     }

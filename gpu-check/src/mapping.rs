@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use kvpool::storage::{Arrangement, Dtype, KvLayout, Storage};
 use kvpool_cuda::launch::Work;
-use kvpool_cuda::params::{CopyParams, Move, PIECE_BYTES_MAX, Piece};
+use kvpool_cuda::params::{CopyParams, Move};
 use kvpool_cuda::{CudaConfig, CudaStorage};
 
 use crate::Options;
-use crate::gpu::{self, Gpu, Outcome};
+use crate::gpu::{self, Gpu, Outcome, distinct, layer_first, rate, took};
 use crate::report::Section;
 use crate::sample;
 
@@ -36,9 +36,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     // K and V of one layer, next to each other in a block.
     let layout = KvLayout::builder().layers(1).kv_heads(8).head_dim(1024).block_tokens(64).dtype(Dtype::Bf16);
     let layout = layout.arrangement(Arrangement::BlockFirst).build()?;
-    if layout.packed_bytes() != FRAME_BYTES {
-        return Err(format!("a frame has {} bytes", layout.packed_bytes()).into());
-    }
+    assert_eq!(layout.packed_bytes(), FRAME_BYTES);
     for &frames in sizes {
         let config = CudaConfig::default().segment_frames(frames);
         let storage = CudaStorage::with_config(&gpu.device, layout.clone(), frames, 2 * frames, config)?;
@@ -46,9 +44,7 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         let (mut grown, mut shrunk) = (Vec::new(), Vec::new());
         let mut exact = true;
         for _ in 0..times {
-            let begin = Instant::now();
-            storage.grow(2 * frames)?;
-            grown.push(begin.elapsed());
+            grown.push(took(|| storage.grow(2 * frames))?);
             exact &= storage.mapped_bytes() == 2 * small;
             let begin = Instant::now();
             // SAFETY: no one else uses the storage.
@@ -62,11 +58,11 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         let (stream, _) = gpu.stream()?;
         let (mut taken, mut freed) = (Vec::new(), Vec::new());
         for _ in 0..times {
-            let begin = Instant::now();
-            let buffer = gpu.buffer(frames * FRAME_BYTES)?;
-            buffer.fill(&stream, 0)?;
-            stream.synchronize()?;
-            taken.push(begin.elapsed());
+            let mut buffer = None;
+            taken.push(took(|| {
+                buffer.insert(gpu.buffer(frames * FRAME_BYTES)?).fill(&stream, 0)?;
+                Outcome::Ok(stream.synchronize()?)
+            })?);
             let begin = Instant::now();
             drop(buffer);
             freed.push(begin.elapsed());
@@ -100,21 +96,11 @@ fn spread(gpu: &Gpu, options: &Options, section: &mut Section, layout: &KvLayout
     let moves: Vec<Move> = (0..moved)
         .map(|at| Move { src: place(at) as u32, dst: (half + place(at * 31 + 5)) as u32 })
         .collect();
-    let distinct: std::collections::HashSet<u32> = moves.iter().map(|step| step.dst).collect();
-    if distinct.len() != moved {
-        return Err("the moves have a destination twice".into());
-    }
+    distinct(&moves)?;
     let stream = gpu.stream_for(Work::Wave)?;
     let list = gpu.upload(&moves)?;
     let mut measure = |base: u64| -> Outcome<f64> {
-        let pieces: Vec<Piece> = (0..FRAME_BYTES as u64 / u64::from(PIECE_BYTES_MAX))
-            .map(|piece| Piece {
-                base: base + piece * u64::from(PIECE_BYTES_MAX),
-                frame_stride: FRAME_BYTES as u64,
-                bytes: PIECE_BYTES_MAX,
-                packed_at: piece as u32 * PIECE_BYTES_MAX,
-            })
-            .collect();
+        let pieces = layer_first(base, 1, frames, FRAME_BYTES as u32);
         let table = gpu.upload(&pieces)?;
         let params = CopyParams::new((table.address(), pieces.len()), (list.address(), moved), 16);
         let tiles = moves.iter().step_by(moved.div_ceil(8)).map(|step| {
@@ -124,12 +110,10 @@ fn spread(gpu: &Gpu, options: &Options, section: &mut Section, layout: &KvLayout
         let samples = sample::plant(gpu, FRAME_BYTES, tiles)?;
         let time = gpu.time(&stream, times, || {
             // SAFETY: the table, the list and the frames are kept until the stream has been waited for.
-            unsafe { gpu.launch(&stream, Work::Wave, &params) }
+            unsafe { gpu.device.kernels().launch(stream.cu_stream(), Work::Wave, &params) }
         })?;
-        stream.synchronize()?;
-        let missing = sample::missing(gpu, &samples)?;
         let what = format!("frames copied over {} GiB", bytes >> 30);
-        section.check(what, missing == 0, format!("{missing} of {} frames differ", samples.len()));
+        sample::check(gpu, &stream, section, what, &samples)?;
         Ok(time)
     };
     let whole = {
@@ -143,7 +127,7 @@ fn spread(gpu: &Gpu, options: &Options, section: &mut Section, layout: &KvLayout
         storage.close()?;
         time
     };
-    let rate = |time: f64| (2 * moved * FRAME_BYTES) as f64 / 1e6 / time;
+    let rate = |time| rate(2 * moved * FRAME_BYTES, time);
     let what = format!("{moved} frames of 2 MiB copied over {:.1} GiB", bytes as f64 / f64::from(1 << 30));
     section.figure(format!("{what}, {WHOLE}"), rate(whole), "GB/s");
     section.ratio(format!("{what}, mapped by segments"), rate(mapped), "GB/s", whole / mapped, WHOLE);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kvpool::storage::{Dtype, KvLayout};
 use kvpool_cli::backend::Backend;
 use kvpool_cli::replay::{self, Compaction, Layers, ReplayPool};
-use kvpool_cli::trace::Trace;
+use kvpool_cli::trace::Generated;
 use kvpool_load::Shape;
 
 use crate::Options;
@@ -21,7 +21,7 @@ use crate::report::Section;
 pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let quick = options.quick;
     let requests = if quick { 12 } else { 400 };
-    let trace = Trace::generated(7, requests);
+    let trace = Generated::Conversations.trace(7, requests);
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::F16).build()?;
     let shape = Shape::of(&layout);
     let blocks = replay::blocks_for(&trace.requests, |tokens| shape.blocks(tokens));

@@ -1,6 +1,6 @@
 //! Reports: checks that passed or failed, and measured figures.
 
-use std::fmt::Write as _;
+use std::fmt::{Display, Write as _};
 use std::time::Duration;
 
 use comfy_table::presets::UTF8_FULL_CONDENSED;
@@ -8,6 +8,7 @@ use comfy_table::{Cell, CellAlignment, Table};
 use serde::{Deserialize, Serialize};
 
 use crate::clocks::Clocks;
+use crate::start::Start;
 
 /// Prefix of the line with a section's results so far, which remain if its process is killed.
 pub const SO_FAR: &str = "gpu_check-so-far ";
@@ -72,7 +73,7 @@ pub struct DeviceFacts {
 }
 
 /// One section of checks and measurements.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Section {
     /// Name of the section.
     pub name: String,
@@ -80,8 +81,12 @@ pub struct Section {
     pub checks: Vec<Check>,
     /// Figures in the section.
     pub figures: Vec<Figure>,
+    /// What its process has measured first, on which its time limit depends.
+    pub start: Option<Start>,
     /// Time in seconds.
     pub seconds: f64,
+    /// The time limit in seconds that it had in the end; see [`Start`].
+    pub limit_s: f64,
     /// The error that ended the section early.
     pub error: Option<String>,
     /// The device's clocks during the section; `None` if they are not known.
@@ -121,18 +126,11 @@ impl Section {
     /// Creates an empty section.
     #[must_use]
     pub fn new(name: &str) -> Self {
-        Self {
-            name: name.into(),
-            checks: Vec::new(),
-            figures: Vec::new(),
-            seconds: 0.0,
-            error: None,
-            clocks: None,
-            tells: false,
-        }
+        Self { name: name.into(), ..Self::default() }
     }
 
-    fn tell(&self) {
+    /// Prints what is known so far, if the parent process wants it.
+    pub fn tell(&self) {
         if self.tells {
             println!("{SO_FAR}{}", line(self));
         }
@@ -144,38 +142,37 @@ impl Section {
         self.tell();
     }
 
+    /// Adds a check that a number is zero: of bytes that differ, for example, as `unit` says.
+    pub fn none(&mut self, what: impl Into<String>, wrong: usize, unit: impl Display) {
+        self.check(what, wrong == 0, format!("{wrong} {unit}"));
+    }
+
     /// Adds a figure without a baseline.
     pub fn figure(&mut self, what: impl Into<String>, value: f64, unit: &str) {
-        self.figures.push(Figure { what: what.into(), value, unit: unit.into(), ratio: None, of: None });
-        self.tell();
+        self.add(Figure { what: what.into(), value, unit: unit.into(), ratio: None, of: None });
     }
 
     /// Adds a figure with its ratio to a baseline.
     pub fn ratio(&mut self, what: impl Into<String>, value: f64, unit: &str, ratio: f64, of: &str) {
         let (unit, of) = (unit.into(), Some(of.into()));
-        self.figures.push(Figure { what: what.into(), value, unit, ratio: Some(ratio), of });
+        self.add(Figure { what: what.into(), value, unit, ratio: Some(ratio), of });
+    }
+
+    fn add(&mut self, figure: Figure) {
+        self.figures.push(figure);
         self.tell();
     }
 
-    /// Adds the median and the 99th percentile of the times. Returns the median.
-    pub fn latency(&mut self, what: &str, times: Vec<Duration>) -> Duration {
-        let [median, _] = self.percentiles(what, times, None);
-        median
-    }
-
-    /// Does so with the ratios to the median of a baseline.
-    pub fn latency_of(&mut self, what: &str, times: Vec<Duration>, baseline: Duration, of: &str) {
-        self.percentiles(what, times, Some((baseline, of)));
-    }
-
-    fn percentiles(
+    /// Adds the median and the 99th percentile of the times, with their ratios to the median of a
+    /// baseline if there is one. Returns the median.
+    pub fn latency(
         &mut self,
         what: &str,
         mut times: Vec<Duration>,
         baseline: Option<(Duration, &str)>,
-    ) -> [Duration; 2] {
+    ) -> Duration {
         times.sort_unstable();
-        [("p50", 0.5), ("p99", 0.99)].map(|(name, share)| {
+        let [median, _] = [("p50", 0.5), ("p99", 0.99)].map(|(name, share)| {
             let at = ((times.len() as f64 * share) as usize).min(times.len().saturating_sub(1));
             let Some(&time) = times.get(at) else { return Duration::ZERO };
             let (what, us) = (format!("{what}, {name}"), time.as_secs_f64() * 1e6);
@@ -186,7 +183,17 @@ impl Section {
                 }
             }
             time
-        })
+        });
+        median
+    }
+
+    /// Relates the figures to those of another run of the section.
+    pub fn relate(&mut self, other: &Self, of: &str) {
+        for figure in &mut self.figures {
+            let same = other.figures.iter().find(|has| has.what == figure.what);
+            figure.ratio = same.map(|same| figure.value / same.value);
+            figure.of = same.map(|_| of.into());
+        }
     }
 
     /// Returns true if the section completed and all checks passed.
@@ -258,7 +265,8 @@ pub fn render_section(section: &Section) -> String {
             format!("{sm}, memory {memory}{celsius}{reasons}, in {samples} samples")
         },
     );
-    let mut text = format!("\n{} ({:.1} s; {clocks})\n", section.name, section.seconds);
+    let Section { name, seconds, limit_s, .. } = section;
+    let mut text = format!("\n{name} ({seconds:.1} s of {limit_s:.0}; {clocks})\n");
     if !section.checks.is_empty() {
         let mut table = table(["", "check", "observed"]);
         for check in &section.checks {
@@ -350,7 +358,7 @@ mod tests {
     #[test]
     fn percentiles_are_of_sorted_times() {
         let mut section = Section::new("latency");
-        section.latency("wake", (0..100).rev().map(Duration::from_micros).collect());
+        section.latency("wake", (0..100).rev().map(Duration::from_micros).collect(), None);
         let values: Vec<f64> = section.figures.iter().map(|figure| figure.value.round()).collect();
         assert_eq!(values, [50.0, 99.0]);
     }

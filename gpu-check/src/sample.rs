@@ -1,7 +1,11 @@
 //! Verification of measured operations: some tiles get bytes of their own before, and are compared
 //! after.
 
+use cudarc::driver::CudaStream;
+use kvpool_testkit::rng::Rng;
+
 use crate::gpu::{Gpu, Outcome};
+use crate::report::Section;
 
 /// A tile that must arrive at another address.
 pub struct Sample {
@@ -16,7 +20,7 @@ pub struct Sample {
 pub fn plant(gpu: &Gpu, bytes: usize, tiles: impl IntoIterator<Item = (u64, u64)>) -> Outcome<Vec<Sample>> {
     let mut samples = Vec::new();
     for (seed, (from, to)) in (1..).zip(tiles) {
-        let bytes = pattern(bytes, seed);
+        let bytes = Rng(seed).bytes(bytes);
         gpu.write(from, &bytes)?;
         // The complement: no byte is right by chance.
         gpu.write(to, &bytes.iter().map(|byte| !byte).collect::<Vec<u8>>())?;
@@ -25,11 +29,12 @@ pub fn plant(gpu: &Gpu, bytes: usize, tiles: impl IntoIterator<Item = (u64, u64)
     Ok(samples)
 }
 
-/// Returns the number of tiles that have not arrived. The device must have no work left.
+/// Returns the number of tiles that have not arrived when the stream has executed its work.
 ///
 /// # Errors
 /// An error of the device.
-pub fn missing(gpu: &Gpu, samples: &[Sample]) -> Outcome<usize> {
+pub fn missing(gpu: &Gpu, stream: &CudaStream, samples: &[Sample]) -> Outcome<usize> {
+    stream.synchronize()?;
     let mut missing = 0;
     for Sample { to, bytes } in samples {
         missing += usize::from(gpu.read(*to, bytes.len())? != *bytes);
@@ -37,9 +42,18 @@ pub fn missing(gpu: &Gpu, samples: &[Sample]) -> Outcome<usize> {
     Ok(missing)
 }
 
-fn pattern(bytes: usize, seed: u64) -> Vec<u8> {
-    let word = |at: u64| {
-        ((at + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ seed << 17).wrapping_mul(0xD134_2543_DE82_EF95)
-    };
-    (0..bytes.div_ceil(8) as u64).flat_map(|at| word(at).to_le_bytes()).take(bytes).collect()
+/// Checks that all tiles have arrived when the stream has executed its work.
+///
+/// # Errors
+/// An error of the device.
+pub fn check(
+    gpu: &Gpu,
+    stream: &CudaStream,
+    section: &mut Section,
+    what: impl Into<String>,
+    samples: &[Sample],
+) -> Outcome<()> {
+    let missing = missing(gpu, stream, samples)?;
+    section.none(what, missing, format_args!("of {} tiles differ", samples.len()));
+    Ok(())
 }

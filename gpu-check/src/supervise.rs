@@ -2,22 +2,26 @@
 //!
 //! ```text
 //! parent   for each section: start a child, wait for its line, or kill it at its limit
-//! child    opens the device, runs one section, prints one line of JSON: its `SectionReport`
+//! child    opens the device, measures a fixed job, runs one section; prints its results so far after
+//!          each of these, and at the end one line of JSON: its `SectionReport`
 //! ```
 //!
+//! The limit is that of [`Start`]: one until the child has told the time of the job, and then
+//! another one, which depends on it.
+//!
 //! A device error that ends a context ends it for the process that caused it. A section that was
-//! killed, crashed, or printed no line is reported as a section that ended early, with the results that
-//! it has told so far; the lines of the others have been handed over by then. No child outlives its
-//! parent: the system kills it.
+//! killed, crashed, or printed no line is reported as a section that ended early, with the results
+//! that it has told so far; the lines of the others have been handed over by then. No child
+//! outlives its parent: the system kills it.
 
 use std::io::{self, BufRead, BufReader, Write};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::report::{self, SO_FAR, Section, SectionReport};
+use crate::start::Start;
 
 /// Prefix of the line with a child's report; other lines of its output are passed on.
 pub const LINE: &str = "gpu_check-section ";
@@ -34,19 +38,24 @@ const REAP: Duration = Duration::from_secs(2);
 /// A section to run in a child.
 pub struct Job {
     /// Name of the section.
-    pub name: &'static str,
-    /// Time after which the child is killed.
+    pub name: String,
+    /// Time after which the child is killed on a fast machine.
     pub limit: Duration,
+    /// Factor of all limits.
+    pub factor: f64,
     /// The program to run, with its arguments.
     pub command: Command,
 }
 
 /// Runs the jobs one after another, and calls `done` with each report as soon as it is there.
-pub fn run(jobs: impl IntoIterator<Item = Job>, mut done: impl FnMut(&SectionReport)) -> Vec<SectionReport> {
+pub fn run(
+    jobs: impl IntoIterator<Item = Job>,
+    mut done: impl FnMut(&mut SectionReport),
+) -> Vec<SectionReport> {
     jobs.into_iter()
         .map(|job| {
-            let report = one(job);
-            done(&report);
+            let mut report = one(job);
+            done(&mut report);
             report
         })
         .collect()
@@ -82,7 +91,9 @@ pub fn end_with_parent() {
 pub fn ask(mut command: Command, limit: Duration) -> Result<ExitStatus, String> {
     let child = command.stdin(Stdio::null()).env(PARENT, std::process::id().to_string()).spawn();
     let mut child = child.map_err(|error| format!("the process did not start: {error}"))?;
-    exit_of(&mut child, limit).ok_or_else(|| format!("no answer within {:.0} s", limit.as_secs_f64()))
+    let status = exit_of(&mut child, limit);
+    reap(&mut child);
+    status.ok_or_else(|| format!("no answer within {:.0} s", limit.as_secs_f64()))
 }
 
 /// A program that runs until its input ends, or this is dropped.
@@ -105,98 +116,103 @@ impl Drop for Held {
     }
 }
 
+/// What a child has printed.
+enum Told {
+    SoFar(Section),
+    Report(serde_json::Result<Box<SectionReport>>),
+}
+
 fn one(job: Job) -> SectionReport {
-    let Job { name, limit, mut command } = job;
+    let Job { name, limit, factor, mut command } = job;
     let begin = Instant::now();
-    let so_far = Arc::new(Mutex::new(None::<Section>));
-    let early = |reason: String| {
-        let told = so_far.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let mut section = told.unwrap_or_else(|| Section::new(name));
-        section.error = Some(reason);
-        section.seconds = begin.elapsed().as_secs_f64();
-        SectionReport { device: None, section }
+    let early = |so_far: Section, reason: String| {
+        let seconds = begin.elapsed().as_secs_f64();
+        SectionReport { device: None, section: Section { error: Some(reason), seconds, ..so_far } }
     };
+    let mut so_far = Section::new(&name);
     let command = command.env(PARENT, std::process::id().to_string());
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
-    let mut child = match child {
+    let mut child = match command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn() {
         Ok(child) => child,
-        Err(error) => return early(format!("the section's process did not start: {error}")),
+        Err(error) => return early(so_far, format!("the section's process did not start: {error}")),
     };
     let Some(output) = child.stdout.take() else {
-        return early("the section's process has no output".into());
+        return early(so_far, "the section's process has no output".into());
     };
     let (tell, told) = mpsc::channel();
-    let latest = so_far.clone();
-    let reader = thread::spawn(move || {
-        // The output of a killed process may end in the middle of a character.
-        for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
-            let line = String::from_utf8_lossy(&line).into_owned();
-            if let Some(json) = line.find(SO_FAR).map(|at| &line[at + SO_FAR.len()..]) {
-                if let Ok(section) = serde_json::from_str(json) {
-                    *latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(section);
+    let reader = thread::spawn(move || read(output, &tell));
+    let (mut since, mut applied) = (begin, Start::before(factor));
+    let found = loop {
+        match told.recv_timeout(applied.time.saturating_sub(since.elapsed())) {
+            Ok(Told::SoFar(section)) => {
+                if let (None, Some(start)) = (so_far.start, section.start) {
+                    (since, applied) = (Instant::now(), start.limit(limit, factor));
                 }
-                continue;
+                so_far = section;
             }
-            match line.find(LINE).map(|at| &line[at + LINE.len()..]) {
-                // At once: the process may hang while it ends.
-                Some(json) => drop(tell.send(Some(serde_json::from_str::<SectionReport>(json)))),
-                // The standard error may be closed.
-                None => drop(writeln!(io::stderr(), "{line}")),
+            Ok(Told::Report(report)) => break Some(report),
+            Err(RecvTimeoutError::Disconnected) => break None,
+            Err(RecvTimeoutError::Timeout) => {
+                let end = if reap(&mut child) { "" } else { ", and has not ended" };
+                let seconds = applied.time.as_secs_f64();
+                so_far.limit_s = seconds;
+                // A grandchild may hold the output open: the reader is then left behind.
+                return early(so_far, format!("killed after {seconds:.0} s{end}: {}", applied.why));
             }
         }
-        let _ = tell.send(None);
-    });
-    let found = told.recv_timeout(limit);
-    if let Err(RecvTimeoutError::Timeout) = found {
-        let end = if reap(&mut child) { "" } else { ", and has not ended" };
-        // A grandchild may hold the output open: the reader is then left behind.
-        return early(format!("killed after {:.0} s{end}", limit.as_secs_f64()));
-    }
-    let left = limit.saturating_sub(begin.elapsed()).max(Duration::from_secs(1));
+    };
+    so_far.limit_s = applied.time.as_secs_f64();
+    let left = applied.time.saturating_sub(since.elapsed()).max(Duration::from_secs(1));
     let status = exit_of(&mut child, left);
     if status.is_some() {
         let _ = reader.join();
     }
-    match (found, status) {
-        (Ok(Some(Ok(report))), Some(status)) if status.success() || !report.section.passed() => report,
-        (Ok(Some(Ok(mut report))), status) => {
+    reap(&mut child);
+    match found {
+        Some(Ok(mut report)) => {
+            report.section.limit_s = so_far.limit_s;
             // A crash at the end, in a destructor: the results are good, the section is not.
-            report.section.error = Some(format!("its process failed after the report: {}", said(status)));
-            report
+            if report.section.passed() && !status.is_some_and(|status| status.success()) {
+                report.section.error = Some(format!("its process failed after the report: {}", said(status)));
+            }
+            *report
         }
-        (Ok(Some(Err(error))), status) => {
-            early(format!("its report is not valid: {error}; {}", said(status)))
-        }
-        (_, status) => early(format!("its process ended without a report: {}", said(status))),
+        Some(Err(error)) => early(so_far, format!("its report is not valid: {error}; {}", said(status))),
+        None => early(so_far, format!("its process ended without a report: {}", said(status))),
     }
 }
 
-/// Waits until the child exits; kills it after `limit`.
+/// Hands over what a child prints, at once: it may hang while it ends.
+fn read(output: ChildStdout, tell: &Sender<Told>) {
+    // The output of a killed process may end in the middle of a character.
+    for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+        let line = String::from_utf8_lossy(&line);
+        if let Some((_, json)) = line.split_once(SO_FAR) {
+            serde_json::from_str(json).into_iter().for_each(|section| drop(tell.send(Told::SoFar(section))));
+        } else if let Some((_, json)) = line.split_once(LINE) {
+            let _ = tell.send(Told::Report(serde_json::from_str(json)));
+        } else {
+            // The standard error may be closed.
+            let _ = writeln!(io::stderr(), "{line}");
+        }
+    }
+}
+
+/// Waits until the child exits; `None` if it does not within the limit.
 fn exit_of(child: &mut Child, limit: Duration) -> Option<ExitStatus> {
     let begin = Instant::now();
     loop {
         match child.try_wait() {
-            Ok(Some(status)) => return Some(status),
             Ok(None) if begin.elapsed() < limit => thread::sleep(PAUSE),
-            Ok(None) | Err(_) => {
-                reap(child);
-                return None;
-            }
+            exited => return exited.ok().flatten(),
         }
     }
 }
 
-/// Kills the child, and waits for a moment; returns whether it has ended. A process inside a call of
-/// a driver that hangs does not end.
+/// Kills the child, and waits for a moment; returns whether it has ended. A process inside a call
+/// of a driver that hangs does not end.
 fn reap(child: &mut Child) -> bool {
-    let (_, begin) = (child.kill(), Instant::now());
-    while matches!(child.try_wait(), Ok(None)) {
-        if begin.elapsed() > REAP {
-            return false;
-        }
-        thread::sleep(PAUSE);
-    }
-    true
+    let _ = child.kill();
+    exit_of(child, REAP).is_some()
 }
 
 fn said(status: Option<ExitStatus>) -> String {

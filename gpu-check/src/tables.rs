@@ -21,8 +21,6 @@ use crate::report::Section;
 const READ: usize = 16;
 /// Time within which a block must move.
 const MOVES_WITHIN: Duration = Duration::from_secs(5);
-/// Timeout, longer than a step takes.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Parameters of the kernel, as in `kernels/probes.cu`.
 #[derive(Clone, Copy)]
@@ -59,12 +57,11 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let pool = Pool::builder(layout.clone()).blocks(blocks).storage(Arc::new(storage)).build()?;
     let (is_over, has_moved) = (AtomicBool::new(false), AtomicBool::new(false));
     let (stepped, moved) = std::thread::scope(|scope| {
-        let moving = || move_blocks(&pool, blocks, &is_over, &has_moved).map_err(|error| error.to_string());
-        let moving = scope.spawn(moving);
+        let moving = scope
+            .spawn(|| move_blocks(&pool, blocks, &is_over, &has_moved).map_err(|error| error.to_string()));
         let stepped = step(gpu, &pool, base, (steps_min, rows, blocks), &has_moved);
         is_over.store(true, Ordering::Relaxed);
-        let moved = moving.join().map_err(|_| "the moves panicked".to_owned());
-        Ok::<_, Box<dyn std::error::Error>>((stepped?, moved??))
+        Outcome::Ok((stepped?, moving.join().map_err(|_| "the moves panicked")??))
     })?;
     let Stepped { steps, preempted, read, wrong } = stepped;
     let Moved { blocks: moved, resizes } = moved;
@@ -72,11 +69,8 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     section.check("blocks moved beside the steps", moved > 0, format!("{moved} blocks"));
     section.check("resizes beside the steps", resizes > 1, format!("{resizes} resizes"));
     section.check("sequences preempted", preempted > 0, format!("{preempted} times"));
-    section.check(
-        "bytes that the kernel found by the tables",
-        wrong == 0 && read > 0,
-        format!("{wrong} of {read} blocks differ"),
-    );
+    let what = "bytes that the kernel found by the tables";
+    section.check(what, wrong == 0 && read > 0, format!("{wrong} of {read} blocks differ"));
     pool.audit()?;
     Ok(())
 }
@@ -153,11 +147,10 @@ fn step(
             }
             let (from, tokens) = (sequence.len(), 1 + rng.below(3 * block_tokens));
             match batch.append(sequence, tokens) {
-                Ok(_) => {}
                 // No room for now.
                 Err(SequenceError::Alloc(_)) => continue,
-                Err(error) => return Err(error.into()),
-            }
+                appended => appended?,
+            };
             let id = sequence.id().0;
             let k: Vec<bf16> = (from..from + tokens).flat_map(|token| row(&layout, id, token)).collect();
             batch.store(sequence, 0, from..from + tokens, Elements::from(&k), Elements::from(&k))?;
@@ -180,7 +173,7 @@ fn step(
         // keeps the frames of its table.
         unsafe { launch(&stream, &kernel, gpu.multiprocessors, &params)? };
         let ended = batch.finish_on(&shared)?;
-        runtime.block_on(async { tokio::time::timeout(PATIENCE, ended).await })??;
+        gpu::wait(&runtime, ended)?;
         let got = found.read()?;
         for (at, sequence) in sequences.iter().enumerate() {
             for column in 0..sequence.len().div_ceil(block_tokens) {

@@ -173,6 +173,7 @@ fn run(is_converted: bool, mut launched: Launch, rng: &mut Rng) {
         (true, Way::In, false) => "kvp_quantise",
         (true, Way::Out, false) => "kvp_dequantise",
         // Compiled for this pair of types alone.
+        (true, Way::In, true) if rng.below(2) == 0 => "kvp_probe_quantise_row_first",
         (true, Way::In, true) => "kvp_probe_quantise",
         (true, Way::Out, true) => "kvp_probe_dequantise",
     };
