@@ -144,6 +144,12 @@ uncached_once uncached
 registered_uncached uncached
 renoted_uncached uncached
 chain_registered uncached
+run_rest_lost evictable
+mixed_place evictable
+weights_mixed weights
+root_torn weights
+root_unfenced weights
+root_unpublished weights
 checkpoint_in_part grouped
 reopen_unlisted moved_since
 checkpoint_without_notes grouped

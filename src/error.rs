@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::ids::{BlockHandle, BlockId, DeviceId, Generation, PoolTag, Priority, Ticket};
+use crate::ids::{BlockHandle, BlockId, DeviceId, Generation, PoolTag, Priority, TenantId, Ticket};
 
 mod frame;
 mod invalid;
@@ -16,6 +16,7 @@ mod retry;
 mod sequence;
 mod settle;
 mod storage;
+mod tenants;
 mod transport;
 mod turn;
 
@@ -28,6 +29,7 @@ pub use retry::Retry;
 pub use sequence::{SequenceError, StepError};
 pub use settle::SettleError;
 pub use storage::StorageError;
+pub use tenants::TenantError;
 pub use transport::TransportError;
 pub use turn::{TurnHolder, TurnTask};
 
@@ -59,7 +61,8 @@ pub enum AllocError {
         free: usize,
         /// Number of retired blocks, which become free when a batch ends.
         retired: usize,
-        /// Number of cached blocks without an owner; batches in flight may still read them.
+        /// Number of cached blocks without an owner that the request may evict; batches in flight may
+        /// still read them.
         evictable: usize,
         /// Number of free blocks held by moves or a shrink.
         held: usize,
@@ -150,6 +153,30 @@ pub enum AllocError {
         asked: usize,
         /// Number of free blocks when the search gave up.
         free: usize,
+    },
+    /// The request would take its tenant beyond its quota, and the tenant has too few cached blocks
+    /// of its own to evict. Also of a request that would wait otherwise.
+    #[error("requested {asked} blocks for tenant {tenant}, which holds {held} of its quota of {quota}")]
+    OverQuota {
+        /// Number of blocks requested.
+        asked: usize,
+        /// The tenant.
+        tenant: TenantId,
+        /// Its quota in blocks.
+        quota: usize,
+        /// Number of blocks that it holds, owned and cached, with those being allocated for it.
+        held: usize,
+    },
+    /// A request that would wait asks for more than the floors of other tenants leave of the pool: as
+    /// long as those tenants hold as much, it would wait in vain, and others behind it.
+    #[error(
+        "requested {asked} blocks; what it keeps and the floors of other tenants leave {most} of the pool"
+    )]
+    Floors {
+        /// Number of blocks requested.
+        asked: usize,
+        /// The most that it could get if all owners released their blocks.
+        most: usize,
     },
     /// The pool's device failed. The contents of its blocks are lost, and it allocates no more.
     #[error("the pool's device {device} is lost")]

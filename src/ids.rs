@@ -60,6 +60,10 @@ id! {
     SessionId(u64)
 }
 id! {
+    /// Id of a tenant (an owner of requests, with limits of its own), chosen by the engine.
+    TenantId(u64)
+}
+id! {
     /// Position in the order of batches. A frame retired at a ticket waits for all batches up to
     /// it.
     Ticket(u64)
@@ -67,6 +71,11 @@ id! {
 id! {
     /// Number of times that a block was freed. A handle of another generation is stale.
     Generation(u64)
+}
+id! {
+    /// Version of a model's or an adapter's weights, chosen by the engine; 0 until the first
+    /// change.
+    WeightsVersion(u64)
 }
 id! {
     /// Identifies a pool of this process, so that another pool rejects its handles.

@@ -128,6 +128,10 @@ pub mod storage;
 
 pub mod prefix;
 
+pub mod hints;
+
+pub mod tenants;
+
 #[cfg(feature = "internals")]
 pub mod sequence;
 #[cfg(not(feature = "internals"))]
@@ -156,20 +160,21 @@ pub use migrate::transport;
 #[doc(inline)]
 pub use pool::{
     AllocRequest, AllocationCounts, AuditError, AuditReport, BlockInfo, BlockOwner, BlockPin,
-    BringBackReport, BuildError, CallUntil, Carried, CompactionState, Counts, DefragConfig, DefragError,
-    DefragOptions, DefragReport, DefragTotals, Defragmenter, Fragmentation, FrameBatch, FrameGroup,
-    FrameInfo, FrameKey, FrameLease, FrameMoves, FramePlace, FramePool, FramePoolBuilder, FrameShrink,
-    HitGroup, Latencies, Latency, LatencyBucket, LatencyHistogram, Lease, LowestPriorityFirst, Metrics,
-    MigrateError, MigrationCounts, MigrationReport, MoveCounts, MovedFrames, Need, OffloadReport, Owners,
-    PinOwner, PinnedBlock, Pool, PoolBuilder, Preempt, Preempted, Pressure, Priority, Refusals, ResizeError,
-    ResizeOptions, ResizeReport, SequenceOwner, SequenceRuns, Settled, SourcePlace, Stats, Swapped,
-    Unaccounted, Victim, VictimOrder, Wait, WaitCounts, flush_thread,
+    BringBackReport, BuildError, CacheGroup, CallUntil, Carried, CompactionState, Counts, DefragConfig,
+    DefragError, DefragOptions, DefragReport, DefragTotals, Defragmenter, Fragmentation, FrameBatch,
+    FrameGroup, FrameInfo, FrameKey, FrameLease, FrameMoves, FramePlace, FramePool, FramePoolBuilder,
+    FrameShrink, GroupKeeps, HitGroup, Latencies, Latency, LatencyBucket, LatencyHistogram, Lease,
+    LowestPriorityFirst, Metrics, MigrateError, MigrationCounts, MigrationReport, MoveCounts, MovedFrames,
+    Need, OffloadReport, Owners, PinOwner, PinnedBlock, Pool, PoolBuilder, Preempt, Preempted, Pressure,
+    Priority, Refusals, ResizeError, ResizeOptions, ResizeReport, SequenceOwner, SequenceRuns, Settled,
+    SourcePlace, Stats, Swapped, Unaccounted, Victim, VictimOrder, Wait, WaitCounts, flush_thread,
 };
 #[doc(inline)]
 pub use sequence::{
     AdmitRequest, Append, Appended, Batch, BlockTable, Copied, CsrTable, Finish, FinishError,
     GroupedAppended, GroupedSequence, Listed, Moved, MovedEntry, PinnedInfo, PinnedPrefix, ResumeOptions,
-    Sequence, SequenceBuilder, SequenceView, Since, StateCopy, Stepped, TOKENS_MAX, Tokens, Window,
+    Sequence, SequenceBuilder, SequenceView, Since, StateCopy, Stepped, TOKENS_MAX, Tokens, VersionRange,
+    Window,
 };
 #[doc(inline)]
 pub use {
@@ -177,11 +182,11 @@ pub use {
     error::{
         AllocError, FrameError, FrameShrinkError, GrowError, HandleError, HeadOfLine, Invalid, LayersError,
         OldestBatch, PrefixError, Retry, SequenceError, SettleError, ShrinkError, StepError, StorageError,
-        TransferError, TransportError, TurnHolder, TurnTask,
+        TenantError, TransferError, TransportError, TurnHolder, TurnTask,
     },
     ids::{
         BlockHandle, BlockId, DeviceId, FRAMES_MAX, FrameId, Generation, Order, PoolTag, Run, SequenceId,
-        SessionId, Ticket,
+        SessionId, TenantId, Ticket, WeightsVersion,
     },
     prefix::PrefixConfig,
     storage::KvLayout,

@@ -116,6 +116,23 @@ mod imp {
     }
     pub(crate) use thread_local_const;
 
+    /// An unbounded queue for any number of threads.
+    pub(crate) struct Queue<T>(crossbeam_queue::SegQueue<T>);
+
+    impl<T> Queue<T> {
+        pub(crate) fn new() -> Self {
+            Self(crossbeam_queue::SegQueue::new())
+        }
+
+        pub(crate) fn push(&self, value: T) {
+            self.0.push(value);
+        }
+
+        pub(crate) fn pop(&self) -> Option<T> {
+            self.0.pop()
+        }
+    }
+
     /// Plain memory behind a published pointer: written before publication, never after. loom
     /// checks that every reader acquired the pointer.
     pub(crate) struct Frozen<T>(T);
@@ -160,6 +177,10 @@ mod imp {
             }
         }
 
+        pub(crate) fn insert(&self, key: K, value: V) {
+            self.0.insert(key, value);
+        }
+
         /// Changes the entry of the key, or a default one, under the lock of its shard.
         pub(crate) fn update<R>(&self, key: K, change: impl FnOnce(&mut V) -> R) -> R
         where
@@ -168,7 +189,10 @@ mod imp {
             change(&mut self.0.entry(key).or_default())
         }
 
-        pub(crate) fn get(&self, key: &K) -> Option<V> {
+        pub(crate) fn get<Q: ?Sized + Eq + std::hash::Hash>(&self, key: &Q) -> Option<V>
+        where
+            K: std::borrow::Borrow<Q>,
+        {
             self.0.get(key).map(|entry| entry.value().clone())
         }
 
@@ -271,6 +295,22 @@ mod imp {
         }
     }
 
+    pub(crate) struct Queue<T>(loom::sync::Mutex<std::collections::VecDeque<T>>);
+
+    impl<T> Queue<T> {
+        pub(crate) fn new() -> Self {
+            Self(loom::sync::Mutex::new(std::collections::VecDeque::new()))
+        }
+
+        pub(crate) fn push(&self, value: T) {
+            self.0.lock().unwrap().push_back(value);
+        }
+
+        pub(crate) fn pop(&self) -> Option<T> {
+            self.0.lock().unwrap().pop_front()
+        }
+    }
+
     pub(crate) struct Map<K, V>(loom::sync::Mutex<HashMap<K, V>>);
 
     impl<K: Eq + Hash, V: Clone> Map<K, V> {
@@ -287,6 +327,10 @@ mod imp {
             vacant
         }
 
+        pub(crate) fn insert(&self, key: K, value: V) {
+            let _before = self.0.lock().unwrap().insert(key, value);
+        }
+
         pub(crate) fn update<R>(&self, key: K, change: impl FnOnce(&mut V) -> R) -> R
         where
             V: Default,
@@ -294,7 +338,10 @@ mod imp {
             change(self.0.lock().unwrap().entry(key).or_default())
         }
 
-        pub(crate) fn get(&self, key: &K) -> Option<V> {
+        pub(crate) fn get<Q: ?Sized + Eq + Hash>(&self, key: &Q) -> Option<V>
+        where
+            K: std::borrow::Borrow<Q>,
+        {
             self.0.lock().unwrap().get(key).cloned()
         }
 

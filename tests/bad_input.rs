@@ -379,6 +379,21 @@ fn lengths_beyond_the_end() {
     assert_eq!(batch.append(&mut sequence, 0), Err(invalid(id, "tokens", 0, "at least 1")));
 }
 
+/// Its last block takes the token, but this pool has no block of that number.
+#[test]
+fn a_sequence_of_a_larger_pool() {
+    let [small, large] = [4, 400].map(|blocks| builder().blocks(blocks).build().unwrap());
+    let mut theirs = large.sequence(SequenceId(2)).open().unwrap();
+    let mut step = large.begin_batch();
+    let tokens = 300 * theirs.block_tokens() + 1;
+    step.append(&mut theirs, tokens).unwrap();
+    let mut batch = small.begin_batch();
+    let refusal = Err(SequenceError::ForeignSequence { id: SequenceId(2) });
+    assert_eq!(batch.append(&mut theirs, 1).map(drop), refusal);
+    batch.finish();
+    step.finish();
+}
+
 /// Also in the middle of a list of good ones: the output built for those before it is discarded.
 #[test]
 fn sequences_of_another_pool() {

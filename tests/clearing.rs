@@ -130,7 +130,7 @@ impl Router {
             self.next += 1;
             match told.event {
                 KvEvent::Stored { block, hash, .. } => drop(self.stored.insert((block, hash))),
-                KvEvent::Removed { block, hash } => {
+                KvEvent::Removed { block, hash, .. } => {
                     self.removed += 1;
                     assert!(self.stored.remove(&(block, hash)), "{block} was already removed by a clear");
                 }

@@ -1,5 +1,5 @@
-//! The tests of the library, in one program: `cargo test --release --test all stress::` runs those of
-//! one file. Beside it are the tests that need a process or features of their own.
+//! The tests of the library, in one program: `cargo test --release --test all stress::` runs those
+//! of one file. Beside it are the tests that need a process or features of their own.
 
 mod abandoned;
 mod accounts;
@@ -12,6 +12,7 @@ mod compaction_faults;
 mod compaction_runs;
 mod contiguity;
 mod edges;
+mod event_groups;
 mod evicted_runs;
 mod eviction_order;
 mod extra_keys;
@@ -23,6 +24,7 @@ mod frame_stress;
 mod grouped;
 mod grouped_blocks;
 mod growth_hostile;
+mod hints;
 mod hostile_code;
 mod hostile_waiting;
 mod metrics;
@@ -53,10 +55,12 @@ mod stress;
 mod stress_compaction;
 mod stress_prefix;
 mod stress_waiting;
+mod tenants;
 mod tiles;
 mod transfer;
 mod uncached_chains;
 mod uncaching;
 mod waiting;
+mod weights;
 mod window_edges;
 mod windows;

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Duration;
 
-use kvpool::prefix::policy::{CachePriority, Millis, PolicyKind};
+use kvpool::prefix::policy::{CachePriority, Head, Millis, Place, Policy, PolicyKind, Released};
 use kvpool::prefix::{PrefixConfig, PrefixKeys};
 use kvpool::{AllocError, AllocRequest, Pool, Sequence, SequenceId};
 use kvpool_testkit::prompts::{BLOCK_TOKENS, pool_of};
@@ -42,7 +42,7 @@ fn a_late_release_does_not_hide_a_batch() {
     type Hook = Box<dyn FnOnce() + Send>;
     let hook: Arc<Mutex<Option<Hook>>> = Arc::default();
     let called = hook.clone();
-    // The clock is read between the two.
+    // The clock is read between the two, for the retention.
     let config = PrefixConfig::new().policy(PolicyKind::Priority).clock(move || {
         let hook = called.lock().unwrap().take();
         hook.into_iter().for_each(|hook| hook());
@@ -50,7 +50,8 @@ fn a_late_release_does_not_hide_a_batch() {
     });
     let pool = pool_of(10, config);
     let tokens = prompt(1, 10);
-    let sequence = open(&pool, 1, &tokens[..40]);
+    let retained = pool.sequence(SequenceId(1)).keep_until(Millis(2)).tokens(&tokens[..40]).unwrap();
+    let sequence = fill(&pool, retained, &tokens[..40]);
     let batch = Arc::new(OnceLock::new());
     let (other, under) = (pool.clone(), batch.clone());
     *hook.lock().unwrap() = Some(Box::new(move || {
@@ -76,11 +77,10 @@ fn a_late_release_does_not_hide_a_batch() {
 #[test]
 fn the_front_of_a_queue_is_found_among_ranks_that_lie_far_ahead() {
     in_time(|| {
-        let config = PrefixConfig::new().policy(PolicyKind::Priority).clock(|| Millis(1));
-        let pool = pool_of(40, config);
+        let pool = pool_of(40, PrefixConfig::new().policy_of(Arc::new(HighRanks)));
         let keep = |first: u32| {
             let tokens = prompt(first, 1);
-            let sequence = pool.sequence(SequenceId(1)).keep_until(Millis(1 << 30)).tokens(&tokens).unwrap();
+            let sequence = pool.sequence(SequenceId(1)).keep(CachePriority::High).tokens(&tokens).unwrap();
             drop(fill(&pool, sequence, &tokens));
         };
         let evict = |first: u32| {
@@ -97,6 +97,29 @@ fn the_front_of_a_queue_is_found_among_ranks_that_lie_far_ahead() {
         drop(pool.allocate(AllocRequest::new(40)).unwrap());
         pool.audit().unwrap();
     });
+}
+
+/// Places blocks of high priority in a queue of its own, far ahead.
+#[derive(Debug)]
+struct HighRanks;
+
+impl Policy for HighRanks {
+    fn name(&self) -> &'static str {
+        "high ranks"
+    }
+
+    fn queues(&self) -> usize {
+        2
+    }
+
+    fn victim(&self, heads: &[Option<Head>], _: Millis) -> Option<usize> {
+        heads.iter().position(Option::is_some)
+    }
+
+    fn place(&self, released: &Released, _: Millis) -> Place {
+        let queue = u8::from(released.priority == CachePriority::High);
+        Place { queue, rank: u64::from(queue) << 54 | released.order, state: 0 }
+    }
 }
 
 /// Values at their limits.

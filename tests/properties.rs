@@ -2,6 +2,7 @@
 #![cfg(not(kvpool_loom))]
 
 use kvpool::Window;
+use kvpool_testkit::hints::{self, HintOperation};
 use kvpool_testkit::model::{BLOCK_TOKENS, Operation, Setup, run};
 use kvpool_testkit::prefix::{self, PrefixOperation};
 use proptest::collection::vec;
@@ -81,6 +82,19 @@ proptest! {
         operations in vec(any::<PrefixOperation>(), 1..OPERATIONS_MAX),
     ) {
         prefix::run(60, block_tokens, &operations).map_err(TestCaseError::fail)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(config(256))]
+
+    /// Evictions and outcomes after any hints, with budgets of pins.
+    #[test]
+    fn hints_are_carried_out_as_in_the_model(
+        pins_max in select(&[0, 3, 9, 64][..]),
+        operations in vec(any::<HintOperation>(), 1..OPERATIONS_MAX),
+    ) {
+        hints::run(pins_max, &operations).map_err(TestCaseError::fail)?;
     }
 }
 

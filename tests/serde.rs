@@ -58,6 +58,6 @@ fn events_survive_a_round_trip() {
     assert_eq!(kinds, 3, "two blocks, and the clear");
     let lost = Numbered { number: 5, event: KvEvent::Resync { lost: u64::MAX } };
     round_trip(&lost);
-    round_trip(&KvEvent::Removed { block: BlockId(3), hash: BlockHash::new(u128::MAX, 1) });
+    round_trip(&KvEvent::Removed { block: BlockId(3), hash: BlockHash::new(u128::MAX, 1), group: 7 });
     assert!(serde_json::from_str::<BlockHash>("\"12-zz\"").is_err());
 }

@@ -225,7 +225,7 @@ impl Follower {
         while let Some(event) = self.events.try_recv() {
             match event.event {
                 KvEvent::Stored { block, hash, .. } => assert!(self.stored.insert((block, hash)), "twice"),
-                KvEvent::Removed { block, hash } => {
+                KvEvent::Removed { block, hash, .. } => {
                     assert!(self.stored.remove(&(block, hash)), "{block} was not there");
                 }
                 other => panic!("{other:?}"),

@@ -9,6 +9,10 @@
 //!           block and of 62; two threads against one
 //! single    blocks of one token: long prompts
 //! events    a whole request that stores and evicts 62 blocks, with subscribers of the events
+//! weights   a change of the version of the weights in a full cache, and a cached prompt of 1,000
+//!           tokens at version 0 and at another one
+//! hints     hints about a session of 10,000 blocks, and single blocks that another thread
+//!           allocates beside them and without
 //! ```
 //!
 //! An argument selects one of them. Subjects take turns, round by round; each figure is the minimum
@@ -17,11 +21,14 @@
 //! kvpool: above 1, the other takes longer (for a rate: does more). Threads that run at once are
 //! pinned to one core each.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
+use kvpool::hints::{Action, Hint, HintLimits, Outcome, Target};
+use kvpool::prefix::policy::CachePriority;
 use kvpool::prefix::{KvEvents, PrefixConfig};
 use kvpool::storage::{Dtype, KvLayout};
-use kvpool::{Pool, SequenceId};
+use kvpool::{AdmitRequest, AllocRequest, Pool, SequenceId, SessionId, Tokens, WeightsVersion};
 use kvpool_benches::report::median;
 use kvpool_benches::reuse::{
     Case, Engine, Figures, Full, Kvpool, Locked, Prompts, Radix, Requests, Turns, Worker, verify, verify_hits,
@@ -250,7 +257,139 @@ fn events() {
     for (of, Followed { subscribers, .. }) in followed.iter().enumerate() {
         let times: Vec<f64> = rounds.iter().map(|round| round[of]).collect();
         let least = times.iter().copied().fold(f64::MAX, f64::min);
-        println!("{:>3} subscribers {least:8.1} {:8.1}", subscribers.len(), median(times.into_iter()));
+        println!("{:>3} subscribers {least:8.1} {:8.1}", subscribers.len(), median(times));
+    }
+}
+
+/// Returns ns of a change to another version and back, and of opening a cached prompt of 1,000
+/// tokens before any change and at version 1, in a cache of this many blocks: minima over the
+/// rounds.
+fn change(blocks: usize) -> [f64; 3] {
+    let shape = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).block_tokens(16);
+    let pool = Pool::builder(shape.build().expect("a valid layout")).blocks(blocks).without_storage();
+    let pool = pool.prefix_cache(PrefixConfig::new()).build().expect("a valid pool");
+    let mut prompt: Vec<u32> = (0..1_000).collect();
+    let compute = |prompt: &[u32]| {
+        let mut sequence = pool.sequence(SequenceId(1)).tokens(prompt).expect("room");
+        let mut batch = pool.begin_batch();
+        let rest = prompt.len() - sequence.len();
+        batch.append(&mut sequence, rest).expect("room");
+        batch.finish();
+    };
+    for number in 0..blocks.div_ceil(62) as u32 {
+        prompt[0] = number;
+        compute(&prompt);
+    }
+    let open = |prompt: &[u32]| {
+        let least = |_| {
+            let begin = Instant::now();
+            let sequence = pool.sequence(SequenceId(1)).tokens(prompt).expect("room");
+            let time = begin.elapsed().as_nanos() as f64;
+            assert_eq!(sequence.len(), 992, "the prompt is cached");
+            time
+        };
+        (0..20_000).map(least).fold(f64::MAX, f64::min)
+    };
+    let before = open(&prompt);
+    let turn = |_| {
+        let begin = Instant::now();
+        pool.begin_version(WeightsVersion(1)).expect("a cache");
+        pool.begin_version(WeightsVersion(0)).expect("a cache");
+        begin.elapsed().as_nanos() as f64 / 2.0
+    };
+    let turns = (0..10_000).map(turn).fold(f64::MAX, f64::min);
+    pool.begin_version(WeightsVersion(1)).expect("a cache");
+    compute(&prompt);
+    [turns, before, open(&prompt)]
+}
+
+fn weights() {
+    println!("versions of the weights, ns: a change; a cached prompt before any change, at version 1");
+    for blocks in [BLOCKS, 1_000_000] {
+        let [turn, before, after] = change(blocks);
+        println!(
+            "{blocks:>9} cached blocks {turn:8.0} {before:8.0} {after:8.0} ({:.3} times)",
+            after / before
+        );
+    }
+}
+
+/// Hints about a session of 10,000 blocks, and what one thread's allocations take meanwhile.
+fn hints() {
+    const SESSION: usize = 10_000;
+    let shape = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).block_tokens(16);
+    let builder = Pool::builder(shape.build().expect("a valid layout"))
+        .blocks(BLOCKS)
+        .without_storage()
+        .prefix_cache(PrefixConfig::new());
+    let pool = builder.hints(HintLimits::new()).build().expect("a pool");
+    let run = |id: u64, first: u32, blocks: usize| {
+        let prompt: Vec<u32> = (0..(16 * blocks + 1) as u32).map(|token| first ^ token << 8).collect();
+        let request = AdmitRequest::new(SequenceId(id), &prompt).session(SessionId(id));
+        let mut sequence = pool.admit(&request).expect("room");
+        let mut batch = pool.begin_batch();
+        let missing = prompt.len() - sequence.len();
+        batch.append(&mut sequence, Tokens::Announced(missing)).expect("room");
+        batch.finish();
+    };
+    (1..=(BLOCKS / SESSION) as u64).for_each(|id| run(id, id as u32, SESSION));
+    let now = || pool.prefix_cache().expect("a cache").now();
+    let retain = || Action::Retain { priority: CachePriority::High, until: now() + 600_000 };
+    let time = |action: &dyn Fn() -> Action| {
+        let mut times: Vec<f64> = (0..ROUNDS * 4)
+            .map(|_| {
+                let hint = Hint::new(Target::Session(SessionId(2)), action());
+                let begin = Instant::now();
+                let outcome = pool.hint(&hint);
+                let took = begin.elapsed().as_nanos() as f64 / 1e3;
+                assert_eq!(outcome, Outcome::Accepted { blocks: SESSION });
+                took
+            })
+            .collect();
+        times.sort_by(f64::total_cmp);
+        (times[0], median(times))
+    };
+    println!("hints about {SESSION} blocks, us: minimum, median");
+    let pin = || Action::Pin { until: now() + 600_000 };
+    for (name, action) in
+        [("retain", &retain as &dyn Fn() -> Action), ("pin", &pin), ("demote", &|| Action::Demote)]
+    {
+        let (least, middle) = time(action);
+        println!("{name:>9} {least:8.0} {middle:8.0}");
+    }
+    let stop = AtomicBool::new(false);
+    let allocations = |beside: &dyn Fn()| {
+        stop.store(false, Relaxed);
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let mut times: Vec<f64> = (0..400_000)
+                    .map(|_| {
+                        let begin = Instant::now();
+                        let lease = pool.allocate(AllocRequest::new(1)).expect("room");
+                        let took = begin.elapsed().as_nanos() as f64;
+                        drop(lease);
+                        took
+                    })
+                    .collect();
+                stop.store(true, Relaxed);
+                times.sort_by(f64::total_cmp);
+                [0.5, 0.999].map(|share| times[(times.len() as f64 * share) as usize])
+            });
+            while !stop.load(Relaxed) {
+                beside();
+            }
+            thread.join().expect("allocations")
+        })
+    };
+    // The other thread is as busy without hints.
+    let idle = || (0..1_000).for_each(|_| std::hint::spin_loop());
+    let hinting = || {
+        pool.hint(&Hint::new(Target::Session(SessionId(2)), retain()));
+    };
+    println!("one block, ns: p50, p99.9; beside a busy thread, beside hints");
+    for _ in 0..3 {
+        let [without, with] = [allocations(&idle), allocations(&hinting)];
+        println!("          {:8.0} {:8.0} {:8.0} {:8.0}", without[0], without[1], with[0], with[1]);
     }
 }
 
@@ -265,8 +404,15 @@ fn main() {
     verify::<Radix>();
     verify_hits::<Kvpool, Locked>();
     verify_hits::<Locked, Radix>();
-    let parts: [(&str, fn()); 5] =
-        [("admit", admit), ("look-up", look_up), ("evict", evict), ("single", single), ("events", events)];
+    let parts: [(&str, fn()); 7] = [
+        ("admit", admit),
+        ("look-up", look_up),
+        ("evict", evict),
+        ("single", single),
+        ("events", events),
+        ("weights", weights),
+        ("hints", hints),
+    ];
     let is_chosen = |name| std::env::args().any(|argument| argument == name);
     let any_is_chosen = parts.iter().any(|(name, _)| is_chosen(*name));
     for (name, part) in parts {

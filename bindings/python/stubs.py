@@ -34,7 +34,7 @@ def described(module: ModuleType, owner: ast.ClassDef | None, node: _Definition)
         return None
     scope: Any = module
     if owner is not None:
-        scope = module.Stats if owner.name == RECORD else getattr(module, owner.name)
+        scope = module.Stats if owner.name == RECORD else getattr(module, owner.name, None)  # types of the stubs alone
     found = inspect.getattr_static(scope, node.name, None)
     return getattr(found, "__func__", found)
 

@@ -5,6 +5,8 @@ mod layout;
 mod model;
 #[cfg(feature = "node")]
 mod peers;
+mod prefix;
+mod sessions;
 mod size;
 
 use std::ops::RangeInclusive;
@@ -13,28 +15,29 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::builder::TypedValueParser;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use indicatif::HumanCount;
 
 use kvpool::DeviceId;
-use kvpool::prefix::policy::PolicyKind;
 use kvpool_policies::simulate::Contender;
 
 #[cfg(not(feature = "top"))]
 use crate::absent::AbsentCommand;
 use crate::backend;
-use crate::replay::{Compaction, Eviction};
+use crate::replay::Compaction;
 use crate::schedule::{BLOCKS_MAX, Schedule, Share};
 #[cfg(feature = "node")]
 use crate::serve::SettingsArgs;
-use crate::trace::{Columns, Format, HashIds, REQUESTS_MAX, ReadOptions, TimeUnit};
+use crate::trace::{Columns, Format, Generated, HashIds, REQUESTS_MAX, ReadOptions, TimeUnit};
 
 pub use comparison::{Baseline, ComparisonArgs};
 pub use layout::LayoutArgs;
 pub use model::{GroupingArgs, ModelArgs};
 #[cfg(feature = "node")]
 pub use peers::{AdminArgs, DeclareEndedArgs, MigrateArgs, ReachArgs};
+pub use prefix::{PrefixArgs, Switch};
+pub use sessions::SessionArgs;
 
 /// A lock-free pool for the KV-cache blocks of LLM inference engines.
 #[derive(Clone, Debug, Parser)]
@@ -54,6 +57,9 @@ pub enum Command {
     /// grow token by token, and when the pool is full the request that arrived last is preempted
     /// and restarts later. Every token's bytes are written through its slot and read back through
     /// the block table. Meanwhile the pool is compacted in the background.
+    ///
+    /// Without a trace, requests are generated: conversations of users and then, unless flags
+    /// choose the requests or the pool, sessions of agents as with --sessions 16.
     ///
     /// An interrupt (Ctrl-C) ends the replay early and prints the report so far; a second one ends
     /// the program.
@@ -145,8 +151,8 @@ pub enum Command {
     /// Keys: q ends, h helps, s sorts the owners, d compacts the pool, p pauses. When the node goes
     /// away, the last figures stay, and it connects again by itself.
     ///
-    /// Exit code: 0 after q, 1 if the node cannot be reached to begin with, 2 without a terminal, 128
-    /// and the number of the signal after a signal.
+    /// Exit code: 0 after q, 1 if the node cannot be reached to begin with, 2 without a terminal,
+    /// 128 and the number of the signal after a signal.
     #[cfg(feature = "top")]
     Top(TopArgs),
     /// Recount every frame of a node's pool
@@ -179,6 +185,9 @@ pub struct ReplayArgs {
     /// The model, if its layers differ, and windows.
     #[command(flatten)]
     pub model: ModelArgs,
+    /// Sessions in a closed loop.
+    #[command(flatten)]
+    pub sessions: SessionArgs,
     /// Compaction.
     #[command(flatten)]
     pub compaction: CompactionArgs,
@@ -227,13 +236,27 @@ pub struct PolicyArgs {
     /// Capacities, as shares of the distinct blocks of a trace
     #[arg(long, value_name = "SHARE,...", value_delimiter = ',', default_value = "0.01,0.02,0.05,0.1,0.2", value_parser = capacity, allow_hyphen_values = true)]
     pub capacities: Vec<f64>,
-    /// Policies: lru, priority, s3-fifo, sieve, clairvoyant [default: all but priority]
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',', default_values_t = Contender::USUAL, hide_default_value = true)]
-    pub policies: Vec<Contender>,
+    /// Policies: lru, priority, sessions, sessions-told, sessions-told-ends, s3-fifo, sieve,
+    /// clairvoyant [default: lru, s3-fifo, sieve, clairvoyant; with --sessions lru, those of
+    /// sessions, clairvoyant]
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    pub policies: Option<Vec<Contender>>,
     /// Let requests hold their blocks while they run, MS milliseconds for each token of an answer:
     /// the hit rates that a pool can reach
     #[arg(long, value_name = "MS", value_parser = whole(0..=3_600_000), allow_negative_numbers = true)]
     pub running: Option<u64>,
+    /// Run N sessions of the trace at a time, each request when the think time after the last
+    /// answer is over, 15 ms for each token of an answer unless --running says otherwise. Prints
+    /// the tokens of prompts that are computed again
+    #[arg(long, value_name = "N", value_parser = whole(1..=1_000_000), allow_negative_numbers = true)]
+    pub sessions: Option<u64>,
+    /// Measure K orders of the sessions, and print the means
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = whole(1..=1000), allow_negative_numbers = true, requires = "sessions")]
+    pub orders: u64,
+    /// Tokens of prompts computed per second while requests run [default: 10,000 with --sessions,
+    /// as in a replay otherwise]
+    #[arg(long, value_name = "TOKENS", value_parser = whole(1..=1_000_000_000), allow_negative_numbers = true)]
+    pub prefill_rate: Option<u64>,
     /// Draw the rates as SVG
     #[arg(long, value_name = "FILE.svg")]
     pub plot: Option<PathBuf>,
@@ -385,10 +408,10 @@ impl FormatArgs {
 /// A trace, and the pool of its replay.
 #[derive(Clone, Debug, Args)]
 pub struct WorkloadArgs {
-    /// The trace, or a folder of sessions of agents; `-` is the standard input. Without one,
-    /// conversations are generated from the seed
+    /// The trace, or sessions of agents: a folder of them, or several files; `-` is the standard
+    /// input. Without one, requests are generated from the seed
     #[arg(value_name = "TRACE")]
-    pub trace: Option<PathBuf>,
+    pub trace: Vec<PathBuf>,
     /// The format of the trace.
     #[command(flatten)]
     pub format: FormatArgs,
@@ -406,10 +429,15 @@ pub struct WorkloadArgs {
     /// Scheduler threads [default: one per core]
     #[arg(long, value_name = "N", value_parser = whole(1..=1024), allow_negative_numbers = true)]
     pub threads: Option<u64>,
-    /// Only the first N requests [default: all of a trace, or 30000 of generated conversations]
+    /// Only the first N requests [default: all of a trace; of generated requests, 30000 of
+    /// conversations or 10000 of agents]
     #[arg(long, value_name = "N", value_parser = whole(1..=u64::from(REQUESTS_MAX)), allow_negative_numbers = true)]
     pub requests: Option<u64>,
-    /// The seed of generated conversations
+    /// The generated requests [default: agents with --sessions, otherwise conversations; both
+    /// without flags]
+    #[arg(long, value_name = "KIND", value_enum, conflicts_with = "trace")]
+    pub load: Option<Generated>,
+    /// The seed of generated requests
     #[arg(long, value_name = "N", default_value_t = 0, conflicts_with = "trace", value_parser = whole(0..=u64::MAX), allow_negative_numbers = true)]
     pub seed: u64,
     /// The layout: `probe` (16 bytes per token), a model such as `Qwen/Qwen2.5-7B`, the
@@ -430,7 +458,7 @@ impl WorkloadArgs {
     /// Returns how to read the trace. Columns for a format that has none, a format without a trace,
     /// and a policy without a cache, are errors.
     pub(crate) fn read_options(&self) -> anyhow::Result<ReadOptions> {
-        if let (None, Some(flag)) = (&self.trace, self.format.flag()) {
+        if let (true, Some(flag)) = (self.trace.is_empty(), self.format.flag()) {
             bail!("{flag} tells how a trace is read, and none is given");
         }
         let format = match (self.format.format, &self.columns) {
@@ -443,52 +471,6 @@ impl WorkloadArgs {
         let columns = self.columns.clone().unwrap_or_default();
         Ok(ReadOptions { format, columns, hash_ids, limit, ..self.format.read_options() })
     }
-}
-
-/// Prefix reuse in a replay.
-#[derive(Clone, Copy, PartialEq, Debug, Args)]
-pub struct PrefixArgs {
-    /// Reuse the cached prefixes of prompts, by the hash_ids of the trace [default: off, unless
-    /// --policy is given]
-    #[arg(long, value_name = "WHETHER", value_enum)]
-    pub prefix_cache: Option<Switch>,
-    /// The eviction policy of the prefix cache [default: lru]
-    #[arg(long, value_name = "NAME")]
-    pub policy: Option<PolicyKind>,
-    /// How early evictions may be to free whole units of frames: a share of LRU's order, from 0
-    /// (exactly LRU) to 1 [default: 0.05]
-    #[arg(long, value_name = "R", value_parser = threshold, allow_negative_numbers = true)]
-    pub tolerance: Option<f64>,
-}
-
-impl PrefixArgs {
-    /// Returns the cache to build, if there is one. A policy without a cache is an error, and so is
-    /// a tolerance without LRU.
-    pub(crate) fn eviction(self) -> anyhow::Result<Option<Eviction>> {
-        let policy = match (self.prefix_cache, self.policy) {
-            (Some(Switch::On), policy) => Some(policy.unwrap_or(PolicyKind::Lru)),
-            (None, policy) => policy,
-            (Some(Switch::Off), None) => None,
-            (Some(Switch::Off), Some(policy)) => {
-                bail!("--policy {policy} has no effect with --prefix-cache off")
-            }
-        };
-        match (policy, self.tolerance) {
-            (policy, Some(_)) if policy != Some(PolicyKind::Lru) => {
-                bail!("--tolerance is of LRU, which this command does not use: add --policy lru")
-            }
-            (policy, tolerance) => Ok(policy.map(|policy| Eviction { policy, tolerance })),
-        }
-    }
-}
-
-/// On or off.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum Switch {
-    /// With it.
-    On,
-    /// Without it.
-    Off,
 }
 
 /// Compaction in the background of a replay.
@@ -549,7 +531,9 @@ fn capacity(text: &str) -> Result<f64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::replay::Eviction;
     use clap::CommandFactory;
+    use kvpool::prefix::policy::PolicyKind;
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -1,19 +1,27 @@
 //! Conversion of a trace for the simulation of eviction policies.
 
-use kvpool_policies::simulate::{Arrival, Prompts};
+use kvpool_policies::simulate::{Arrival, Prompts, Turn};
 
 use kvpool_load::Request;
 
-use crate::replay::step_ns;
+use crate::replay::Costs;
 use crate::trace::Trace;
 
-/// Returns the requests of a trace in blocks of its hash ids, with `token_ms` milliseconds per
-/// token of an answer.
-pub fn prompts(trace: &Trace, token_ms: u64) -> Prompts {
-    Prompts::of_arrivals(trace.requests.iter().map(|request| arrival(request, trace.hash_tokens, token_ms)))
+/// How long requests run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Pace {
+    /// Milliseconds per token of an answer.
+    pub token_ms: u64,
+    /// Tokens of prompts computed per second, at least one; by default as in a replay.
+    pub prefill_rate: Option<u64>,
 }
 
-fn arrival(request: &Request, hash_tokens: u32, token_ms: u64) -> Arrival<'_> {
+/// Returns the requests of a trace in blocks of its hash ids.
+pub fn prompts(trace: &Trace, pace: Pace) -> Prompts {
+    Prompts::of_arrivals(trace.requests.iter().map(|request| arrival(request, trace.hash_tokens, pace)))
+}
+
+fn arrival(request: &Request, hash_tokens: u32, pace: Pace) -> Arrival<'_> {
     let full = |tokens: u32| (tokens / hash_tokens) as usize;
     let ids = request.hash_ids.len();
     let (prompt, answer, own) = if request.hashed_tokens > request.input_tokens {
@@ -30,7 +38,15 @@ fn arrival(request: &Request, hash_tokens: u32, token_ms: u64) -> Arrival<'_> {
         prompt: &request.hash_ids[..prompt],
         answer: &request.hash_ids[prompt..answer],
         own,
-        prompt_ms: step_ns(request.input_tokens.into(), 0) / 1_000_000,
-        answer_ms: u64::from(request.output_tokens) * token_ms,
+        prompt_ms: match pace.prefill_rate {
+            None => Costs::USUAL.of_step(request.input_tokens.into(), 0) / 1_000_000,
+            Some(rate) => u64::from(request.input_tokens) * 1000 / rate,
+        },
+        answer_ms: u64::from(request.output_tokens) * pace.token_ms,
+        turn: request.turn.map(|turn| Turn {
+            session: turn.session,
+            parent: turn.parent,
+            think_ms: turn.think.as_millis() as u64,
+        }),
     }
 }

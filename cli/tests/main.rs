@@ -6,6 +6,8 @@ mod layout;
 mod models;
 mod policy;
 mod replay;
+mod sessions;
+mod sweep;
 #[cfg(target_os = "linux")]
 mod terminal;
 

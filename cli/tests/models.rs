@@ -163,13 +163,12 @@ fn models_that_do_not_run_and_bad_options_are_refused() {
         --model gpt-oss-120b.json --layout tiny => cannot be used with '--layout <LAYOUT>'
         --model gpt-oss-120b.json --block-tokens 32 => cannot be used with '--block-tokens <N>'
         --model gpt-oss-120b.json --window 8 => cannot be used with '--window <N>'
-        --model gpt-oss-120b.json --sweep => cannot be used with '--sweep'
         --model gpt-oss-120b.json --compare free-list => --compare free-list has one list that keeps all tokens
         --model gpt-oss-120b.json --memory 4GB => such as 40GiB
         --model gpt-oss-120b.json --memory 500KiB => --memory 500.00 KiB: 0 blocks of 589,824 bytes
         --model gpt-oss-120b.json --memory 99999TiB => which are not from 1 to 134,217,727
         --memory 1GiB --blocks 5 => cannot be used with '--blocks <N>'
-        --memory 1GiB --sweep => cannot be used with '--sweep'
+        --memory 1GiB --sweep --sessions 3 => cannot be used with '--sessions <N>'
         --dtype bf16 => --dtype and --drafts are of --model
         --drafts => --dtype and --drafts are of --model
         --sinks 4 => --window <N>

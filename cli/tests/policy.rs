@@ -65,6 +65,42 @@ fn a_table_a_chart_and_a_picture() {
     assert!(fs::read_to_string(picture).unwrap().starts_with("<svg"));
 }
 
+/// Three sessions of two turns, each of which needs more than a third of the capacity.
+#[test]
+fn sessions_run_in_a_closed_loop() {
+    let folder = tempfile::tempdir().unwrap();
+    for session in 0..3 {
+        let step = |t: u32, think: u32, ids: &str| {
+            format!("{{\"t\": {t}, \"think_time\": {think}, \"in\": 256, \"out\": 1, \"hash_ids\": [{ids}]}}")
+        };
+        let steps = [step(0, 0, "1, 2, 3, 4"), step(90, 10 * session + 5, "1, 2, 3, 4")].join(", ");
+        let text = format!("{{\"block_size\": 64, \"requests\": [{steps}]}}");
+        fs::write(folder.path().join(format!("{session}.json")), text).unwrap();
+    }
+    let path = folder.path().display();
+    let rates = parse(&kvpool(&format!("policy {path} --sessions 3 --orders 2 --capacities 0.75,1 --json")));
+    let rates = rates.as_array().expect("a list");
+    assert_eq!(rates.len(), 2 * 5);
+    for rate in rates {
+        let names = ["capacity_blocks", "capacity_share", "hit_rate", "policy", "recomputed_tokens", "trace"];
+        assert_eq!(keys(rate), names);
+        let (hit_rate, recomputed) = (&rate["hit_rate"], rate["recomputed_tokens"].as_f64().unwrap());
+        let all = 2.0 * 3.0 * 256.0;
+        assert!((hit_rate.as_f64().unwrap() * all + recomputed - all / 2.0).abs() < 1.0, "{rate}");
+    }
+    // The blocks of answers need room too.
+    let recomputed = |policy: &str| {
+        let of_policy = rates.iter().filter(|rate| rate["policy"] == policy);
+        of_policy.map(|rate| rate["recomputed_tokens"].as_f64().unwrap()).sum::<f64>()
+    };
+    assert!(recomputed("lru") > recomputed("sessions-told") && recomputed("lru") > recomputed("clairvoyant"));
+    let table = kvpool(&format!("policy {path} --sessions 1 --running 10 --prefill-rate 1000"));
+    let text = String::from_utf8_lossy(&table.stdout);
+    assert!(text.contains("3 sessions; recomputed tokens of prompts"), "{text}");
+    fails(&format!("{} --sessions 2", trace(folder.path())), "no request belongs to a session");
+    fails(&format!("{path} --orders 2"), "--sessions");
+}
+
 #[test]
 fn bad_usage_and_bad_input_are_errors() {
     let folder = tempfile::tempdir().unwrap();

@@ -3,14 +3,18 @@
 //!
 //! | file | content |
 //! |---|---|
-//! | `request` | a request: its arrival, its tokens, the ids of its prefixes |
+//! | `request` | a request: its arrival, its tokens, the ids of its prefixes, its place in a session |
 //! | `conversations` | generated requests: by arrival, or each by number |
+//! | `agents` | generated sessions of agents with subagents, by arrival |
+//! | `draw` | the lengths, times and texts of both |
 //! | `text` | the ids of tokens, which determine common prefixes |
 //! | `content`, `transfer`, `rows` | the bytes of a token, written to the storage and read back |
 //! | `traffic` | threads that serve requests on a node's pool in real time, with the feature `traffic` |
 
+mod agents;
 mod content;
 mod conversations;
+mod draw;
 mod request;
 mod rows;
 mod text;
@@ -18,9 +22,10 @@ mod text;
 pub mod traffic;
 mod transfer;
 
+pub use agents::Agents;
 pub use content::{Content, Shape};
 pub use conversations::{Conversations, turn};
-pub use request::{ANSWER_TOKEN, HASH_BLOCK_TOKENS, Request};
+pub use request::{ANSWER_TOKEN, HASH_BLOCK_TOKENS, Request, Turn};
 pub use rows::{Rows, full};
 pub use text::{Text, Texts};
 pub use transfer::{Access, Corrupt, Transfer, slots};

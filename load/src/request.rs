@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use kvpool::SessionId;
+
 /// Prompt tokens per hash id, unless the trace says otherwise.
 pub const HASH_BLOCK_TOKENS: u32 = 512;
 
@@ -20,12 +22,28 @@ pub struct Request {
     /// Tokens covered by these ids: the prompt's, or none; in generated conversations also the
     /// answer's.
     pub hashed_tokens: u32,
+    /// Its place in its session, if it belongs to one.
+    pub turn: Option<Turn>,
+}
+
+/// The place of a request in its session. The turns of a session follow one another in the order of
+/// their arrival.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Turn {
+    /// The session: a conversation of a user or an agent.
+    pub session: SessionId,
+    /// The session in which this one is nested, if it is a subagent's. It begins after the parent's
+    /// last turn before it, and the parent's next turn waits for its end.
+    pub parent: Option<SessionId>,
+    /// The time from the end of the previous answer to the arrival; in the first turn of a
+    /// subagent, from the end of the parent's previous answer.
+    pub think: Duration,
 }
 
 impl Request {
     /// Creates a request without hash ids.
     pub const fn new(arrival: Duration, input_tokens: u32, output_tokens: u32) -> Self {
-        Self { arrival, input_tokens, output_tokens, hash_ids: Vec::new(), hashed_tokens: 0 }
+        Self { arrival, input_tokens, output_tokens, hash_ids: Vec::new(), hashed_tokens: 0, turn: None }
     }
 
     /// Returns the number of tokens at its end.

@@ -2,9 +2,10 @@
 
 use std::ops::Deref;
 
-use kvpool::block::{AllocRequest, Blocks, BlocksConfig, models};
+use kvpool::block::{AllocRequest, Blocks, BlocksConfig, Tenant, Tenants, models};
+use kvpool::prefix::policy::Millis;
 use kvpool::prefix::{self, BlockHash, HashKey, PrefixCache, PrefixConfig};
-use kvpool::{BlockId, DeviceId, FrameId};
+use kvpool::{BlockId, DeviceId, FrameId, TenantId};
 use loom::sync::Arc;
 
 use crate::TouchedBlocks;
@@ -35,7 +36,20 @@ impl CachedBlocks {
         Self::of(blocks, PrefixConfig::new().events(events))
     }
 
+    /// Creates a pool with tenants 0, 1 .. of these quotas and floors.
+    pub fn with_tenants(blocks: usize, limits: &[(Option<usize>, usize)]) -> Arc<Self> {
+        let tenants = Arc::new(Tenants::new(blocks));
+        for (id, &(quota, floor)) in limits.iter().enumerate() {
+            tenants.set(TenantId(id as u64), quota, floor, blocks).unwrap();
+        }
+        Self::built(blocks, PrefixConfig::new(), Some(tenants))
+    }
+
     fn of(blocks: usize, prefix: PrefixConfig) -> Arc<Self> {
+        Self::built(blocks, prefix, None)
+    }
+
+    fn built(blocks: usize, prefix: PrefixConfig, tenants: Option<Arc<Tenants>>) -> Arc<Self> {
         let config = BlocksConfig {
             frames: blocks,
             frames_max: blocks,
@@ -49,8 +63,12 @@ impl CachedBlocks {
         };
         let key = prefix.key(HashKey::from_bytes([7; 32]));
         let cache = PrefixCache::new(blocks, blocks, 1, key).unwrap();
-        let cache = Arc::new(prefix::models::with_evict_first(cache, blocks));
-        let blocks = Blocks::with_evictor(config, None, Some(Box::new(cache.clone())));
+        let cache = match &tenants {
+            Some(tenants) => prefix::models::with_tenants(cache, blocks, tenants.clone()),
+            None => cache,
+        };
+        let cache = Arc::new(cache);
+        let blocks = Blocks::with_tenants(config, None, Some(Box::new(cache.clone())), tenants);
         Arc::new(Self { touched: TouchedBlocks::around(blocks), cache })
     }
 
@@ -111,6 +129,20 @@ impl CachedBlocks {
         prefix::models::demote(&self.cache, &self.blocks, Self::hash(n));
     }
 
+    /// Retains the blocks of these hashes: forever, or until a time that has come.
+    pub fn retain(&self, hashes: &[u64], forever: bool) {
+        let hashes: Vec<_> = hashes.iter().map(|&n| Self::hash(n)).collect();
+        let until = Millis(if forever { u64::MAX } else { 0 });
+        prefix::models::retain(&self.cache, &self.blocks, &hashes, until);
+    }
+
+    /// Ends a model: evictions in order find this many blocks, without a walk.
+    pub fn finish_in_order(&self, evictable: usize) {
+        let found = (0..self.blocks.total()).take_while(|_| self.evict()).count();
+        assert_eq!(found, evictable, "blocks in no queue and no run");
+        self.finish();
+    }
+
     /// Creates an evictable block.
     pub fn keep(&self, n: u64) -> BlockId {
         let id = self.fill(n);
@@ -127,6 +159,37 @@ impl CachedBlocks {
     /// Evicts a block, and takes the one at its frame into a list, if there is one to evict.
     pub fn replace(&self) -> Option<BlockId> {
         models::replace(&self.blocks).inspect(|&id| self.write(id))
+    }
+
+    /// Allocates a block into a list of the `n`th tenant, and writes it.
+    pub fn take_for(&self, n: u64) -> Option<BlockId> {
+        models::allocate_for(&self.blocks, self.tenant(n)).inspect(|&id| self.write(id))
+    }
+
+    /// Creates an evictable block of a tenant.
+    pub fn keep_for(&self, tenant: u64, n: u64) -> BlockId {
+        let id = self.take_for(tenant).expect("a block is free");
+        self.register(id, n);
+        self.leave(id);
+        id
+    }
+
+    /// Returns the numbers of blocks that a tenant holds, and of the cached ones of them.
+    pub fn holds(&self, n: u64) -> (u64, u64) {
+        models::holds(&self.blocks, self.tenant(n))
+    }
+
+    fn tenant(&self, n: u64) -> Tenant {
+        self.blocks.tenants().and_then(|tenants| tenants.find(TenantId(n))).expect("a tenant of the pool")
+    }
+
+    /// Like [`finish`](Self::finish), without the floors of `tenants` tenants.
+    pub fn finish_tenants(&self, tenants: u64) {
+        self.blocks.audit().unwrap();
+        for n in 0..tenants {
+            self.blocks.tenants().unwrap().set(TenantId(n), None, 0, self.blocks.total()).unwrap();
+        }
+        self.finish();
     }
 
     /// Returns whether a block is evictable, and no batch in flight sees it.

@@ -392,7 +392,7 @@ fn demoted_against_eviction() {
     });
 }
 
-/// Two threads demote a block, which is then in one entry of each queue.
+/// Two threads demote a block, which is then in two runs, of which one counts.
 #[test]
 fn demoted_twice() {
     check("evictable::demoted_twice", || {
@@ -407,6 +407,100 @@ fn demoted_twice() {
         pool.demote(1);
         join_last(thread);
         pool.finish();
+    });
+}
+
+/// A hint retains a block while another thread hits and releases it: it is in the policy's queue,
+/// or in a run.
+#[test]
+fn retained_against_a_hit() {
+    check("evictable::retained_against_a_hit", || {
+        let pool = CachedBlocks::new(1);
+        pool.keep(1);
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.retain(&[1], true));
+        let found = pool.hit(1).expect("cached throughout");
+        assert_eq!(pool.read(found), 1);
+        pool.leave(found);
+        join_last(thread);
+        pool.finish_in_order(1);
+    });
+}
+
+/// One thread retains a block, another one demotes it: the last place counts, and one run has it.
+#[test]
+fn two_places_of_one_block() {
+    check("evictable::two_places_of_one_block", || {
+        let pool = CachedBlocks::new(1);
+        pool.keep(1);
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.retain(&[1], true));
+        pool.demote(1);
+        join_last(thread);
+        pool.finish_in_order(1);
+    });
+}
+
+/// A thread evicts one block of a run of two while another one hits and releases the other: the
+/// rest of the run is not lost.
+#[test]
+fn a_run_against_a_hit() {
+    check_to(1, "evictable::a_run_against_a_hit", || {
+        let pool = CachedBlocks::new(2);
+        pool.keep(1);
+        pool.keep(2);
+        pool.retain(&[1, 2], true);
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.evict());
+        // The first one of the run.
+        if let Some(found) = pool.hit(2) {
+            pool.leave(found);
+        }
+        let evicted = usize::from(join_last(thread));
+        pool.finish_in_order(2 - evicted);
+    });
+}
+
+/// An eviction ends the retention of a block while another thread hits and releases it.
+#[test]
+fn the_end_of_retention_against_a_hit() {
+    check_to(1, "evictable::the_end_of_retention_against_a_hit", || {
+        let pool = CachedBlocks::new(2);
+        pool.keep(1);
+        pool.keep(2);
+        pool.retain(&[1], true);
+        // Its entry in the policy's queue is used up with the other block's.
+        assert!(pool.evict());
+        pool.keep(2);
+        pool.retain(&[1], false);
+        let other = pool.clone();
+        let thread = thread::spawn(move || assert!(other.evict(), "one of two is not held"));
+        if let Some(found) = pool.hit(1) {
+            assert_eq!(pool.read(found), 1);
+            pool.leave(found);
+        }
+        join_last(thread);
+        pool.finish_in_order(1);
+    });
+}
+
+/// A block that an entry still names by an earlier rank is evicted from a run and filled again while
+/// another thread takes that entry: it is enqueued again, by its new rank.
+#[test]
+fn filled_again_under_a_stale_entry() {
+    check_to(2, "evictable::filled_again_under_a_stale_entry", || {
+        let pool = CachedBlocks::new(1);
+        pool.keep(1);
+        pool.demote(1);
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            let Some(block) = other.replace() else { return };
+            other.register(block, 2);
+            other.leave(block);
+        });
+        let evicted = usize::from(pool.evict());
+        join_last(thread);
+        pool.finish_in_order(1 - evicted);
     });
 }
 
@@ -451,8 +545,8 @@ fn uncached_against_other_contents() {
     });
 }
 
-/// A block that arrived is marked as a duplicate while another thread evicts it and caches there what
-/// it computed: that has no checksum, and is not taken for damaged.
+/// A block that arrived is marked as a duplicate while another thread evicts it and caches there
+/// what it computed: that has no checksum, and is not taken for damaged.
 #[test]
 fn marked_as_a_duplicate_against_other_contents() {
     check_to(2, "evictable::marked_as_a_duplicate_against_other_contents", || {

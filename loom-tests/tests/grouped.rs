@@ -2,7 +2,8 @@
 //! evicted meanwhile, and a refused one, or one that goes on at a shorter boundary, gives back each
 //! reference that it took. The same with a state: a boundary is hit only with all blocks of its
 //! checkpoint. No checkpoint is found that holds the effect of an abandoned batch. Of two appends
-//! that compete for the blocks of one, one succeeds.
+//! that compete for the blocks of one, one succeeds. A reservation in line gets the blocks of all
+//! groups, although they are freed one by one.
 //!
 //! Not covered: more than two preemptions, windows (the search for a boundary is
 //! arithmetic, tested in the library), more than two groups, and memory that does not suffice for a
@@ -11,8 +12,8 @@
 
 use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::storage::KvLayout;
-use kvpool::{AdmitRequest, Pool, SequenceId, Tokens};
-use kvpool_loom_tests::{check_to, conclude, join_last};
+use kvpool::{AdmitRequest, AllocRequest, Pool, SequenceId, Tokens};
+use kvpool_loom_tests::{block_on, check_to, conclude, join_last};
 use loom::thread;
 
 /// Tokens per block of the layout.
@@ -186,6 +187,24 @@ fn two_appends_compete() {
         assert!(first != second, "{first}, {second}");
         assert_eq!([&one, &two].map(|of| of.held_blocks() + of.reserved_blocks()).iter().sum::<usize>(), 2);
         drop((one, two));
+        close(&pool);
+    });
+}
+
+/// A sequence waits for a block in each group, while another thread frees the two blocks one by one:
+/// it gets both.
+#[test]
+fn a_reservation_in_line() {
+    check_to(1, "grouped::a_reservation_in_line", || {
+        let pool = empty(2);
+        let mut sequence = pool.admit_grouped(&AdmitRequest::new(SequenceId(1), &[1])).unwrap();
+        assert_eq!(sequence.release_reservation(), 2);
+        let held = [(); 2].map(|()| pool.allocate_owned(AllocRequest::new(1)).unwrap());
+        let thread = thread::spawn(move || drop(held));
+        block_on(pool.reserve_grouped_async(&mut sequence, BLOCK_TOKENS)).unwrap();
+        assert_eq!(sequence.reserved_blocks(), 2);
+        drop(sequence);
+        join_last(thread);
         close(&pool);
     });
 }

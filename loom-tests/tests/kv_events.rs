@@ -20,7 +20,7 @@ use loom::thread;
 
 /// Returns the `i`th event of a publisher.
 fn event(publisher: u32, i: u32) -> KvEvent {
-    KvEvent::Removed { block: BlockId(publisher << 8 | i), hash: BlockHash::new(1, 2) }
+    KvEvent::Removed { block: BlockId(publisher << 8 | i), hash: BlockHash::new(1, 2), group: 0 }
 }
 
 fn publisher(queue: &Arc<EventQueue>, number: u32, events: u32) -> thread::JoinHandle<()> {
@@ -248,7 +248,7 @@ fn receive_all(pool: &CachedBlocks, events: &mut KvEvents, known: &mut BTreeSet<
     while let Some(told) = events.try_recv() {
         match told.event {
             KvEvent::Stored { block, hash, .. } => drop(known.insert((block, hash))),
-            KvEvent::Removed { block, hash } => drop(known.remove(&(block, hash))),
+            KvEvent::Removed { block, hash, .. } => drop(known.remove(&(block, hash))),
             KvEvent::Cleared => known.clear(),
             KvEvent::Resync { .. } => *known = look(pool),
             other => panic!("received {other:?}, which was not published"),
@@ -367,7 +367,7 @@ fn followed_while_a_stored_block_is_lost() {
         let pool = CachedBlocks::with_events(1, 2);
         let mut events = pool.cache.events().subscribe().unwrap();
         let publish = |pool: &CachedBlocks| {
-            let removed = || KvEvent::Removed { block: BlockId(9), hash: CachedBlocks::hash(9) };
+            let removed = || KvEvent::Removed { block: BlockId(9), hash: CachedBlocks::hash(9), group: 0 };
             pool.cache.events().publish(removed)
         };
         publish(&pool);
@@ -392,7 +392,7 @@ fn follow_from_the_beginning(pool: &CachedBlocks, events: &mut KvEvents, clears:
         number += 1;
         match told.event {
             KvEvent::Stored { block, hash, .. } => drop(known.insert((block, hash))),
-            KvEvent::Removed { block, hash } => {
+            KvEvent::Removed { block, hash, .. } => {
                 assert!(known.remove(&(block, hash)), "already removed by a clear, or never stored");
             }
             KvEvent::Cleared => {

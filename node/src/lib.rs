@@ -37,6 +37,7 @@
 //! | [`settings`] | settings of a node's process: flags, environment, file |
 //! | [`services`] | the services that settings name, over a pool |
 //! | [`events`] | events of the prefix cache for request routers, over ZeroMQ |
+//! | [`hints`] | hints of routers and orchestrators, in their wire form |
 //! | [`metrics`] | metrics for Prometheus |
 //! | [`admin`] | the HTTP interface |
 //! | [`log`] | the text of log messages |
@@ -44,6 +45,7 @@
 
 pub mod admin;
 pub mod events;
+pub mod hints;
 pub mod log;
 pub mod membership;
 pub mod metrics;

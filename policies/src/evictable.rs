@@ -1,7 +1,7 @@
 //! The evictable blocks of a cache that is no pool, in the queues that a policy chose.
 //!
-//! The queues of a pool are concurrent and approximate; these are exact and used by one thread. A caller
-//! numbers its blocks, fills them, and does what a pool does:
+//! The queues of a pool are concurrent and approximate; these are exact and used by one thread. A
+//! caller numbers its blocks, fills them, and does what a pool does:
 //!
 //! ```text
 //! looked_up, hit     a request looks up its prompt
@@ -13,6 +13,7 @@
 use std::collections::BTreeMap;
 use std::ops::Deref;
 
+use kvpool::SessionId;
 use kvpool::prefix::policy::{CachePriority, Head, Lookup, Millis, Policy, Released};
 
 /// What a pool notes beside a block.
@@ -26,7 +27,7 @@ struct Row {
 }
 
 /// Where a released block stood in the request that released it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Position {
     /// Blocks before it.
     pub depth: u32,
@@ -34,10 +35,14 @@ pub struct Position {
     pub chain: u32,
     /// The policy's context of the request.
     pub context: u64,
+    /// The session of the request.
+    pub session: Option<SessionId>,
+    /// When that session is expected to continue, if known.
+    pub returns_at: Option<Millis>,
 }
 
-/// The evictable blocks of a cache, in the queues that a policy chose. Blocks are small numbers of the
-/// caller's, and must have been [filled](Self::fill) before anything else.
+/// The evictable blocks of a cache, in the queues that a policy chose. Blocks are small numbers of
+/// the caller's, and must have been [filled](Self::fill) before anything else.
 pub struct Evictable<P> {
     policy: P,
     rows: Vec<Row>,
@@ -82,18 +87,20 @@ impl<P: Deref<Target: Policy>> Evictable<P> {
         self.rows[block as usize] = Row { hash, ..Row::default() };
     }
 
-    /// Tells the policy of a lookup of these hashes, of which the first `hits` were hits, up to the block
-    /// `last` if the caller still has it. Returns the context of the request's releases.
+    /// Tells the policy of a lookup of these hashes, of which the first `hits` were hits, up to the
+    /// block `last` if the caller still has it. Returns the context of the request's releases.
     pub fn looked_up(
         &self,
         hashes: impl ExactSizeIterator<Item = u64>,
         hits: usize,
         last: Option<u32>,
+        session: Option<SessionId>,
         now: Millis,
     ) -> u64 {
         let (blocks, mut hashes) = (hashes.len() as u32, hashes);
         let state = last.map_or(0, |last| self.rows[last as usize].state);
-        self.policy.looked_up(&mut Lookup { blocks, hits: hits as u32, state, hashes: &mut hashes }, now)
+        let hits = hits as u32;
+        self.policy.looked_up(&mut Lookup { blocks, hits, state, hashes: &mut hashes, session }, now)
     }
 
     /// Counts a hit.
@@ -114,7 +121,7 @@ impl<P: Deref<Target: Policy>> Evictable<P> {
     pub fn place(&mut self, block: u32, at: Position, now: Millis) {
         let order = self.next_order();
         let row = &mut self.rows[block as usize];
-        let Position { depth, chain, context } = at;
+        let Position { depth, chain, context, session, returns_at } = at;
         let released = Released {
             order,
             hash: row.hash,
@@ -124,7 +131,8 @@ impl<P: Deref<Target: Policy>> Evictable<P> {
             context,
             state: row.state,
             priority: CachePriority::Normal,
-            keep_until: None,
+            session,
+            returns_at,
         };
         let place = self.policy.place(&released, now);
         let last = self.queues.len() - 1;

@@ -1,6 +1,6 @@
 //! Hit rates of eviction policies on a trace, by capacity, without a pool.
 //!
-//! Unless requests [run](Requests::Running), they come one after the other. Each looks up its
+//! Unless requests [run](Requests), they come one after the other. Each looks up its
 //! prompt block by block; the blocks before the first that is not cached are its hits. Then it
 //! holds all blocks of its prompt and releases them, the last one first, and the blocks above the
 //! capacity are evicted. The hit rate is hits over the blocks of all prompts. A capacity is a share
@@ -11,6 +11,7 @@
 //! | `prompts` | the requests of a trace as lists of small numbers |
 //! | `cache` | policies behind the pool's own trait, and the bound: the best that is possible with the future known |
 //! | `running` | the same, and the bound, in a pool whose blocks belong to running requests for a time |
+//! | `turns` | which requests of a session follow which |
 //! | `s3fifo`, `sieve` | policies of other systems, for comparison |
 //! | `chart`, `draw` | the rates as a chart for a terminal, and as SVG, like any other curves |
 
@@ -23,6 +24,7 @@ mod s3fifo;
 mod sieve;
 #[cfg(test)]
 mod tests;
+mod turns;
 
 use std::fmt;
 use std::str::FromStr;
@@ -38,18 +40,27 @@ use cache::Clairvoyant;
 pub use chart::chart;
 pub use draw::{Curve, Look, Panel, draw, picture};
 pub use prompts::{Arrival, Prompts};
+pub use turns::Turn;
+
+use running::{Counts, Loop};
 
 /// A policy of a pool, or one to compare with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Contender {
     /// A policy behind the pool's trait.
     Pooled(PolicyKind),
+    /// `sessions`, which is told the think times of sessions.
+    Told {
+        /// And when a session is over.
+        ends: bool,
+    },
     /// S3-FIFO (SOSP 2023): a small queue that most blocks leave soon, a main queue, and a ghost
     /// queue of blocks evicted from the small one.
     S3Fifo,
     /// SIEVE (NSDI 2024): one queue, a visited bit, and a hand.
     Sieve,
-    /// Evicts the block whose next use is last, and of one prompt the end first (Belady, 1966).
+    /// Evicts the block whose next use is last, and of one prompt the end first (Belady, 1966); in
+    /// sessions, the block that is never used again, or whose session returns last.
     Clairvoyant,
 }
 
@@ -61,6 +72,14 @@ pub enum Requests {
     AtOnce,
     /// From their start to their end, as in a pool: the capacity is for them and the cache.
     Running,
+    /// The same, in a closed loop: a request of a session arrives when the think time after the end
+    /// of its last one is over.
+    Sessions {
+        /// The number of sessions at a time; where one ends, the next one begins.
+        at_a_time: usize,
+        /// The number of orders of sessions that are measured, that of the trace first.
+        orders: u32,
+    },
 }
 
 /// The hit rate of a contender at one capacity.
@@ -74,6 +93,9 @@ pub struct Rate {
     pub blocks: usize,
     /// Hits over blocks of prompts.
     pub hit_rate: f64,
+    /// With requests that run: blocks of prompts that were computed before and did not hit, over
+    /// blocks of prompts.
+    pub recomputed: Option<f64>,
 }
 
 /// The rates of one trace: for each contender, those at the same capacities in the same order.
@@ -86,7 +108,17 @@ impl Contender {
     /// The contenders compared by default. On a trace without priorities, `priority` equals `lru`.
     pub const USUAL: [Self; 4] = [Self::LRU, Self::S3Fifo, Self::Sieve, Self::Clairvoyant];
 
-    const COMPARED: [Self; 3] = [Self::S3Fifo, Self::Sieve, Self::Clairvoyant];
+    /// The contenders compared by default in [sessions](Requests::Sessions).
+    pub const OF_SESSIONS: [Self; 5] = [
+        Self::LRU,
+        Self::Pooled(PolicyKind::Sessions),
+        Self::Told { ends: false },
+        Self::Told { ends: true },
+        Self::Clairvoyant,
+    ];
+
+    const COMPARED: [Self; 5] =
+        [Self::Told { ends: false }, Self::Told { ends: true }, Self::S3Fifo, Self::Sieve, Self::Clairvoyant];
 
     /// Returns all contenders.
     pub fn all() -> impl Iterator<Item = Self> {
@@ -97,31 +129,77 @@ impl Contender {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pooled(policy) => policy.name(),
+            Self::Told { ends: false } => "sessions-told",
+            Self::Told { ends: true } => "sessions-told-ends",
             Self::S3Fifo => "s3-fifo",
             Self::Sieve => "sieve",
             Self::Clairvoyant => "clairvoyant",
         }
     }
 
-    /// Returns the hit rate with a capacity of `blocks` blocks; `None` for policies that are not
-    /// simulated with [running requests](Requests::Running).
-    pub fn hit_rate(self, prompts: &Prompts, blocks: usize, requests: Requests) -> Option<f64> {
-        let hits = match (self, requests) {
-            (Self::Pooled(policy), Requests::AtOnce) => {
-                cache::hits(prompts, blocks, Evictable::new(&*policy.build()))
-            }
-            (Self::Pooled(policy), Requests::Running) => {
-                running::hits(prompts, blocks, Evictable::new(&*policy.build()))
-            }
-            (Self::Clairvoyant, Requests::AtOnce) => cache::hits(prompts, blocks, Clairvoyant::new(prompts)),
-            (Self::Clairvoyant, Requests::Running) => {
-                running::hits(prompts, blocks, Clairvoyant::new(prompts))
-            }
-            (Self::S3Fifo, Requests::AtOnce) => s3fifo::hits(prompts, blocks),
-            (Self::Sieve, Requests::AtOnce) => sieve::hits(prompts, blocks),
-            (Self::S3Fifo | Self::Sieve, Requests::Running) => return None,
+    /// Returns whether it is simulated for such requests.
+    pub fn is_simulated(self, requests: Requests) -> bool {
+        match self {
+            Self::Pooled(_) | Self::Clairvoyant => true,
+            Self::Told { .. } => matches!(requests, Requests::Sessions { .. }),
+            Self::S3Fifo | Self::Sieve => requests == Requests::AtOnce,
+        }
+    }
+
+    /// Returns the rate with a capacity of `blocks` blocks; `None` if it is not
+    /// [simulated](Self::is_simulated).
+    pub fn rate(self, prompts: &Prompts, share: f64, blocks: usize, requests: Requests) -> Option<Rate> {
+        if !self.is_simulated(requests) {
+            return None;
+        }
+        let total = prompts.total().max(1) as f64;
+        let rate = |hits: f64, recomputed: Option<f64>| {
+            let (hit_rate, recomputed) = (hits / total, recomputed.map(|recomputed| recomputed / total));
+            Some(Rate { contender: self, share, blocks, hit_rate, recomputed })
         };
-        Some(hits as f64 / prompts.total().max(1) as f64)
+        let orders = match requests {
+            Requests::AtOnce => return rate(self.hits(prompts, blocks) as f64, None),
+            Requests::Running => vec![None],
+            Requests::Sessions { at_a_time, orders } => {
+                let tells_returns = matches!(self, Self::Told { .. } | Self::Clairvoyant);
+                let tells_ends = matches!(self, Self::Told { ends: true } | Self::Clairvoyant);
+                (0..u64::from(orders.max(1)))
+                    .map(|order| Some(Loop { at_a_time, order, tells_returns, tells_ends }))
+                    .collect()
+            }
+        };
+        let mut all = Counts::default();
+        for &sessions in &orders {
+            let counts = match self {
+                Self::Clairvoyant => {
+                    running::counts(prompts, blocks, sessions, Clairvoyant::new(prompts, sessions.is_some()))
+                }
+                _ => running::counts(prompts, blocks, sessions, Evictable::new(&*self.policy().build())),
+            };
+            all.hits += counts.hits;
+            all.recomputed += counts.recomputed;
+        }
+        let mean = |count: usize| count as f64 / orders.len() as f64;
+        rate(mean(all.hits), Some(mean(all.recomputed)))
+    }
+
+    /// Returns its policy of a pool; for others the default.
+    const fn policy(self) -> PolicyKind {
+        match self {
+            Self::Pooled(policy) => policy,
+            Self::Told { .. } => PolicyKind::Sessions,
+            _ => PolicyKind::Lru,
+        }
+    }
+
+    /// Returns the hits if requests take no time.
+    fn hits(self, prompts: &Prompts, blocks: usize) -> usize {
+        match self {
+            Self::S3Fifo => s3fifo::hits(prompts, blocks),
+            Self::Sieve => sieve::hits(prompts, blocks),
+            Self::Clairvoyant => cache::hits(prompts, blocks, Clairvoyant::new(prompts, false)),
+            _ => cache::hits(prompts, blocks, Evictable::new(&*self.policy().build())),
+        }
     }
 }
 
@@ -143,8 +221,8 @@ impl FromStr for Contender {
 }
 
 /// Measures each contender at each capacity on each trace, on all cores. `done` is called after
-/// each measurement. Returns the rates of each trace, without contenders that are not simulated
-/// with running requests, if these are chosen.
+/// each measurement. Returns the rates of each trace, without contenders that are not
+/// [simulated](Contender::is_simulated).
 pub fn measure(
     traces: &[&Prompts],
     contenders: &[Contender],
@@ -152,10 +230,8 @@ pub fn measure(
     requests: Requests,
     done: impl Fn() + Sync,
 ) -> Vec<Rates> {
-    let can_run = |contender: &Contender| !matches!(contender, Contender::S3Fifo | Contender::Sieve);
-    let contenders: Vec<Contender> = (contenders.iter().copied())
-        .filter(|contender| requests == Requests::AtOnce || can_run(contender))
-        .collect();
+    let contenders: Vec<Contender> =
+        (contenders.iter().copied()).filter(|contender| contender.is_simulated(requests)).collect();
     let jobs: Vec<(&Prompts, Contender, f64)> = (traces.iter())
         .flat_map(|&prompts| contenders.iter().map(move |&contender| (prompts, contender)))
         .flat_map(|(prompts, contender)| shares.iter().map(move |&share| (prompts, contender, share)))
@@ -169,9 +245,8 @@ pub fn measure(
                     let at = next.fetch_add(1, Relaxed);
                     let Some(&(prompts, contender, share)) = jobs.get(at) else { break };
                     let blocks = prompts.capacity(share);
-                    let hit_rate = contender.hit_rate(prompts, blocks, requests).unwrap_or_default();
-                    let rate = Rate { contender, share, blocks, hit_rate };
-                    rates.lock().expect("no measurement panicked")[at] = Some(rate);
+                    let rate = contender.rate(prompts, share, blocks, requests);
+                    rates.lock().expect("no measurement panicked")[at] = rate;
                     done();
                 }
             });

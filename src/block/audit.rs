@@ -6,13 +6,14 @@ use std::time::Duration;
 use thiserror::Error;
 
 use crate::frame::Magazine;
-use crate::ids::{BlockId, FrameId, Run};
+use crate::ids::{BlockId, FrameId, Run, TenantId};
 use crate::sync::{heavy_fence, pause};
 
 use super::accounts::{Accounts, Unaccounted};
 use super::core::Core;
 use super::counts::Counts;
 use super::state::{Noted, SourcePlace};
+use super::tenants::TENANTS_MAX;
 use super::thread_cache::{Local, ThreadCache};
 
 /// Walks of an audit that finds a contradiction, with pauses of 1, 2, 4 .. ms between them.
@@ -124,6 +125,18 @@ pub enum AuditError {
     /// References without an owner that will release them, or owners without a reference.
     #[error(transparent)]
     Unaccounted(#[from] Unaccounted),
+    /// The account of a tenant differs from the recount.
+    #[error("tenant {tenant}: held, charged and cached are {counted:?}, the walk found {held} and {cached}")]
+    Tenant {
+        /// The tenant.
+        tenant: TenantId,
+        /// Blocks that it holds, was charged for, and has cached, by its account.
+        counted: [u64; 3],
+        /// Blocks that name it.
+        held: u64,
+        /// Those of them that are evictable.
+        cached: u64,
+    },
     /// The counters differ from the recount.
     #[error("the counters say {counted:?}, the walk found {found:?}")]
     Miscounted {
@@ -297,6 +310,7 @@ impl Core {
             allocated_at: self.allocated_at(),
         };
         self.compare(&report)?;
+        self.audit_tenants()?;
         Ok(report)
     }
 
@@ -361,6 +375,18 @@ impl Core {
             }
         }
         Ok(references)
+    }
+
+    fn audit_tenants(&self) -> Result<(), AuditError> {
+        let Some(tenants) = self.tenants() else { return Ok(()) };
+        let mut found = vec![(0, 0); TENANTS_MAX + 1];
+        for id in (0..self.rows() as u32).map(BlockId) {
+            let of = &mut found[tenants.of(id).index()];
+            *of = (of.0 + 1, of.1 + u64::from(self.word(id).is_evictable()));
+        }
+        let Some((tenant, counted)) = tenants.audit(&found) else { return Ok(()) };
+        let (held, cached) = found[tenant.index()];
+        Err(AuditError::Tenant { tenant: tenants.id(tenant), counted, held, cached })
     }
 
     fn allocated_at(&self) -> Vec<(SourcePlace, usize)> {

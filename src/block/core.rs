@@ -16,6 +16,7 @@ use super::space::{FreeSpace, Reserve, Scrub, SharedRetireList};
 #[cfg(debug_assertions)]
 use super::state::Site;
 use super::state::{BlockWord, MoveLog, Note, Noted, Refused, SharedCounters, Sites, Table, Waiters};
+use super::tenants::{Tenant, Tenants};
 use super::thread_cache::ThreadCaches;
 
 /// Shape of a pool; the pool's builder validates it.
@@ -85,6 +86,8 @@ pub struct Core {
     pub(in crate::block) total: AtomicUsize,
     pub(in crate::block) rows: AtomicUsize,
     pub(in crate::block) evictor: Option<Box<dyn Evictor>>,
+    /// Shared with the evictor.
+    pub(in crate::block) tenants: Option<Arc<Tenants>>,
     pub(in crate::block) evictable: CachePadded<AtomicUsize>,
     /// Frames of whole units that lists took since the last [reclaim](super::allocate) slice.
     pub(in crate::block) reclaim_debt: CachePadded<AtomicUsize>,
@@ -116,6 +119,16 @@ impl Blocks {
         config: BlocksConfig,
         scrub: Option<Box<dyn Scrub>>,
         evictor: Option<Box<dyn Evictor>>,
+    ) -> Self {
+        Self::with_tenants(config, scrub, evictor, None)
+    }
+
+    /// Like [`with_evictor`](Self::with_evictor), with tenants, which the evictor knows too.
+    pub fn with_tenants(
+        config: BlocksConfig,
+        scrub: Option<Box<dyn Scrub>>,
+        evictor: Option<Box<dyn Evictor>>,
+        tenants: Option<Arc<Tenants>>,
     ) -> Self {
         assert!(config.magazine_blocks <= MAGAZINE_BLOCKS_MAX, "{config:?}");
         let frames = Frames::new(FrameConfig {
@@ -150,6 +163,7 @@ impl Blocks {
             total: AtomicUsize::new(config.frames),
             rows: AtomicUsize::new(config.frames),
             evictor,
+            tenants,
             evictable: CachePadded::new(AtomicUsize::new(0)),
             reclaim_debt: CachePadded::new(AtomicUsize::new(0)),
             reclaim_awaits: CachePadded::new(AtomicU64::new(0)),
@@ -423,9 +437,13 @@ pub trait Evictor: Send + Sync {
     /// the newest batch that may have seen them, 0 if none in flight has.
     fn became_evictable(&self, core: &Core, blocks: &[Evictable], tag: Ticket);
 
-    /// Evicts up to `wanted` blocks by `Core::evict` and passes their frames to `freed`, a few at a
-    /// time. May return fewer although more are evictable. `oldest` is the oldest batch in flight.
-    fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(&[FrameId]));
+    /// Evicts up to this number of blocks by `Core::evict`, for an allocation of a tenant, and passes
+    /// their frames to `freed`, a few at a time. May return fewer although more are evictable.
+    /// `oldest` is the oldest batch in flight.
+    fn evict(&self, core: &Core, oldest: Ticket, wanted: (usize, Tenant), freed: &mut dyn FnMut(&[FrameId]));
+
+    /// Like [`evict`](Self::evict), only blocks of the tenant, whatever its floor is.
+    fn evict_own(&self, _: &Core, _oldest: Ticket, _: (usize, Tenant), _freed: &mut dyn FnMut(&[FrameId])) {}
 
     /// Returns whether all of these blocks (if empty: any block) may be evicted early to complete a
     /// unit of free frames, at a multiple of the usual tolerance.
@@ -456,8 +474,18 @@ impl<T: Evictor> Evictor for Arc<T> {
         (**self).became_evictable(core, blocks, tag);
     }
 
-    fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(&[FrameId])) {
+    fn evict(&self, core: &Core, oldest: Ticket, wanted: (usize, Tenant), freed: &mut dyn FnMut(&[FrameId])) {
         (**self).evict(core, oldest, wanted, freed);
+    }
+
+    fn evict_own(
+        &self,
+        core: &Core,
+        oldest: Ticket,
+        wanted: (usize, Tenant),
+        freed: &mut dyn FnMut(&[FrameId]),
+    ) {
+        (**self).evict_own(core, oldest, wanted, freed);
     }
 
     fn evicts_early(&self, blocks: &[BlockId], tolerance: u32) -> bool {
@@ -503,4 +531,6 @@ pub enum NotEvicted {
     Moving,
     /// A batch in flight may see it.
     Seen,
+    /// Its tenant is at its floor.
+    Protected,
 }

@@ -60,6 +60,7 @@ mod request;
 mod resize;
 mod space;
 mod state;
+mod tenants;
 mod thread_cache;
 mod wait;
 
@@ -87,5 +88,6 @@ pub use state::SourcePlace;
 pub use state::{AllocationCounts, Refusals, WaitCounts};
 pub use state::{BlockInfo, BlockWord, MoveCount, Moved, Released, Since};
 pub(crate) use state::{GrowTable, Noted, TablePart};
+pub use tenants::{EvictedFor, TENANTS_MAX, Tenant, Tenants};
 pub(crate) use thread_cache::INLINE_BLOCKS;
 pub(crate) use wait::{BatchesEnd, Waiting};

@@ -4,15 +4,28 @@ use crate::ids::{BlockId, FrameId, Run};
 
 use crate::sync::{Frozen, Ordering::*};
 
-use super::allocate::own;
+use super::allocate::{ListEnd, own};
 use super::core::Blocks;
 use super::request::AllocRequest;
 use super::state::{GrowTable, TablePart};
+use super::tenants::Tenant;
 
 /// Allocates a block for a list; `None` if there is none.
 pub fn allocate_listed(blocks: &Blocks, request: &AllocRequest) -> Option<BlockId> {
     let mut taken = None;
     blocks.allocate_listed(request, None, &mut |id| taken = Some(id)).ok().and(taken)
+}
+
+/// Allocates a block for a list of a tenant; `None` if there is none, or its quota is reached.
+pub fn allocate_for(blocks: &Blocks, tenant: Tenant) -> Option<BlockId> {
+    let (mut taken, end) = (None, ListEnd { tenant, ..ListEnd::default() });
+    blocks.allocate_listed(&AllocRequest::new(1), Some(end), &mut |id| taken = Some(id)).ok().and(taken)
+}
+
+/// Returns the numbers of blocks that a tenant holds, and of the cached ones of them.
+pub fn holds(blocks: &Blocks, tenant: Tenant) -> (u64, u64) {
+    let holding = blocks.tenants().map(|tenants| tenants.holding(tenant)).unwrap_or_default();
+    (holding.held, holding.cached)
 }
 
 /// Drops a reference on each block of a list.
@@ -29,7 +42,7 @@ pub fn before_the_turn(blocks: &Blocks, id: BlockId) {
 
 /// Evicts a block, passes its frame to `used`, and frees it. False: none could be evicted.
 pub fn evict(blocks: &Blocks, mut used: impl FnMut(FrameId)) -> bool {
-    let evicted = blocks.evict_some(1, &mut |frames| {
+    let evicted = blocks.evict_some_for(Tenant::NONE, 1, &mut |frames| {
         for &start in frames {
             used(start);
             blocks.space.free_run(Run { start, len: 1 });
@@ -48,7 +61,7 @@ pub fn reclaim(blocks: &Blocks, watermark: usize) -> usize {
 pub fn replace(blocks: &Blocks) -> Option<BlockId> {
     let mut taken = None;
     let request = AllocRequest::new(1);
-    let evicted = blocks.evict_some(1, &mut |frames| {
+    let evicted = blocks.evict_some_for(Tenant::NONE, 1, &mut |frames| {
         let now = blocks.clock().newest();
         taken = Some(own(blocks.space.table.view(), frames[0], &request, now));
     });

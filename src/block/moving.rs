@@ -35,6 +35,7 @@ use crate::sync::{Ordering::*, fence};
 
 use super::core::{Blocks, Core};
 use super::state::{BlockWord, MoveCount, Moved, Since};
+use super::tenants::Tenant;
 
 /// Why a block was not moved.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -217,7 +218,7 @@ impl Core {
         if word.is_free() {
             return self.space.frames.claim(Run { start: to, len: 1 });
         }
-        let is_evicted = word.is_evictable() && self.evict_in(to, self.space.clock.oldest());
+        let is_evicted = word.is_evictable() && self.evict_in(to, self.space.clock.oldest(), Tenant::NONE);
         *dropped += usize::from(is_evicted);
         is_evicted
     }
@@ -268,6 +269,7 @@ impl Core {
             }
             // A plain store, Relaxed: as for the displaced block.
             atomic.store(word.to_bits(), Relaxed);
+            self.count_freed(moving.block, self.tenant_of(moving.block));
             self.space.held.fetch_sub(1, Relaxed);
             self.free_or_retire(&[Run { start: moving.from, len: 1 }]);
         }

@@ -67,8 +67,16 @@ pub enum ResizeError {
     NoRoom {
         /// Requested number of blocks.
         asked: usize,
-        /// Blocks in use, including the reserve.
+        /// Blocks in use, including the reserve, and cached ones that floors of tenants protect.
         used: usize,
+    },
+    /// The floors of the pool's tenants exceed the new size without the reserve: lower them first.
+    #[error("the floors of the pool's tenants are {floors} blocks together; they do not fit into {asked}")]
+    Floors {
+        /// Requested number of blocks.
+        asked: usize,
+        /// Sum of the floors in blocks.
+        floors: usize,
     },
     /// Blocks beyond the new end cannot move, or frames there do not become free.
     #[error("{} in the way: {}", Count(blocks.len() + retired), Blockers(blocks, *retired))]

@@ -15,7 +15,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::block::{Core, FrameUse, Shrinking};
+use crate::block::{Core, FrameUse, Shrinking, Tenant};
 use crate::error::TurnTask;
 use crate::ids::{BlockId, Run as Frames};
 use crate::sync::runtime::{after, now, sleep_until, timeout_at};
@@ -186,7 +186,13 @@ impl Progress {
 }
 
 fn has_room(core: &Core, blocks: usize) -> Result<(), ResizeError> {
-    let used = core.recount().used() + core.reserve();
+    let floors = core.tenants().map_or(0, |tenants| tenants.floors());
+    // The reserve could not be refilled otherwise.
+    if floors > blocks.saturating_sub(core.reserve()) {
+        return Err(ResizeError::Floors { asked: blocks, floors });
+    }
+    let protected = core.tenants().map_or(0, |tenants| tenants.protected(Tenant::NONE));
+    let used = core.recount().used() + core.reserve() + protected;
     if used > blocks { Err(ResizeError::NoRoom { asked: blocks, used }) } else { Ok(()) }
 }
 

@@ -7,7 +7,7 @@ use super::{AllocError, SequenceError, StepError, TransferError};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[non_exhaustive]
 pub enum Retry {
-    /// Retrying cannot succeed: the call, or the size of the pool, must change.
+    /// Retrying cannot succeed: the call, the size of the pool, or a limit of a tenant must change.
     Never,
     /// Batches in flight, including the caller's, must end, which frees the missing blocks.
     AfterBatch,
@@ -37,10 +37,13 @@ impl AllocError {
             {
                 Retry::AfterBatch
             }
+            Self::OverQuota { asked, quota, .. } if asked > quota => Retry::Never,
+            Self::OverQuota { .. } => Retry::AfterFree,
             Self::Deadline { .. } | Self::NoRun { .. } | Self::Behind { .. } => Retry::AfterFree,
             Self::Zero
             | Self::TooLarge { .. }
             | Self::Reserved { .. }
+            | Self::Floors { .. }
             | Self::FenceRefused { .. }
             | Self::DeviceLost { .. }
             | Self::WrongDevice { .. } => Retry::Never,

@@ -2,14 +2,14 @@ use std::fmt::Display;
 
 use thiserror::Error;
 
-use super::{AllocError, HandleError, Invalid, PrefixError, StorageError};
+use super::{AllocError, HandleError, Invalid, PrefixError, StorageError, TenantError};
 use crate::ids::{BlockId, SequenceId};
 
 /// Reason why a [step](crate::Batch::step) failed. No sequence was changed.
 #[derive(Clone, PartialEq, Debug, Error)]
 #[non_exhaustive]
 pub enum StepError {
-    /// The pool has too few blocks for the step.
+    /// The pool, or the quota of a tenant, has too few blocks for the step.
     #[error("{} of the step's sequences lack blocks, the first is {}: {error}", sequences.len(), sequences[0])]
     Lacking {
         /// Sequences that lack blocks, in the order of the step.
@@ -43,6 +43,9 @@ pub enum SequenceError {
     /// The keys of a prefix, or its retention, are invalid.
     #[error(transparent)]
     Prefix(#[from] PrefixError),
+    /// Its tenant is not one of the pool's.
+    #[error(transparent)]
+    Tenant(#[from] TenantError),
     /// A number of tokens, or an index, is invalid for the sequence.
     #[error("sequence {id}: {error}")]
     Invalid {

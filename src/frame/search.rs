@@ -271,8 +271,11 @@ impl<'a> Map<'a> {
         // split a unit for a large one.
         while left > 0 {
             let want = left.min(FAN as u32);
-            let run = self.place_hole(want, near).or_else(|| {
-                let pieces = || self.place_piece(want, near);
+            // Often all free frames are reserved for growth: found out once, not for each class.
+            let has_holes = self.probe(Wanted::all(Level::Leaf, 0), near, Some).is_some();
+            let hole = if has_holes { self.place_hole(want, near) } else { None };
+            let run = hole.or_else(|| {
+                let pieces = || if has_holes { self.place_piece(want, near) } else { None };
                 let split = || self.split_any(want, near);
                 if want > REST_IN_PIECES { split().or_else(pieces) } else { pieces().or_else(split) }
             });

@@ -37,7 +37,7 @@ pub(crate) async fn bring_back(
     tokens: &[u32],
 ) -> Result<BringBackReport, TransferError> {
     route.check_caches()?;
-    let hashes = route.to.cache()?.hasher().hashes(keys, tokens)?;
+    let hashes = route.to.cache()?.hashes(keys, tokens)?;
     let prompt = Prompt { tokens: tokens.into(), hashes, extra_keys: keys.extra().into() };
     job::run(false, move |is_abandoned| route.bring_back(&prompt, is_abandoned)).await
 }
@@ -59,6 +59,7 @@ impl Prompt {
                 parent: place.checked_sub(1).map(|parent| self.hashes[parent]),
                 tokens: self.tokens[tokens.clone()].into(),
                 block_tokens: block_tokens as u32,
+                group: 0,
                 extra_keys: ExtraKey::of_block(&self.extra_keys, tokens),
             })
         })

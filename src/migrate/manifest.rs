@@ -13,7 +13,7 @@ use super::form::{PackedForm, other_form};
 use super::heads::HeadRange;
 
 /// Version of the manifests that this library writes and reads.
-const VERSION: u32 = 2;
+const VERSION: u32 = 4;
 
 /// Maximum number of blocks before a cached one in its chain: no list is longer than a pool.
 const DEPTH_MAX: u32 = (1 << FRAME_BITS) - 1;
@@ -35,6 +35,7 @@ pub struct Manifest {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[expect(clippy::large_enum_variant, reason = "a transfer has one of them")]
 pub(super) enum Contents {
     Sequence(Outline),
     Cached(CachedBlocks),
@@ -69,11 +70,18 @@ impl Manifest {
         Self { version: VERSION, form, hashing, heads, contents, checksums }
     }
 
+    /// Checks a version. It is the first field of the manifests of all versions, a `u32`: a peer's
+    /// can be read and checked before the rest, which another version may have changed.
+    pub fn check_version(version: u32) -> Result<(), Invalid> {
+        match version {
+            VERSION => Ok(()),
+            other => Err(Invalid::new("version of the manifest", other, VERSION)),
+        }
+    }
+
     /// Checks that the manifest does not contradict itself, and that a pool could hold its blocks.
     pub fn check(&self) -> Result<(), Invalid> {
-        if self.version != VERSION {
-            return Err(Invalid::new("version of the manifest", self.version, VERSION));
-        }
+        Self::check_version(self.version)?;
         self.form.check()?;
         if let Some(heads) = self.heads {
             heads.check(self.form.heads())?;
@@ -107,6 +115,7 @@ impl Manifest {
             return Err(other_hashing());
         }
         check_origins(&known.origins)?;
+        known.versions.check(outline.length as usize, !known.is_stale)?;
         let announced = known.tokens.len() as u64;
         at_most("announced tokens", announced, tokens_max)?;
         at_most("extra keys", known.extra_keys.len() as u64, EXTRA_KEYS_MAX)?;
@@ -143,9 +152,10 @@ impl Manifest {
         let without_times = |contents: &Contents| {
             let mut contents = contents.clone();
             if let Contents::Sequence(Outline { known: Some(known), .. }) = &mut contents {
-                known.keep_left_ms = None;
-                // Each source has its own cache; the target joins the origins.
-                (known.is_stale, known.origins) = (false, Vec::new());
+                (known.keep_left_ms, known.returns_in_ms) = (None, None);
+                // Each source has its own cache; the target joins the origins. With batches of
+                // other weights, its hashes are stale; those of the hashes are in the root.
+                (known.is_stale, known.origins, known.versions) = Default::default();
             }
             contents
         };

@@ -169,4 +169,27 @@ impl Pool {
             Ok(self.in_turns(&request, Class::Growth, deadline, attempt).await?)
         })
     }
+
+    /// As [`reserve_async`](Self::reserve_async), in every group of layers: in one place of the
+    /// queue for the blocks of all, or none. If a batch is abandoned meanwhile, it reserves what was
+    /// needed before.
+    ///
+    /// # Errors
+    /// Those of [`reserve_async`](Self::reserve_async). The sequence is unchanged.
+    pub fn reserve_grouped_async<'a>(
+        &'a self,
+        sequence: &'a mut GroupedSequence,
+        tokens: usize,
+    ) -> Wait<impl CallUntil<Output = Result<(), SequenceError>, Future: Send>> {
+        Wait::new(move |deadline| async move {
+            sequence.group(0).check_in(&self.0.sequences)?;
+            let (request, lacking) = sequence.reservation(tokens)?;
+            match sequence.reserve(tokens) {
+                Err(SequenceError::Alloc(AllocError::Behind { .. } | AllocError::Exhausted { .. })) => {}
+                outcome => return outcome,
+            }
+            let attempt = |place: &mut Waiting<'_>| sequence.reserve_in_turn(&lacking, place);
+            Ok(self.in_turns(&request, Class::Growth, deadline, attempt).await?)
+        })
+    }
 }

@@ -1,6 +1,6 @@
 use thiserror::Error;
 
-use crate::error::{Invalid, PrefixError, StorageError};
+use crate::error::{Invalid, PrefixError, StorageError, TenantError};
 
 /// Reason why a pool could not be built.
 #[derive(Debug, Error)]
@@ -15,6 +15,9 @@ pub enum BuildError {
     /// The configuration of the prefix cache is invalid.
     #[error(transparent)]
     Prefix(#[from] PrefixError),
+    /// The limits of a tenant are invalid.
+    #[error(transparent)]
+    Tenant(#[from] TenantError),
     /// The storage could not be allocated.
     #[error(transparent)]
     Storage(#[from] StorageError),

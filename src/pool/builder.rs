@@ -4,16 +4,20 @@ use std::time::Duration;
 use crate::block::{Blocks, BlocksConfig, Evictor, Sampler, Scrub};
 use crate::compact::{Bytes, Compactor, FrameCopier};
 use crate::error::Invalid;
-use crate::ids::{DeviceId, Order};
+use crate::hints::HintLimits;
+use crate::ids::{DeviceId, Order, TenantId};
 use crate::migrate::Transfers;
-use crate::prefix::{PrefixCache, PrefixConfig};
+use crate::prefix::{CACHE_GROUPS_MAX, PrefixConfig};
 use crate::sequence::{ListKind, Sequences, TOKENS_MAX, Window};
 use crate::storage::groups::common_multiple;
 use crate::storage::{HostStorage, KvLayout, Sizing, Storage};
 use crate::sync::Arc as SharedArc;
+use crate::tenants::TenantLimits;
 
 use super::Pool;
 use super::build_error::BuildError;
+use super::cache::{shared_cache, shared_tenants};
+use super::hints::check_limits;
 use super::pool::Shared;
 use super::scrub::{FrameScrub, SharedScrub};
 use super::shape::{Shape, at_most};
@@ -22,6 +26,7 @@ const LATENCY_SAMPLE: u32 = 256;
 
 /// Maximum number of groups of layers.
 const GROUPS_MAX: usize = 64;
+const _: () = assert!(2 * GROUPS_MAX <= CACHE_GROUPS_MAX);
 
 enum Size {
     Blocks(usize),
@@ -46,6 +51,8 @@ pub struct PoolBuilder {
     turn_patience: Option<Duration>,
     latency_sample: u32,
     prefix: Option<PrefixConfig>,
+    hints: Option<HintLimits>,
+    tenants: Option<Vec<(TenantId, TenantLimits)>>,
     /// The window of each group of layers.
     windows: Vec<Option<Window>>,
     /// The tokens of a block in each group of layers, unless those of the layout.
@@ -82,6 +89,8 @@ impl PoolBuilder {
             turn_patience: None,
             latency_sample: if cfg!(kvpool_loom) { 0 } else { LATENCY_SAMPLE },
             prefix: None,
+            hints: None,
+            tenants: None,
             windows: vec![None],
             list_tokens: None,
             states: Vec::new(),
@@ -205,6 +214,21 @@ impl PoolBuilder {
         self
     }
 
+    /// Takes [hints](crate::hints) about sessions and cached blocks, within these limits. Needs a
+    /// prefix cache. Costs 24 bytes for each block of the last request of each session.
+    pub fn hints(mut self, limits: HintLimits) -> Self {
+        self.hints = Some(limits);
+        self
+    }
+
+    /// Gives the pool [tenants](crate::tenants) with these limits; further ones can be added by
+    /// [`Pool::set_tenant`]. Needs a prefix cache. Costs 2 bytes per block, and some counting in
+    /// calls that allocate, hit, release or evict blocks.
+    pub fn tenants(mut self, limits: impl IntoIterator<Item = (TenantId, TenantLimits)>) -> Self {
+        self.tenants = Some(limits.into_iter().collect());
+        self
+    }
+
     /// Sets the attention window of all layers: sequences give up the blocks behind it, and a hit
     /// needs only the blocks of the window before its boundary. Requires the null block, which
     /// stands in their place in tables. An append or reservation gives them up before it takes
@@ -238,8 +262,8 @@ impl PoolBuilder {
     /// sequences of one list are refused. Of a model whose groups have unequal numbers of layers, a
     /// larger group is passed as several of the size of the smallest.
     ///
-    /// [`build`](Self::build) requires 1 to 64 groups, and the null block, which tables show in place
-    /// of blocks that were given up, if one of them has a window.
+    /// [`build`](Self::build) requires 1 to 64 groups, and the null block, which tables show in
+    /// place of blocks that were given up, if one of them has a window.
     ///
     /// ```
     /// use kvpool::{AdmitRequest, BlockTable, KvLayout, Pool, SequenceId, Tokens, Window};
@@ -272,13 +296,14 @@ impl PoolBuilder {
     }
 
     /// Sets the tokens of a block in each [group](Self::groups), where the layers of one have fewer
-    /// bytes per token than those of another. Default: those of the layout in all. Requires a pool of
-    /// which the engine holds the bytes ([`without_storage`](Self::without_storage),
+    /// bytes per token than those of another. Default: those of the layout in all. Requires a pool
+    /// of which the engine holds the bytes ([`without_storage`](Self::without_storage),
     /// [`engine_copies`](Self::engine_copies)).
     ///
     /// Tables, slots and [`Sequence::block_tokens`](crate::Sequence::block_tokens) of a group count
-    /// in its own tokens. A prefix is hit up to a boundary of blocks in every group, so at multiples
-    /// of the least common multiple, which must not exceed the maximum length of a sequence.
+    /// in its own tokens. A prefix is hit up to a boundary of blocks in every group, so at
+    /// multiples of the least common multiple, which must not exceed the maximum length of a
+    /// sequence.
     ///
     /// ```
     /// use kvpool::{AdmitRequest, BlockTable, KvLayout, Pool, SequenceId, Tokens, Window};
@@ -302,14 +327,14 @@ impl PoolBuilder {
         self
     }
 
-    /// Adds layers that keep one state of a sequence, whatever its length: each item is the number of
-    /// frames of one. Each sequence then holds that many consecutive frames for it, beside its
+    /// Adds layers that keep one state of a sequence, whatever its length: each item is the number
+    /// of frames of one. Each sequence then holds that many consecutive frames for it, beside its
     /// blocks in the [groups](Self::groups).
     ///
-    /// Sequences are opened by [`Pool::admit_grouped`]. [`GroupedSequence::state`] names the frames,
-    /// and they stay there. A prefix is hit where its states were kept: by
-    /// [`Batch::checkpoint`](crate::Batch::checkpoint), and when a sequence is closed at the end of a
-    /// block. Requires a pool [without storage](Self::without_storage).
+    /// Sequences are opened by [`Pool::admit_grouped`]. [`GroupedSequence::state`] names the
+    /// frames, and they stay there. A prefix is hit where its states were kept: by
+    /// [`Batch::checkpoint`](crate::Batch::checkpoint), and when a sequence is closed at the end of
+    /// a block. Requires a pool [without storage](Self::without_storage).
     ///
     /// [`GroupedSequence::state`]: crate::GroupedSequence::state
     ///
@@ -409,14 +434,16 @@ impl PoolBuilder {
         if let Some(storage) = &storage {
             bytes = Bytes::Storage(storage.clone());
         }
+        let tenants = shared_tenants(&config, self.tenants.as_deref(), self.layout.bytes_per_block())?;
         let cache = match self.prefix {
-            Some(prefix) => Some(shared_cache(&config, &kinds, prefix)?),
+            Some(prefix) => Some(shared_cache(&config, &kinds, prefix, tenants.clone())?),
             None => None,
         };
-        let blocks = Blocks::with_evictor(
+        let blocks = Blocks::with_tenants(
             config,
             scrub.clone().map(|scrub| Box::new(SharedScrub(scrub)) as Box<dyn Scrub>),
             cache.clone().map(|cache| Box::new(cache) as Box<dyn Evictor>),
+            tenants,
         );
         if let Some(scrub) = scrub {
             scrub.serve(&blocks);
@@ -424,6 +451,7 @@ impl PoolBuilder {
         if let Some(patience) = self.turn_patience {
             blocks.set_turn_patience(patience);
         }
+        let hints = self.hints.map(|limits| (limits, self.layout.bytes_per_block() as u64));
         let sampler = Sampler::new(self.latency_sample, blocks.latencies().clone());
         // SAFETY: the storage was created here, or had no other reference; it serves one pool.
         let sequences = unsafe {
@@ -431,7 +459,7 @@ impl PoolBuilder {
                 blocks.clone(),
                 storage.clone(),
                 (&kinds, &self.states),
-                cache,
+                (cache, hints),
                 sampler.clone(),
             )
         };
@@ -452,6 +480,13 @@ impl PoolBuilder {
                 sizing.frames(&self.layout, 1 + null)? - null
             }
         };
+        if let Some(limits) = &self.hints {
+            check_limits(limits, self.prefix.is_some(), (blocks, self.layout.bytes_per_block()))?;
+        }
+        if self.tenants.is_some() && self.prefix.is_none() {
+            let limit = "a pool with `prefix_cache`";
+            return Err(Invalid::new("tenants", "a pool without a prefix cache", limit));
+        }
         at_most("block_tokens", self.layout.block_tokens(), TOKENS_MAX)?;
         if !(1..=GROUPS_MAX).contains(&self.windows.len()) {
             let limit = format_args!("from 1 to {GROUPS_MAX}");
@@ -521,24 +556,6 @@ impl PoolBuilder {
         }
         Ok(())
     }
-}
-
-/// Creates the prefix cache. Out of line, like `assemble`: loom models have small stacks.
-#[inline(never)]
-fn shared_cache(
-    config: &BlocksConfig,
-    kinds: &[ListKind],
-    prefix: PrefixConfig,
-) -> Result<SharedArc<PrefixCache>, BuildError> {
-    let (frames, frames_max) = (config.frames, config.frames_max);
-    let tokens = kinds.iter().map(|kind| kind.block_tokens as usize);
-    let first = tokens.clone().next().unwrap_or(0);
-    let mut cache = PrefixCache::new(frames, frames_max, first, prefix)?;
-    if kinds.len() > 1 {
-        cache = cache.with_lists(tokens);
-    }
-    let has_states = config.run_frames > 0;
-    Ok(SharedArc::new(if has_states { cache.with_evict_first(frames, frames_max) } else { cache }))
 }
 
 /// # Safety

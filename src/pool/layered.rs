@@ -10,6 +10,31 @@ use crate::storage::groups::{GroupId, LayerGroup, LayerGroups, Reach, common_div
 
 use super::{Pool, PoolBuilder};
 
+/// A group of layers whose blocks are cached together: see [`Pool::cache_groups`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct CacheGroup {
+    /// What its blocks keep.
+    pub keeps: GroupKeeps,
+    /// Number of tokens per block; of a state, that of the first group.
+    pub block_tokens: u32,
+    /// Number of blocks at one place of a sequence: 1, or all that a checkpoint of a state has. It is
+    /// a hit only with all of them.
+    pub blocks: usize,
+}
+
+/// What the blocks of a [`CacheGroup`] keep.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum GroupKeeps {
+    /// All tokens.
+    All,
+    /// The tokens of a window, or of a chunk, which is kept like a window of its length.
+    Window(Window),
+    /// A state: its cached blocks are [checkpoints](crate::Batch::checkpoint).
+    State,
+}
+
 impl Pool {
     /// Returns a builder of a pool for a model whose layers differ, without storage: the engine
     /// holds the bytes. Its sequences are [grouped](PoolBuilder::groups).
@@ -79,6 +104,23 @@ impl Pool {
         let layout = layout(usize::try_from(model.frame_bytes()).unwrap_or(usize::MAX), &tokens)?;
         let builder = Self::builder(layout).without_storage().groups(windows).list_tokens(tokens);
         Ok(builder.states(states).layered())
+    }
+
+    /// Returns the groups of layers of which blocks are cached, as events number them: each list of
+    /// a sequence, by which [`GroupedSequence::group`](crate::GroupedSequence::group) names it, and
+    /// then each [state](PoolBuilder::states). [`layer_lists`](Self::layer_lists) and
+    /// [`layer_state`](Self::layer_state) say which layers these are. In a
+    /// [`FramePool`](crate::FramePool), whose keys have the group, all events have number 0.
+    pub fn cache_groups(&self) -> Vec<CacheGroup> {
+        let kinds = self.0.sequences.kinds();
+        let lists = kinds.iter().map(|kind| CacheGroup {
+            keeps: kind.window.map_or(GroupKeeps::All, GroupKeeps::Window),
+            block_tokens: kind.block_tokens,
+            blocks: 1,
+        });
+        let block_tokens = kinds[0].block_tokens;
+        let state = |&blocks| CacheGroup { keeps: GroupKeeps::State, block_tokens, blocks };
+        lists.chain(self.0.sequences.states().iter().map(state)).collect()
     }
 
     /// Returns the lists of a group in a [layered](Self::layered) pool, by which

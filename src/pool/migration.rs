@@ -22,7 +22,8 @@ impl Pool {
     /// caches use the same hashing, the known tokens can be hit there; otherwise the sequence keeps
     /// their ids, but its blocks are not cached there, nor are those computed before a
     /// [clear](Self::clear_prefix_cache) of either cache. A pool cannot tell with which weights
-    /// another one computed: after a change of weights, clear each pool that computes.
+    /// another one computed: after a change of weights, [begin a version](Self::begin_version) in
+    /// each pool that computes.
     ///
     /// If the other pool has no room, the sequence waits in that pool's queue like a growing
     /// sequence, without holding blocks there. Tasks that hold blocks while they wait for each

@@ -6,8 +6,10 @@ mod admission;
 mod allocate;
 mod build_error;
 mod builder;
+mod cache;
 mod compaction;
 mod frame_pool;
+mod hints;
 mod layered;
 mod lease;
 mod leased;
@@ -24,6 +26,7 @@ mod sequence_runs;
 mod settled;
 mod shape;
 mod stats;
+mod tenants;
 mod transfer;
 mod victims;
 mod wait;
@@ -46,6 +49,7 @@ pub use frame_pool::{
     FrameBatch, FrameGroup, FrameInfo, FrameKey, FrameLease, FrameMoves, FramePool, FramePoolBuilder,
     FrameShrink, HitGroup, MovedFrames, Need,
 };
+pub use layered::{CacheGroup, GroupKeeps};
 pub use lease::Lease;
 pub use metrics::{Latencies, Metrics};
 pub use owners::{BlockOwner, Owners, PinOwner, PinnedBlock, SequenceOwner};

@@ -1,7 +1,7 @@
 use crate::block::{AuditError, AuditReport, BlockInfo, Blocks, Sampler};
 use crate::compact::Compactor;
-use crate::error::{GrowError, HandleError, StorageError};
-use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId};
+use crate::error::{GrowError, HandleError, PrefixError, StorageError};
+use crate::ids::{BlockHandle, BlockId, Order, PoolTag, Run, SequenceId, WeightsVersion};
 use crate::migrate::{MigrationCounts, Remotes, Transfers};
 use crate::prefix::{BlockHash, PrefixCache, UncachedBlocks};
 use crate::sequence::{Batch, Sequence, SequenceBuilder, SequenceView, Sequences};
@@ -195,7 +195,17 @@ impl Pool {
     /// Returns the cached blocks and their hashes. Visits every block. Call it before following the
     /// [events](PrefixCache::events), and after events were lost.
     pub fn cached_blocks(&self) -> Vec<(BlockId, BlockHash)> {
-        self.prefix_cache().map_or_else(Vec::new, |cache| cache.cached_blocks(&self.0.blocks))
+        let cached = self.prefix_cache().map_or_else(Vec::new, |cache| cache.cached_blocks(&self.0.blocks));
+        cached.into_iter().map(|(id, hash, _)| (id, hash)).collect()
+    }
+
+    /// Returns the same by [group of layers](Self::cache_groups): one list for each, which may be empty.
+    /// Visits every block.
+    pub fn cached_blocks_by_group(&self) -> Vec<Vec<(BlockId, BlockHash)>> {
+        let mut groups = vec![Vec::new(); self.cache_groups().len()];
+        let cached = self.prefix_cache().map_or_else(Vec::new, |cache| cache.cached_blocks(&self.0.blocks));
+        cached.into_iter().for_each(|(id, hash, group)| groups[group as usize].push((id, hash)));
+        groups
     }
 
     /// Clears the prefix cache: prefixes cached before the call are no longer found. O(1).
@@ -208,6 +218,58 @@ impl Pool {
         if let Some(cache) = self.prefix_cache() {
             cache.clear();
         }
+    }
+
+    /// Sets the version of the model's weights: requests that begin after the call find cached
+    /// blocks of this version only, here, in shared tiers and on other nodes. O(1): no block is
+    /// visited. Returns the version before; a new pool has version 0.
+    ///
+    /// Call it between the last batch that computes with the old weights and the first one that
+    /// computes with the new ones: the version of what a batch computes is that at its beginning.
+    /// The number is the engine's, for example the training step: the same in all pools that
+    /// exchange blocks, each of which makes the call, and never that of other weights. Blocks of an
+    /// earlier version age, and are found again after a return to it.
+    ///
+    /// Sequences go on. [`Sequence::versions`](crate::Sequence::versions) tells which tokens were
+    /// computed with which weights, and what is computed from K and V of other weights is never
+    /// found. A request that waits for admission is looked up with the version at its admission.
+    ///
+    /// ```
+    /// # use kvpool::{KvLayout, Pool, PrefixConfig, SequenceId, WeightsVersion};
+    /// # let pool = Pool::builder(KvLayout::named("tiny")?).blocks(100).prefix_cache(PrefixConfig::new()).build()?;
+    /// let prompt: Vec<u32> = (0..42).collect();
+    /// for (version, cached) in [(0, 0), (0, 40), (1, 0), (1, 40), (0, 40)] {
+    ///     pool.begin_version(WeightsVersion(version))?;
+    ///     let mut sequence = pool.sequence(SequenceId(7)).tokens(&prompt)?;
+    ///     assert_eq!(sequence.len(), cached);
+    ///     let mut batch = pool.begin_batch();
+    ///     batch.append(&mut sequence, prompt.len() - cached)?;
+    ///     batch.finish();
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`PrefixError::NoCache`].
+    pub fn begin_version(&self, version: WeightsVersion) -> Result<WeightsVersion, PrefixError> {
+        let _call = call();
+        Ok(self.prefix_cache().ok_or(PrefixError::NoCache)?.begin_version(version))
+    }
+
+    /// Sets the version of an adapter's weights, like [`begin_version`](Self::begin_version) for
+    /// the sequences with this [adapter](crate::prefix::PrefixKeys::adapter). Keeps an entry for
+    /// each adapter.
+    ///
+    /// # Errors
+    /// [`PrefixError::NoCache`], [`PrefixError::Invalid`] for a name without bytes.
+    pub fn begin_adapter_version(
+        &self,
+        adapter: &[u8],
+        version: WeightsVersion,
+    ) -> Result<WeightsVersion, PrefixError> {
+        let _call = call();
+        let cache = self.prefix_cache().ok_or(PrefixError::NoCache)?;
+        Ok(cache.begin_adapter_version(adapter, version)?)
     }
 
     /// Returns for each hash whether a block is currently cached for it, as part of a chain or not.

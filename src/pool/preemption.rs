@@ -5,7 +5,8 @@ use std::time::Instant;
 use crate::error::TransferError;
 use crate::ids::{PoolTag, SequenceId};
 use crate::migrate::{Kind, MigrateError, MigrationReport};
-use crate::sequence::Sequence;
+use crate::sequence::{Footprint, GroupedSequence, Sequence};
+use crate::sync::call;
 
 use super::Pool;
 use super::wait::{CallUntil, Wait};
@@ -35,8 +36,8 @@ pub struct Preempted {
     pub cached_blocks: usize,
     /// Blocks that other owners still reference.
     pub shared_blocks: usize,
-    /// Leading tokens whose bytes still exist: all of a swapped sequence; of a closed one those in
-    /// leading cached blocks, until these are evicted.
+    /// Leading tokens whose bytes still exist: all of a swapped sequence; of a closed one those that
+    /// cached blocks serve, until these are evicted.
     pub tokens_kept: usize,
     /// Other tokens, which have to be recomputed.
     pub tokens_lost: usize,
@@ -54,6 +55,37 @@ pub struct Swapped {
     pub pool: PoolTag,
     /// The copied blocks.
     pub report: MigrationReport,
+}
+
+impl GroupedSequence {
+    /// Takes the blocks of a sequence with several groups of layers away, like
+    /// [`Preempt::Recompute`]: it is closed. [Admit](Pool::admit_grouped) it again with its id and
+    /// tokens. Returns what was given back in all groups and states.
+    ///
+    /// Of [`tokens_kept`](Preempted::tokens_kept), an admission may hit fewer: those behind the
+    /// window of a group are gone, and it needs a checkpoint of every state. A state that a batch in
+    /// flight writes is no checkpoint yet: its blocks count as freed.
+    pub fn preempt(self) -> Preempted {
+        let _call = call();
+        let (id, tokens) = (self.id(), self.len());
+        Preempted::of(id, tokens, self.close_counted(), None)
+    }
+}
+
+impl Preempted {
+    fn of(id: SequenceId, tokens: usize, closed: Footprint, swapped: Option<Swapped>) -> Self {
+        let found = closed.found.min(tokens);
+        let tokens_kept = if swapped.is_some() { tokens } else { found };
+        Self {
+            id,
+            freed_blocks: closed.freed,
+            cached_blocks: closed.cached,
+            shared_blocks: closed.shared,
+            tokens_kept,
+            tokens_lost: tokens - tokens_kept,
+            swapped,
+        }
+    }
 }
 
 impl Pool {
@@ -121,16 +153,6 @@ impl Pool {
         };
         let (id, tokens) = (sequence.id(), sequence.len());
         let closed = sequence.close_counted(swapped.is_none());
-        let found = closed.found.min(tokens);
-        let tokens_kept = if swapped.is_some() { tokens } else { found };
-        Ok(Preempted {
-            id,
-            freed_blocks: closed.freed,
-            cached_blocks: closed.cached,
-            shared_blocks: closed.shared,
-            tokens_kept,
-            tokens_lost: tokens - tokens_kept,
-            swapped,
-        })
+        Ok(Preempted::of(id, tokens, closed, swapped))
     }
 }

@@ -189,7 +189,7 @@ impl Pool {
             let remote = self.remote(node)?;
             let no_cache = TransferError::NoCache { pool: self.tag() };
             let cache = self.prefix_cache().ok_or(no_cache)?;
-            let hashes = cache.hasher().hashes(keys, tokens)?;
+            let hashes = cache.hashes(keys, tokens)?;
             // Kept until the remaining blocks have arrived.
             let (blocks, mut here) = (&self.0.blocks, BlockRefs::new(&self.0.sequences));
             cache.take_prefix(blocks, &hashes, cache.era(), &mut |id| here.blocks.push(id));

@@ -56,8 +56,8 @@ impl Pool {
     /// [`AllocError::Deadline`] at the deadline of [`Wait::until`]. Immediately, for errors that
     /// waiting cannot resolve: [`AllocError::Zero`], [`AllocError::WrongDevice`],
     /// [`AllocError::TooLarge`] (even if the pool could grow to that size; also if the pool shrinks
-    /// meanwhile), [`AllocError::Reserved`], and [`AllocError::FenceRefused`] on a thread that
-    /// cannot wait.
+    /// meanwhile), [`AllocError::Reserved`], [`AllocError::Floors`], and
+    /// [`AllocError::FenceRefused`] on a thread that cannot wait.
     #[cfg_attr(debug_assertions, track_caller)]
     pub fn allocate_async(
         &self,

@@ -36,20 +36,22 @@
 //!
 //! - `by_hash` uncaches blocks with wrong contents, which their owners keep. A sequence that holds
 //!   one continues in no era: no block that it registers is found.
-//! - `duplicates` gives evictable blocks other places; `id_run`: which block probably follows.
+//! - `duplicates` gives evictable blocks other places, and `retained` ones that last until a time;
+//!   `id_run`: which block probably follows.
 //! - `cold_blocks` references evictable blocks in eviction order, to copy them to another pool.
 //! - `window`: hits that need only the last blocks before a boundary.
 //! - `foreign`: the engine of a frame pool computes the hashes, possibly several per block
 //!   (`names`). Its blocks are evicted in the order of its frees, after evict-first ones
 //!   (`evict_first`); duplicates are not evicted early. Hits pin their blocks.
+//! - `by_tenant`: queues by tenant, and evictions that respect floors.
 //!
 //! Models: `loom-tests/tests/evictable.rs`, `prefix_index.rs`, `eviction_queue.rs`.
 
 use std::ops::{ControlFlow, RangeFrom};
 
-use crate::block::{BlockWord, Core, Evictable, Evictor, GrowTable, WordCell};
+use crate::block::{BlockWord, Core, Evictable, Evictor, GrowTable, Tenant, WordCell};
 use crate::error::PrefixError;
-use crate::ids::{BlockId, FrameId, Ticket};
+use crate::ids::{BlockId, FrameId, SessionId, Ticket};
 use crate::sync::{AtomicU64, CachePadded, Ordering::*};
 
 use super::config::{CacheParts, Now, PrefixConfig};
@@ -59,12 +61,15 @@ use super::hash::{BlockHash, PrefixHasher};
 use super::index::{Index, Key};
 use super::names::Names;
 use super::origin::{self, OriginTable};
-use super::policy::{CachePriority, Lookup, Millis, Place, Policy, Released, asked};
+use super::policy::{CachePriority, Lookup, Millis, Place, Policy, asked};
 use super::queues::{Entry, Queues, row};
+use super::retention::{Beside, DEMOTED, QUEUE};
 use super::row::{Row, RowPart};
 use super::stats::{EvictionCounts, PrefixStats, Tallies};
+use super::weights::CurrentWeights;
 
 mod by_hash;
+mod by_tenant;
 mod cold_blocks;
 mod duplicates;
 mod eviction;
@@ -73,15 +78,18 @@ mod hashers;
 mod id_run;
 mod origins;
 mod registration;
+mod retained;
+mod versions;
 mod window;
 
 pub(crate) use by_hash::Since;
 pub use by_hash::UncachedBlocks;
 use by_hash::UncachedHashes;
+use by_tenant::ByTenant;
 pub(crate) use cold_blocks::ColdBlock;
-use eviction::Eviction;
 use foreign::NAMELESS;
 use id_run::IdRun;
+use retained::retention_of;
 pub(crate) use window::WindowBlocks;
 
 /// Distance, in blocks, at which a release prefetches rows.
@@ -97,6 +105,8 @@ pub(crate) struct PolicyInfo {
     pub chain: u32,
     pub priority: CachePriority,
     pub keep_until: Option<Millis>,
+    pub session: Option<SessionId>,
+    pub returns_at: Option<Millis>,
     /// Whether its blocks are evicted before all others, if the cache has a queue for them.
     pub is_evict_first: bool,
 }
@@ -111,6 +121,7 @@ pub struct PrefixCache {
     rows: GrowTable<RowPart>,
     index: Index,
     queues: Queues,
+    by_tenant: Option<Box<ByTenant>>,
     policy: std::sync::Arc<dyn Policy>,
     by_order: bool,
     now: Now,
@@ -127,6 +138,7 @@ pub struct PrefixCache {
     /// Identifies this cache among those of all processes.
     number: u64,
     origins: OriginTable,
+    weights: CurrentWeights,
     /// Only read in frame pools.
     list: EvictionList,
 }
@@ -146,7 +158,8 @@ impl PrefixCache {
             hashers: Box::new([hasher]),
             rows: GrowTable::new(rows),
             index: Index::new(rows),
-            queues: Queues::new(queues, rows_max),
+            queues: Queues::new(queues, rows_max, asked(&now).unwrap_or_default()),
+            by_tenant: None,
             by_order,
             policy,
             now,
@@ -159,13 +172,15 @@ impl PrefixCache {
             uncached: UncachedHashes::default(),
             number: origin::random()?,
             origins: OriginTable::default(),
+            weights: CurrentWeights::new(1),
             list: EvictionList::default(),
         })
     }
 
     /// Adds a queue of evict-first blocks.
     pub(crate) fn with_evict_first(mut self, rows: usize, rows_max: usize) -> Self {
-        self.queues = Queues::with_evict_first(self.queues.useless(), rows, rows_max);
+        let built = self.caught_now();
+        self.queues = Queues::with_evict_first(self.queues.useless(), rows, rows_max, built);
         self
     }
 
@@ -177,6 +192,11 @@ impl PrefixCache {
     /// Returns the current time of the cache's clock.
     pub fn now(&self) -> Millis {
         (self.now)()
+    }
+
+    /// Returns the same; zero if the clock panics.
+    pub(crate) fn caught_now(&self) -> Millis {
+        asked(|| self.now()).unwrap_or_default()
     }
 
     /// Returns the queue of cache events.
@@ -196,7 +216,7 @@ impl PrefixCache {
 
     /// Returns counts of evictions, without the `forgotten` blocks that their last owner freed.
     pub(crate) fn evictions(&self, forgotten: u64) -> EvictionCounts {
-        self.tallies.evictions(self.queues.useless(), self.queues.evict_first(), forgotten)
+        self.tallies.evictions(self.queues.useless(), forgotten)
     }
 
     fn row(&self, id: BlockId) -> &Row {
@@ -208,9 +228,8 @@ impl PrefixCache {
         self.row(id).prefetch();
     }
 
-    /// Takes a reference on each block of the longest cached prefix, and passes it to `take`.
-    /// Returns the next block if it is cached but has the maximum of references.
-    pub(crate) fn take_prefix(
+    /// Takes the longest cached prefix: see [`take_prefix`](Self::take_prefix).
+    fn take_prefix_in<const HAS_TENANTS: bool>(
         &self,
         core: &Core,
         hashes: &[BlockHash],
@@ -224,6 +243,9 @@ impl PrefixCache {
             let near = near.and_then(|id| Some((id, self.try_hit(core, id, &hash, era).ok()?)));
             match near.map_or_else(|| self.find(core, hash, era), Ok) {
                 Ok((id, was_evictable)) => {
+                    if HAS_TENANTS && was_evictable {
+                        core.took_cached(id);
+                    }
                     take(id);
                     run.found(id);
                     evictable += usize::from(was_evictable);
@@ -261,35 +283,27 @@ impl PrefixCache {
         (blocks, evictable)
     }
 
-    /// Returns the evictable blocks of these hashes, without references on them: they may be others'
-    /// by the time this returns.
-    pub(crate) fn evictable_of(&self, core: &Core, hashes: &[BlockHash], era: u64) -> Vec<BlockId> {
-        let find = |&hash: &BlockHash| {
-            self.index.find(key_of(hash), |id| {
-                match core.word(id).is_evictable() && self.holds(id, hash, era) {
-                    true => ControlFlow::Break(id),
-                    false => ControlFlow::Continue(()),
-                }
-            })
-        };
-        hashes.iter().filter_map(find).collect()
-    }
-
     pub(crate) fn count_lookup(&self, blocks: usize, hits: usize, comes_back: bool) {
         self.tallies.looked_up(blocks, hits, comes_back);
     }
 
     /// Reports a lookup to the policy: the hashes of all full blocks of the prompt, the number of
     /// hits, and the last hit block. Returns the context for the releases of these blocks.
-    pub(crate) fn looked_up(&self, whole: &[BlockHash], blocks: usize, last: Option<BlockId>) -> u64 {
-        let state = last.map_or(0, |id| self.row(id).state.load(Relaxed));
+    pub(crate) fn looked_up(
+        &self,
+        whole: &[BlockHash],
+        blocks: usize,
+        last: Option<BlockId>,
+        session: Option<SessionId>,
+    ) -> u64 {
+        let state = last.map_or(0, |id| self.row(id).policy_state());
         let context = asked(|| {
             if !self.policy.learns() {
                 return 0;
             }
             let mut bits = whole.iter().map(|&hash| bits_of(hash));
-            let mut lookup =
-                Lookup { blocks: whole.len() as u32, hits: blocks as u32, state, hashes: &mut bits };
+            let (all, hits) = (whole.len() as u32, blocks as u32);
+            let mut lookup = Lookup { blocks: all, hits, state, hashes: &mut bits, session };
             self.policy.looked_up(&mut lookup, self.now())
         });
         context.unwrap_or(0)
@@ -297,7 +311,10 @@ impl PrefixCache {
 
     pub(crate) fn take(&self, core: &Core, hash: BlockHash, era: u64) -> Option<BlockId> {
         let (id, was_evictable) = self.find(core, hash, era).ok()?;
-        core.count_not_evictable(usize::from(was_evictable));
+        if was_evictable {
+            core.took_cached(id);
+            core.count_not_evictable(1);
+        }
         Some(id)
     }
 
@@ -376,29 +393,6 @@ impl PrefixCache {
         }
     }
 
-    /// Marks all blocks cached for `hash`, except the one with the smallest id.
-    #[cold]
-    fn mark_duplicates(&self, core: &Core, id: BlockId, hash: BlockHash, era: u64) {
-        self.index.find(key_of(hash), |other| {
-            if other != id && self.is_cached_for(core, other, hash, era) {
-                self.row(id.max(other)).mark_duplicate();
-            }
-            ControlFlow::<()>::Continue(())
-        });
-    }
-
-    pub(crate) fn cached_blocks(&self, core: &Core) -> Vec<(BlockId, BlockHash)> {
-        let era = self.era();
-        let cached = |id| {
-            let word: BlockWord = core.word(id);
-            let (hash, is_of_era) = (self.row(id).hash(), self.row(id).is_of(era));
-            // The row counts only if the word did not change while the row was read.
-            let now = core.word(id);
-            (word.is_cached() && is_of_era && now == word && hash != NAMELESS).then_some((id, hash))
-        };
-        (0..core.rows() as u32).map(BlockId).filter_map(cached).collect()
-    }
-
     /// Returns the keys of a block; none in an earlier era, so that its entries may be overwritten.
     fn registered(&self, core: &Core, id: BlockId) -> impl Iterator<Item = Key> {
         // The caller has read an index entry of the block, or has fenced and sees its word, so this
@@ -418,13 +412,24 @@ impl PrefixCache {
         self.order.fetch_add(releases as u64, Release)..
     }
 
-    /// Enqueues blocks that became evictable, in the queues that the policy chooses.
-    pub(crate) fn keep(&self, core: &Core, kept: &[Evictable], tag: Ticket, policy_info: PolicyInfo) {
+    /// Enqueues blocks of one tenant that became evictable, in the queues that the policy chooses.
+    #[inline]
+    fn keep_in(
+        &self,
+        queues: &Queues,
+        core: &Core,
+        kept: &[Evictable],
+        tag: Ticket,
+        policy_info: PolicyInfo,
+    ) {
         let era = self.era();
         let orders = self.orders(kept.len());
-        let now = asked(|| if self.policy.learns() { self.now() } else { Millis(0) }).unwrap_or_default();
+        let uses_time = policy_info.keep_until.is_some() || self.policy.learns();
+        let now = asked(|| if uses_time { self.now() } else { Millis(0) }).unwrap_or_default();
+        let retention = retention_of(&policy_info, now);
+        let mut placing = self.placing(retention.map(Beside::Retained));
         let evict_first = self.queues.evict_first().filter(|_| policy_info.is_evict_first);
-        let mut filing = self.queues.filing(&self.rows);
+        let mut filing = queues.filing(&self.rows);
         kept.iter().take(KEPT_AHEAD).for_each(|block| self.row(block.id).prefetch());
         for (i, (&Evictable { id, word }, order)) in kept.iter().zip(orders).enumerate() {
             if let Some(next) = kept.get(i + KEPT_AHEAD) {
@@ -440,6 +445,9 @@ impl PrefixCache {
                 (self.queues.useless(), Place { queue: 0, rank: order, state: 0 })
             } else if let Some(evict_first) = evict_first {
                 (evict_first, Place { queue: 0, rank: order, state: 0 })
+            } else if placing.is_beside() {
+                placing.place(row, id, order, order);
+                continue;
             } else if self.by_order {
                 (0, Place { queue: 0, rank: order, state: 0 })
             } else {
@@ -449,35 +457,18 @@ impl PrefixCache {
             filing.add_placed(id, row, links, (place.0, place.1.rank));
         }
         // Evictions find them from here on.
-        drop(filing);
+        drop((filing, placing));
         // `add_placed` swaps a flag of the last block after its place is set.
         if self.list.is_read() {
             self.list.add(kept.iter().map(|kept| self.classed(kept.id)));
         }
     }
 
-    /// Returns the queue and place that a policy chooses which does not place by order.
-    fn place(&self, row: &Row, order: u64, policy_info: &PolicyInfo, now: Millis) -> (usize, Place) {
-        let released = Released {
-            order,
-            hash: bits_of(row.hash()),
-            depth: row.depth(),
-            chain: policy_info.chain.max(row.depth() + 1),
-            hits: row.hits(),
-            context: policy_info.context,
-            state: row.state.load(Relaxed),
-            priority: policy_info.priority,
-            keep_until: policy_info.keep_until,
-        };
-        let by_order = Place { queue: 0, rank: order, state: 0 };
-        let place = asked(|| self.policy.place(&released, now)).unwrap_or(by_order);
-        (usize::from(place.queue).min(self.queues.useless() - 1), place)
-    }
-
-    /// Takes the entry that is evicted next, from a queue without a bit in `skipped_queues`.
+    /// Takes the entry of a tenant that is evicted next, from a queue without a bit in
+    /// `skipped_queues`.
     #[inline]
-    fn take_next(&self, skipped_queues: u32) -> Option<Entry> {
-        self.queues.take(&self.rows, &*self.policy, skipped_queues, self.era(), &self.now)
+    fn take_next_of(&self, queues: &Queues, skipped_queues: u32) -> Option<Entry> {
+        queues.take(&self.rows, &*self.policy, skipped_queues, self.era(), &self.now)
     }
 
     /// Like [`forget_uncached`](Self::forget_uncached), and counts evictions from `queue` or out of
@@ -499,7 +490,8 @@ impl PrefixCache {
             let row = self.row(id);
             // The `Cleared` event covers the removal of a block of an earlier era.
             if row.is_of(era) && !further.without_first.contains(&id) {
-                self.events.publish_in(row.era(), || KvEvent::Removed { block: id, hash });
+                let group = row.group();
+                self.events.publish_in(row.era(), || KvEvent::Removed { block: id, hash, group });
             }
         }
         self.tell_further(&further, era);
@@ -531,6 +523,7 @@ impl Evictor for PrefixCache {
     fn grow(&self, core: &Core, rows: usize) {
         self.rows.grow(rows);
         self.queues.grow(rows);
+        self.grow_tenants(rows);
         self.names.iter().for_each(|names| names.grow(rows));
         self.index.grow(rows * self.entries_per_block(), |insert| {
             for id in (0..core.rows() as u32).map(BlockId) {
@@ -543,8 +536,18 @@ impl Evictor for PrefixCache {
         self.keep(core, kept, tag, PolicyInfo::default());
     }
 
-    fn evict(&self, core: &Core, oldest: Ticket, wanted: usize, freed: &mut dyn FnMut(&[FrameId])) {
-        Eviction::new(self, core, oldest, freed).run(wanted);
+    fn evict(&self, core: &Core, oldest: Ticket, wanted: (usize, Tenant), freed: &mut dyn FnMut(&[FrameId])) {
+        self.evict_by(core, oldest, wanted, freed);
+    }
+
+    fn evict_own(
+        &self,
+        core: &Core,
+        oldest: Ticket,
+        wanted: (usize, Tenant),
+        freed: &mut dyn FnMut(&[FrameId]),
+    ) {
+        self.evict_of_tenant(core, oldest, wanted, freed);
     }
 
     fn evicts_early(&self, blocks: &[BlockId], tolerance: u32) -> bool {
@@ -556,7 +559,8 @@ impl Evictor for PrefixCache {
         let is_early = |&id: &BlockId| {
             let row = self.row(id);
             let (queue, rank) = row.place();
-            queue >= self.queues.useless() || rank <= limit || !row.is_of(era)
+            let is_in_order = queue < self.queues.useless() || queue > QUEUE + DEMOTED;
+            !is_in_order || queue < QUEUE && rank <= limit || !row.is_of(era)
         };
         self.tolerance > 0.0 && blocks.iter().all(is_early)
     }

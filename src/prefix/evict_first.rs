@@ -1,5 +1,5 @@
-//! Links of the queue of evict-first blocks. Only caches of frame pools and of pools with states have
-//! this queue.
+//! Links of the queue of evict-first blocks, which only caches of frame pools have. In others,
+//! blocks are [demoted](super::retention).
 //!
 //! A block that was released normally, hit, and released as evict-first may still be in an entry of
 //! a queue of the policy, because a hit does not dequeue it. With one set of links it would wait

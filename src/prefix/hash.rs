@@ -1,7 +1,7 @@
 //! Block hashes: the hash of a block's tokens and of everything before them.
 //!
 //! ```text
-//! root      = B(root,    block_tokens, function, salt, tenant, adapter)            precomputed for chains without keys
+//! root      = B(root,    block_tokens, function, salt, weights, adapter)           precomputed for chains without keys
 //! parent'   = parent, or B(enter, parent, extra keys that touch the block)          (an image, for example)
 //! block     = F(parent', tokens)                                                   every full block
 //! unfinished= B(partial, parent', tokens), or F with a mark if F is Fast            a partially filled last block
@@ -50,7 +50,7 @@ pub use chain::Chain;
 pub(crate) use chain::ChainHash;
 pub use function::{HashKey, Hashing};
 pub use hasher::PrefixHasher;
-pub use keys::{ExtraKey, PrefixKeys, PrefixRoot};
+pub use keys::{ExtraKey, PrefixKeys, PrefixRoot, Weights};
 
 /// Chained hash of a block: of its tokens, and of all blocks and keys before it. Equal hashes
 /// require the same [`HashKey`], [`Hashing`] and block size.

@@ -29,7 +29,8 @@
 // further hashes in a frame pool; `queue`: a lock-free priority queue; `queues`: queues of
 // evictable blocks; `evict_first`: links of one of them; `eviction_list`: their order, for readers;
 // `policy`: eviction order; `cache`: the whole; `events`: notifications for routers; `origin`:
-// origins of blocks from other pools.
+// origins of blocks from other pools; `weights`: current versions of the weights; `retention`:
+// blocks beside the policy's order, which are evicted first or last; `user`: who has used a block.
 
 mod cache;
 mod config;
@@ -45,19 +46,25 @@ mod origin;
 pub mod policy;
 mod queue;
 mod queues;
+mod retention;
 mod row;
 mod stats;
+mod user;
+mod weights;
 
 pub(crate) use cache::{ColdBlock, PolicyInfo, Since, WindowBlocks};
 pub use cache::{PrefixCache, UncachedBlocks};
 pub use config::{Now, PrefixConfig};
 pub use events::{EVENTS, EventQueue, KvEvent, KvEvents, Numbered};
 pub(crate) use hash::ChainHash;
-pub use hash::{BlockHash, Chain, ExtraKey, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot};
+pub use hash::{BlockHash, Chain, ExtraKey, HashKey, Hashing, PrefixHasher, PrefixKeys, PrefixRoot, Weights};
 #[cfg(feature = "internals")]
 pub use index::{Index, Inserted, Key};
+pub(crate) use origin::{CACHE_GROUPS_MAX, Provenance, in_group, is_older, join};
 pub use origin::{ORIGINS_MAX, Origin};
-pub(crate) use origin::{Provenance, is_older, join};
 #[cfg(feature = "internals")]
 pub use queue::{Links, RankQueue};
+pub(crate) use retention::Retention;
 pub use stats::{EvictionCounts, PrefixStats};
+pub(crate) use user::Users;
+pub(crate) use weights::WeightsStamp;

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::block::{Blocks, GrowTable};
+use crate::block::{Blocks, GrowTable, Tenants};
 use crate::ids::{BlockHandle, BlockId};
 
-use super::policy::{Millis, Place, Policy};
+use super::policy::{CachePriority, Millis, Place, Policy};
 use super::queues::{Queues, row};
 use super::row::RowPart;
-use super::{BlockHash, ColdBlock, PrefixCache, Since, UncachedBlocks};
+use super::{BlockHash, ColdBlock, PrefixCache, Retention, Since, UncachedBlocks};
 
 /// Notes the future contents of a block of a list.
 pub fn note(cache: &PrefixCache, id: BlockId, hash: BlockHash) {
@@ -80,14 +80,20 @@ impl ColdBlocks {
     }
 }
 
-/// Adds a queue of evict-first blocks.
-pub fn with_evict_first(cache: PrefixCache, blocks: usize) -> PrefixCache {
-    cache.with_evict_first(blocks, blocks)
+/// Adds queues of tenants to a new cache.
+pub fn with_tenants(cache: PrefixCache, blocks: usize, tenants: crate::sync::Arc<Tenants>) -> PrefixCache {
+    cache.with_tenants(blocks, blocks, tenants)
 }
 
 /// Makes the evictable blocks that hold `hash` evict-first.
 pub fn demote(cache: &PrefixCache, blocks: &Blocks, hash: BlockHash) {
-    cache.demote(blocks, &[hash], cache.era());
+    cache.demote(blocks, &[hash], cache.era(), |_, _| false);
+}
+
+/// Retains the evictable blocks that hold these hashes until a time of the cache's clock.
+pub fn retain(cache: &PrefixCache, blocks: &Blocks, hashes: &[BlockHash], until: Millis) {
+    let retention = Retention { until, priority: CachePriority::Normal, is_pinned: false };
+    cache.retain(blocks, hashes, cache.era(), retention, |_, _, _| true);
 }
 
 /// Uncaches the blocks that hold `hash`; returns how many.
@@ -102,7 +108,7 @@ pub fn clear(cache: &PrefixCache) {
 
 /// Returns the cached blocks.
 pub fn cached_blocks(cache: &PrefixCache, blocks: &Blocks) -> Vec<(BlockId, BlockHash)> {
-    cache.cached_blocks(blocks)
+    cache.cached_blocks(blocks).into_iter().map(|(id, hash, _)| (id, hash)).collect()
 }
 
 /// The eviction queues alone, with the rows of their blocks.
@@ -115,7 +121,7 @@ pub struct EnqueuedBlocks {
 impl EnqueuedBlocks {
     /// Creates empty queues of a policy for `blocks` blocks.
     pub fn new(blocks: usize, policy: Arc<dyn Policy>) -> Self {
-        Self { rows: GrowTable::new(blocks), queues: Queues::new(policy.queues(), blocks), policy }
+        Self { rows: GrowTable::new(blocks), queues: Queues::new(policy.queues(), blocks, Millis(0)), policy }
     }
 
     /// Enqueues blocks that the caller holds; consecutive ranks of a queue form one entry.

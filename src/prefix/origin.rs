@@ -7,13 +7,15 @@
 //!
 //! # Mark of a block
 //!
-//! The row of a block has a *mark*: zero if the block was computed here, from such blocks alone.
+//! The row of a block has a *mark*, whose number is 0 if the block was computed here, from such
+//! blocks alone.
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
 //! | 0 | checksum | the block arrived from another pool with a checksum |
 //! | 1 | computed | it was computed here, from blocks of other origins |
-//! | 2..32 | number | of a set of origins in the table of the cache; 0: none |
+//! | 2..10 | group | the [group](super::KvEvent::Stored::group) of layers to which it belongs; not of origins |
+//! | 10..32 | number | of a set of origins in the table of the cache; 0: none |
 //!
 //! ```text
 //! origins of a block == its set in the table + (computed or number == 0: this cache, in the row's era)
@@ -21,7 +23,8 @@
 //!
 //! The table is locked when blocks arrive or leave, and when a sequence is opened with a prefix of
 //! such blocks. It keeps a set while a row, a sequence or an import has its number: when it has
-//! doubled, all rows are read, and the other sets are removed.
+//! doubled, all rows are read, and the other sets are removed. Blocks for whose set there is no
+//! number left have an unknown origin, which every cache rejects.
 //!
 //! Origins record clears, not weights: blocks that another pool computes with old weights, after
 //! the clear or without its own, are found here under the same hashes.
@@ -74,7 +77,24 @@ pub(crate) fn is_older(one: &[Origin], other: &[Origin]) -> bool {
 }
 
 const COMPUTED: u32 = 2;
-const NUMBER_SHIFT: u32 = 2;
+const GROUP_SHIFT: u32 = 2;
+const NUMBER_SHIFT: u32 = 10;
+/// Groups of a pool: its lists, and its states.
+pub(crate) const CACHE_GROUPS_MAX: usize = 1 << (NUMBER_SHIFT - GROUP_SHIFT);
+const GROUP_MASK: u32 = (1 << NUMBER_SHIFT) - (1 << GROUP_SHIFT);
+/// Number of the unknown origin.
+const UNKNOWN_NUMBER: u32 = u32::MAX >> NUMBER_SHIFT;
+
+/// Returns a mark with this group of layers.
+#[inline]
+pub(crate) const fn in_group(mark: u32, group: u32) -> u32 {
+    mark & !GROUP_MASK | group << GROUP_SHIFT & GROUP_MASK
+}
+
+#[inline]
+pub(super) const fn group_of(mark: u32) -> u32 {
+    (mark & GROUP_MASK) >> GROUP_SHIFT
+}
 
 /// The mark of the blocks of a sequence or an import, whose set it keeps. Default: computed here.
 #[derive(Clone, Default)]
@@ -120,6 +140,10 @@ impl OriginTable {
     }
 
     pub(super) fn of(&self, mark: u32) -> Provenance {
+        let mark = in_group(mark, 0);
+        if mark >> NUMBER_SHIFT == UNKNOWN_NUMBER {
+            return Provenance { mark, set: Some([Origin::UNKNOWN].into()) };
+        }
         let sets = self.0.get().filter(|_| mark >> NUMBER_SHIFT != 0);
         let sets = sets.map(|sets| sets.lock().unwrap_or_else(PoisonError::into_inner));
         Provenance { mark, set: sets.and_then(|sets| sets.by_number.get(&(mark >> NUMBER_SHIFT)).cloned()) }
@@ -143,8 +167,11 @@ impl OriginTable {
                 by_number.retain(|number, _| used.contains(number));
                 *kept = by_number.len();
             }
+            if by_number.len() >= UNKNOWN_NUMBER as usize - 1 {
+                return self.of(UNKNOWN_NUMBER << NUMBER_SHIFT);
+            }
             while *newest == 0 || by_number.contains_key(newest) {
-                *newest = (*newest + 1) % (1 << (u32::BITS - NUMBER_SHIFT));
+                *newest = (*newest + 1) % UNKNOWN_NUMBER;
             }
             by_number.insert(*newest, set.into());
             numbers.insert(by_number[newest].clone(), *newest);

@@ -15,12 +15,15 @@
 //!   from the end of its chain to the beginning. A block's descendants are thus always released
 //!   before it: a referenced child keeps its parents referenced.
 //! - [`Released::state`] is the block's last [`Place::state`] while it holds the same tokens.
+//! - At the end of a [retention](crate::hints), a block is placed by the order of its release, and
+//!   nothing else is known of that.
 //! - A [`Head`] shows the rank and state of one place. It may be stale, or gone by its eviction.
 //!
 //! # Obligations of a policy
 //!
-//! - Calls must not block, and may run on any number of threads at once. Learned state belongs in
-//!   relaxed atomics; a racy update may only lose statistics.
+//! - Calls must not block, nor give the pool hints or ask for its sessions, and may run on any
+//!   number of threads at once. Learned state belongs in relaxed atomics; a racy update may only
+//!   lose statistics.
 //! - No state, context, rank or time may cause a panic.
 //! - If any head is given, `victim` returns a queue that has one.
 //!
@@ -31,6 +34,7 @@
 
 mod lru;
 mod priority;
+mod sessions;
 
 use std::fmt;
 use std::ops::{Add, Sub};
@@ -39,10 +43,12 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use crate::ids::SessionId;
 use crate::sync::caught;
 
 pub use lru::Lru;
 pub use priority::PriorityLru;
+pub use sessions::Sessions;
 
 /// Maximum number of queues of a policy.
 pub const QUEUES_MAX: usize = 16;
@@ -50,6 +56,7 @@ pub const QUEUES_MAX: usize = 16;
 /// Milliseconds since an arbitrary origin, the same for all calls to one policy. If it decreases,
 /// ages count as zero.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Millis(pub u64);
 
 impl Sub for Millis {
@@ -97,9 +104,11 @@ pub struct Lookup<'a> {
     pub state: u64,
     /// Chained hashes of all full blocks of the prompt, in order, or 64 well-mixed bits of each.
     pub hashes: &'a mut dyn Iterator<Item = u64>,
+    /// The session whose last request this one continues.
+    pub session: Option<SessionId>,
 }
 
-/// The release of the last reference on a block.
+/// The release of the last reference on a block, or the end of its retention.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Released {
     /// Position in the order of all releases; in a sequence, the end of the chain comes first.
@@ -118,8 +127,10 @@ pub struct Released {
     pub state: u64,
     /// Priority requested for the prefix.
     pub priority: CachePriority,
-    /// Time until which the request asked to keep the block while others can be evicted.
-    pub keep_until: Option<Millis>,
+    /// The session of the releasing request.
+    pub session: Option<SessionId>,
+    /// When that session is expected to continue, if the engine said so.
+    pub returns_at: Option<Millis>,
 }
 
 /// Queue position of an evictable block.
@@ -127,7 +138,7 @@ pub struct Released {
 pub struct Place {
     /// Number of the queue; less than [`queues`](Policy::queues).
     pub queue: u8,
-    /// Rank in the queue; smaller ranks are evicted first.
+    /// Rank in the queue; smaller ranks are evicted first. Those from 2^63 on are equal.
     pub rank: u64,
     /// Passed back in [`Head`] and in [`Released`].
     pub state: u64,
@@ -192,6 +203,8 @@ pub enum PolicyKind {
     Lru,
     /// [`PriorityLru`].
     Priority,
+    /// [`Sessions`].
+    Sessions,
 }
 
 /// No policy has this name.
@@ -204,13 +217,14 @@ pub struct UnknownPolicy {
 
 impl PolicyKind {
     /// All built-in policies.
-    pub const ALL: [Self; 2] = [Self::Lru, Self::Priority];
+    pub const ALL: [Self; 3] = [Self::Lru, Self::Priority, Self::Sessions];
 
     /// Returns its name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Lru => lru::NAME,
             Self::Priority => priority::NAME,
+            Self::Sessions => sessions::NAME,
         }
     }
 
@@ -219,6 +233,7 @@ impl PolicyKind {
         match self {
             Self::Lru => Arc::new(Lru),
             Self::Priority => Arc::new(PriorityLru),
+            Self::Sessions => Arc::new(Sessions::default()),
         }
     }
 }

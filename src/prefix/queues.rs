@@ -25,14 +25,16 @@
 //! take      pop an entry; for each of its blocks that is used up:
 //!           enqueued: swap false;  look at the word and the row:
 //!           owned                                =>  drop: the next release finds `enqueued` false, and enqueues it
-//!           evictable, but its place has changed =>  enqueued: swap true, was false  =>  push it alone
+//!           evictable, but its place has changed =>  enqueued: swap true, was false  =>  push it alone;
+//!                                                    or drop it, if its place is in a run
 //!           evictable                            =>  the caller evicts it, or puts it back
 //!           push the rest of the entry, whose blocks are still enqueued
 //! ```
 //!
 //! # Theorem
 //!
-//! An evictable block that no thread holds is in an entry of a queue. The swaps of one flag are
+//! An evictable block that no thread holds is in an entry of a queue, or in a
+//! [run](super::retention). The swaps of one flag are
 //! totally ordered. If a release finds `enqueued` true, the next take in that order reads from that
 //! swap or a later one, so it sees the word evictable, or changed again since, and does not drop
 //! the block. If the release finds it false, it enqueues the block.
@@ -51,6 +53,7 @@ use crate::sync::{AtomicBool, AtomicU32, AtomicU64, CachePadded, Ordering, Order
 use super::evict_first::EvictFirst;
 use super::policy::{Head, Millis, Policy, QUEUES_MAX, asked};
 use super::queue::{Links, RankQueue};
+use super::retention::{BESIDE_BIT, BesideOrder, QUEUE};
 use super::row::{QueueLinks, Row, RowPart};
 
 pub(super) const ENTRY_MAX: usize = if cfg!(kvpool_loom) { 2 } else { 64 };
@@ -102,6 +105,7 @@ pub(super) struct Queues {
     /// By queue of the policy; then useless blocks; then evict-first blocks, if any.
     wheels: Box<[RankQueue]>,
     evict_first: Option<EvictFirst>,
+    pub(super) beside: BesideOrder,
     /// With several policy queues: the next block of each, plus one, or 0. Counts as enqueued.
     fronts: Box<[CachePadded<AtomicU64>]>,
 }
@@ -152,13 +156,25 @@ pub(super) struct Enqueueing<'a> {
 }
 
 impl<'a> Enqueueing<'a> {
-    /// Enqueues a block by the place in its row, unless it is enqueued.
+    /// Enqueues a block by the place in its row, unless it is enqueued, or in a
+    /// [run](super::retention).
     #[inline]
     pub(super) fn add(&mut self, id: BlockId) {
         let (part, at) = self.rows.locate(id.index());
         let row = &part.rows[at];
         // Read once: flag and links belong to this queue. A later place makes the entry outdated.
-        self.add_placed(id, row, &part.links[at], row.place());
+        let place = row.place();
+        if place.1 & BESIDE_BIT != 0 {
+            // Its run has it, whatever the queue is.
+            return;
+        }
+        if place.0 < QUEUE {
+            self.add_placed(id, row, &part.links[at], place);
+        } else {
+            // A release stored its rank beside a hint's queue.
+            row.set_place(0, place.1, 0);
+            self.add_placed(id, row, &part.links[at], (0, place.1));
+        }
     }
 
     /// Like [`add`](Self::add), for a block whose row this thread has placed.
@@ -219,17 +235,19 @@ impl Drop for Enqueueing<'_> {
 }
 
 impl Queues {
-    pub(super) fn new(policy_queues: usize, blocks: usize) -> Self {
+    /// `built`: the time of the cache's clock.
+    pub(super) fn new(policy_queues: usize, blocks: usize, built: Millis) -> Self {
         Self {
             wheels: (0..=policy_queues).map(|_| queue(blocks)).collect(),
             evict_first: None,
+            beside: BesideOrder::new(built),
             fronts: (0..policy_queues).map(|_| CachePadded::new(AtomicU64::new(0))).collect(),
         }
     }
 
     /// Like [`new`](Self::new), with an evict-first queue for `rows` blocks, up to `blocks`.
-    pub(super) fn with_evict_first(policy_queues: usize, rows: usize, blocks: usize) -> Self {
-        let queues = Self::new(policy_queues, blocks);
+    pub(super) fn with_evict_first(policy_queues: usize, rows: usize, blocks: usize, built: Millis) -> Self {
+        let queues = Self::new(policy_queues, blocks, built);
         let wheels = queues.wheels.into_iter().chain([queue(blocks)]).collect();
         Self { wheels, evict_first: Some(EvictFirst::new(rows)), ..queues }
     }

@@ -6,10 +6,10 @@
 //! | `check` | the check of the same hash | the same |
 //! | `chain` | bits 0..27: number of blocks before it in its chain; bits 27..64: the cache's [era](super::events) in which it was noted | the same |
 //! | `released` | low bits of a generation, whether the rest is assumed, and the newest batch that may have seen the block before that generation began | the last release; another thread that found it outdated |
-//! | `rank`, `state` | its rank in its eviction queue, and the policy's state | the last release |
-//! | `queue` | its eviction queue | the last release |
-//! | `uses` | bit 0: it duplicates a block with the same hash; the rest: number of hits, a racy statistic | registrations, hits |
-//! | `mark` | whether it has a checksum, and its [origins](super::origin) | its sequence or import, before it is cached |
+//! | `rank`, `state` | its rank in its eviction queue, and the policy's state; of a [retained](super::retention) block, the order of its release | the last release, or a hint |
+//! | `queue` | its eviction queue, or its class beside the policy's order | the same |
+//! | `uses` | bit 0: it duplicates a block with the same hash; bits 1..8: number of hits; bits 8..16: its [users](super::user); racy statistics | registrations, hits, closes |
+//! | `mark` | whether it has a checksum, its group of layers, and its [origins](super::origin) | its sequence or import, before it is cached |
 //! | checksum | beside the row: of the bytes that arrived from another pool | an import, before the block is cached |
 //! | `enqueued` | whether it is in an entry of a queue, or held by a thread that is about to enqueue it | see the [queues](super::queues) |
 //!
@@ -39,11 +39,15 @@ use crate::ids::{BlockId, Ticket};
 use crate::sync::{AtomicBool, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::*};
 
 use super::hash::BlockHash;
+use super::origin::group_of;
+use super::retention::{CLASSES, QUEUE};
+use super::user::Users;
 
 const DUPLICATE: u16 = 1;
 const HAS_SUM: u32 = 1;
 const HITS_SHIFT: u32 = 1;
-const HITS_MAX: u16 = u16::MAX >> HITS_SHIFT;
+const USERS_SHIFT: u32 = u16::BITS - Users::BITS;
+const HITS_MAX: u16 = (1 << (USERS_SHIFT - HITS_SHIFT)) - 1;
 /// A list contains each block at most once, so a place in a list fits the bits of a block id.
 const DEPTH_BITS: u32 = FRAME_BITS;
 const DEPTH_MASK: u64 = (1 << DEPTH_BITS) - 1;
@@ -103,6 +107,8 @@ impl Row {
         self.uses.store(0, Relaxed);
         self.mark.store(mark, Relaxed);
         self.queue.store(0, Relaxed);
+        // Not one beside the policy's order, which would keep it from being enqueued.
+        self.rank.store(0, Relaxed);
         self.state.store(0, Relaxed);
     }
 
@@ -145,13 +151,18 @@ impl Row {
         usize::from(self.queue.load(Relaxed))
     }
 
+    /// Returns the state that the policy stored; 0 beside its order.
+    pub(super) fn policy_state(&self) -> u64 {
+        if self.queue() < QUEUE { self.state.load(Relaxed) } else { 0 }
+    }
+
     pub(super) fn hits(&self) -> u32 {
-        u32::from(self.uses.load(Relaxed) >> HITS_SHIFT)
+        u32::from(self.uses.load(Relaxed) >> HITS_SHIFT & HITS_MAX)
     }
 
     pub(super) fn count_hit(&self) {
         let uses = self.uses.load(Relaxed);
-        if uses >> HITS_SHIFT != HITS_MAX {
+        if uses >> HITS_SHIFT & HITS_MAX != HITS_MAX {
             self.uses.store(uses + (1 << HITS_SHIFT), Relaxed);
         }
     }
@@ -159,8 +170,22 @@ impl Row {
     /// Takes back a hit that was given back.
     pub(super) fn uncount_hit(&self) {
         let uses = self.uses.load(Relaxed);
-        if uses >> HITS_SHIFT > 0 {
+        if uses >> HITS_SHIFT & HITS_MAX > 0 {
             self.uses.store(uses - (1 << HITS_SHIFT), Relaxed);
+        }
+    }
+
+    pub(super) fn users(&self) -> Users {
+        Users::from_bits(self.uses.load(Relaxed) >> USERS_SHIFT)
+    }
+
+    pub(super) fn add_user(&self, user: Users) {
+        let uses = self.uses.load(Relaxed);
+        let users = Users::from_bits(uses >> USERS_SHIFT).and(user).bits() << USERS_SHIFT;
+        let next = uses & !(u16::MAX << USERS_SHIFT) | users;
+        // Mostly the same: no write to a shared line.
+        if next != uses {
+            self.uses.store(next, Relaxed);
         }
     }
 
@@ -187,6 +212,10 @@ impl Row {
 
     pub(super) fn mark(&self) -> u32 {
         self.mark.load(Relaxed)
+    }
+
+    pub(super) fn group(&self) -> u32 {
+        group_of(self.mark())
     }
 
     pub(super) fn is_duplicate(&self) -> bool {
@@ -227,7 +256,7 @@ impl Row {
     }
 }
 
-const _: () = assert!(super::policy::QUEUES_MAX < 1 << u8::BITS);
+const _: () = assert!(super::policy::QUEUES_MAX + 2 <= QUEUE && QUEUE + CLASSES <= 1 << u8::BITS);
 
 /// Links of a block in the eviction queues. Apart from the rows, which a queue rarely reads.
 #[derive(Default)]

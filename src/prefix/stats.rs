@@ -52,9 +52,13 @@ pub struct EvictionCounts {
     pub by_queue: Vec<u64>,
     /// Blocks that no lookup would have found: duplicates, and those cached before a clear.
     pub useless: u64,
-    /// Frames of a frame pool that were freed to be evicted first; in a pool with states, blocks of
-    /// checkpoints that later ones dominate.
+    /// Blocks that were [demoted](crate::hints::Action::Demote); frames of a frame pool that were
+    /// freed to be evicted first; blocks of checkpoints that later ones dominate.
     pub evict_first: u64,
+    /// Blocks evicted before the end of their [retention](crate::AdmitRequest::keep_until), because
+    /// no others could be.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub retained: u64,
     /// Blocks evicted out of order: for a run, for a unit of free frames, by a shrink, or, if
     /// cached before a clear, by an export of cold blocks.
     pub out_of_order: u64,
@@ -63,14 +67,17 @@ pub struct EvictionCounts {
 impl EvictionCounts {
     /// Returns the number of evicted blocks.
     pub fn total(&self) -> u64 {
-        self.by_queue.iter().sum::<u64>() + self.useless + self.evict_first + self.out_of_order
+        let beside = self.useless + self.evict_first + self.retained;
+        self.by_queue.iter().sum::<u64>() + beside + self.out_of_order
     }
 }
 
 /// Threads that look prompts up rarely share a stripe.
 const STRIPES: usize = if cfg!(kvpool_loom) { 1 } else { 16 };
 
-const OUT_OF_ORDER: usize = QUEUES_MAX + 2;
+/// Index of retained blocks.
+pub(super) const RETAINED: usize = QUEUES_MAX + 2;
+const OUT_OF_ORDER: usize = RETAINED + 1;
 
 /// Relaxed counters: no other data depends on them. Those that one call changes share a cache line.
 #[derive(Default)]
@@ -80,7 +87,8 @@ pub(super) struct Tallies {
     registered: CachePadded<StatisticU64>,
     pub(super) uncached: StatisticU64,
     full: StatisticU64,
-    /// By queue of the policy; then useless blocks, evict-first ones, and those out of order.
+    /// By queue of the policy; then useless blocks and evict-first ones; last, retained ones, and
+    /// those out of order.
     evicted: CachePadded<[StatisticU64; OUT_OF_ORDER + 1]>,
 }
 
@@ -109,17 +117,13 @@ impl Tallies {
     }
 
     /// `forgotten` blocks were freed by their last owner, and are not counted as out of order.
-    pub(super) fn evictions(
-        &self,
-        queues: usize,
-        evict_first: Option<usize>,
-        forgotten: u64,
-    ) -> EvictionCounts {
+    pub(super) fn evictions(&self, queues: usize, forgotten: u64) -> EvictionCounts {
         let count = |queue: usize| self.evicted[queue].load(Relaxed);
         EvictionCounts {
             by_queue: (0..queues).map(count).collect(),
             useless: count(queues),
-            evict_first: evict_first.map_or(0, count),
+            evict_first: count(queues + 1),
+            retained: count(RETAINED),
             out_of_order: count(OUT_OF_ORDER).saturating_sub(forgotten),
         }
     }

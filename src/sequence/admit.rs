@@ -19,7 +19,7 @@ use crate::block::{AllocRequest, Blocks, Priority, Waiting};
 use crate::error::{AllocError, SequenceError};
 use crate::ids::{SequenceId, SessionId};
 use crate::prefix::policy::{CachePriority, Millis};
-use crate::prefix::{BlockHash, PrefixCache, PrefixKeys};
+use crate::prefix::{BlockHash, PrefixCache, PrefixKeys, Weights, WeightsStamp};
 use crate::sync::call;
 
 use super::builder::{Options, option_setters};
@@ -52,7 +52,6 @@ pub struct AdmitRequest<'a> {
     leave: usize,
     chunk: Option<usize>,
     is_contiguous: bool,
-    session: Option<SessionId>,
 }
 
 impl<'a> AdmitRequest<'a> {
@@ -61,7 +60,7 @@ impl<'a> AdmitRequest<'a> {
     /// Creates a request for a prompt, at normal priority and without headroom.
     pub fn new(id: SequenceId, prompt: &'a [u32]) -> Self {
         let options = Options::new(id);
-        Self { prompt, options, headroom: 0, leave: 0, chunk: None, is_contiguous: false, session: None }
+        Self { prompt, options, headroom: 0, leave: 0, chunk: None, is_contiguous: false }
     }
 
     /// Sets the number of tokens after the prompt for which blocks are reserved too.
@@ -104,26 +103,13 @@ impl<'a> AdmitRequest<'a> {
         self
     }
 
-    /// Sets the session whose last request this one continues. For a pool with
-    /// [states](crate::pool::PoolBuilder::states): of a session's [checkpoints](crate::Batch::checkpoint),
-    /// all but the last two are evicted before other cached blocks, except those that other sessions
-    /// hit too.
-    ///
-    /// A branch that goes on beside the conversation (a sub-agent) is a session of its own. Without a
-    /// session, only the last checkpoint before the one that was hit is evicted early, if memory is
-    /// short and it was hit at most once.
-    pub fn session(mut self, session: SessionId) -> Self {
-        self.session = Some(session);
-        self
-    }
-
     /// Returns the id of the sequence.
     pub fn id(&self) -> SequenceId {
         self.options.id
     }
 
     pub(super) fn session_id(&self) -> Option<SessionId> {
-        self.session
+        self.options.session
     }
 
     pub(super) fn prompt(&self) -> &'a [u32] {
@@ -163,7 +149,6 @@ impl fmt::Debug for AdmitRequest<'_> {
             .field("leave", &self.leave)
             .field("chunk", &self.chunk)
             .field("is_contiguous", &self.is_contiguous)
-            .field("session", &self.session)
             .finish()
     }
 }
@@ -213,7 +198,8 @@ impl Sequences {
         let AdmitRequest { prompt, options, .. } = request;
         self.check_one_group(options.id)?;
         let (needs, kind) = (request.needs(self, 0)?, self.kinds()[0]);
-        let (Some(mut known), Some(cache)) = (options.hashes(self, 0)?, self.cache()) else {
+        let known = options.hashes(self, 0, options.weights_now(self))?;
+        let (Some(mut known), Some(cache)) = (known, self.cache()) else {
             return Ok((needs.behind(0, 0), 0));
         };
         known.announce(cache, options.id, prompt)?;
@@ -239,13 +225,15 @@ impl Sequences {
 
 impl Sequence {
     /// Restarts the hashes of a sequence without blocks.
-    pub(super) fn renew(&mut self, request: &AdmitRequest<'_>) {
+    pub(super) fn renew(&mut self, request: &AdmitRequest<'_>, now: (Weights, WeightsStamp)) {
         let Some(cache) = self.sequences.cache() else { return };
-        // Keys and tokens are valid, but the retention may have ended: the blocks are not cached.
-        if let Ok(Some(mut known)) = request.options.hashes(&self.sequences, self.group)
+        // Keys and tokens are valid, but the retention may have ended.
+        if let Ok(Some(mut known)) = request.options.hashes(&self.sequences, self.group, now)
             && known.announce(cache, request.options.id, request.prompt).is_ok()
         {
             self.known = Some(known);
+        } else if let Some(known) = &mut self.known {
+            known.forget();
         }
     }
 }
@@ -284,6 +272,7 @@ impl Admission<'_> {
         let _call = call();
         self.check_fits()?;
         self.blocks_of_pool().check_is_first(&self.allocation(self.needs.behind(0, 0)))?;
+        self.renew();
         let blocks = self.blocks_of_pool().clone();
         self.attempt(false, &mut |request, end, take| blocks.allocate_listed(request, Some(end), take))
     }
@@ -294,7 +283,7 @@ impl Admission<'_> {
         self.check_fits()?;
         self.renew();
         let (missing, evictable) = self.count();
-        place.check_counts(&missing, evictable)?;
+        place.check_counts(&missing, self.sequence.tenant, evictable)?;
         let outcome = self.attempt(true, &mut |request, end, take| place.allocate(request, Some(end), take));
         if outcome.is_err() {
             // The new head of the queue may have searched while the prefix was held.
@@ -310,20 +299,23 @@ impl Admission<'_> {
         blocks.check_request(&whole).inspect_err(|error| blocks.count_refusal(error))
     }
 
-    /// Restarts the hashes after a clear: those of an earlier era are neither found nor registered.
+    /// Restarts the hashes after a clear, or a change of weights: those from before would be of
+    /// blocks that must not be found.
     fn renew(&mut self) {
         let (Some(known), Some(cache)) = (&self.sequence.known, self.sequence.sequences.cache()) else {
             return;
         };
-        if known.era() != cache.era() {
-            self.sequence.renew(self.request);
+        if !known.is_current(cache) {
+            let now = self.request.options.weights_now(&self.sequence.sequences);
+            self.sequence.renew(self.request, now);
         }
     }
 
     fn attempt(&mut self, is_in_line: bool, allocate: Allocate<'_>) -> Result<(), AllocError> {
         let (outcome, took_tail) = self.attempt_with(is_in_line, self.sequence.reuses_tail, allocate);
         match outcome {
-            Err(AllocError::Exhausted { .. }) if took_tail => {
+            // The quota counts the tail, which could be evicted for the copy.
+            Err(AllocError::Exhausted { .. } | AllocError::OverQuota { .. }) if took_tail => {
                 self.attempt_with(is_in_line, false, allocate).0
             }
             outcome => outcome,
@@ -350,6 +342,14 @@ impl Admission<'_> {
             let mut shared = self.sequence.list.staged(0..taken);
             shared.retain(|&id| !self.sequence.is_null(id));
             shared
+        };
+        let kept = || (0..taken).map(|place| self.sequence.list.staged_at(place));
+        let allocate: Allocate<'_> = &mut |request, end, take| {
+            if is_in_line {
+                let kept = kept().filter(|&id| !self.sequence.is_null(id));
+                self.blocks_of_pool().check_floors(request, end.tenant, kept)?;
+            }
+            allocate(request, end, take)
         };
         let reserved = match self.sequence.allocate_behind(last, shared, &request, is_in_line, allocate) {
             Ok(reserved) => reserved,

@@ -48,6 +48,20 @@ impl Grown {
     }
 }
 
+impl Sequence {
+    /// Returns the last block if these are one final token that it takes without becoming full.
+    #[inline(always)]
+    pub(super) fn takes_one(&self, tokens: Tokens<'_>) -> Option<BlockId> {
+        let is_one = match tokens {
+            Tokens::Ids(ids) => ids.len() == 1,
+            Tokens::Final(tokens) => tokens == 1 && self.known.is_none(),
+            _ => false,
+        };
+        let is_simple = is_one && self.list.room() > 1 && self.committed == self.list.tokens();
+        self.list.last().filter(|_| is_simple)
+    }
+}
+
 impl Batch {
     /// Appends tokens to a sequence: a number of final ones, ids, or [others](Tokens).
     ///
@@ -68,7 +82,19 @@ impl Batch {
     ) -> Result<Appended, SequenceError> {
         let _call = call();
         let tokens = tokens.into();
-        match self.room(sequence, tokens)? {
+        if let Some(last) = self.takes_one(sequence, tokens) {
+            let from = sequence.list.tokens() as usize;
+            self.append_one(sequence, last, tokens);
+            return Ok(Appended { tokens: from..from + 1, new_blocks: 0, copied: None });
+        }
+        self.append_any(sequence, tokens)
+    }
+
+    // Not inlined: it costs much more than a call.
+    #[inline(never)]
+    fn append_any(&mut self, sequence: &mut Sequence, tokens: Tokens<'_>) -> Result<Appended, SequenceError> {
+        sequence.catch_up();
+        match self.room_now(sequence, tokens)? {
             Room::NoTokens => {
                 let length = sequence.list.tokens() as usize;
                 Ok(Appended { tokens: length..length, new_blocks: 0, copied: None })
@@ -81,10 +107,37 @@ impl Batch {
         }
     }
 
+    /// Returns the last block if [`append_one`](Self::append_one) can append these tokens: one id,
+    /// or, without a cache, a final token; nothing is to be withdrawn, sealed or announced before;
+    /// and that block is open and has room for more. Then [`room_now`](Self::room_now) is in place.
     #[inline(always)]
-    fn room(&self, sequence: &mut Sequence, tokens: Tokens<'_>) -> Result<Room, SequenceError> {
-        sequence.catch_up();
-        self.room_now(sequence, tokens)
+    pub(super) fn takes_one(&self, sequence: &Sequence, tokens: Tokens<'_>) -> Option<BlockId> {
+        // Of the sequence's own pool, which may be another one.
+        let (blocks, list) = (&sequence.sequences.0.blocks, &sequence.list);
+        let last = sequence.takes_one(tokens)?;
+        let word = blocks.word(last);
+        (self.step.sequences.same(&sequence.sequences)
+            && !sequence.is_stale()
+            && sequence.known.as_ref().is_none_or(|known| known.takes_one(list.tokens() as usize))
+            && sequence.seals.due().is_none()
+            && sequence.frames.as_of(blocks.moves_logged()).is_some()
+            && list.len() > sequence.seals.settled() as usize
+            && (word.refs() == 1 && !word.is_cached() && !word.is_sealed()))
+        .then_some(last)
+    }
+
+    /// Appends a final token to the last block, which is open and does not become full.
+    #[inline(always)]
+    pub(super) fn append_one(&mut self, sequence: &mut Sequence, last: BlockId, tokens: Tokens<'_>) {
+        debug_assert!(matches!(self.room_now(sequence, tokens), Ok(Room::InPlace(_))), "{sequence:?}");
+        let from = sequence.list.tokens();
+        self.step.sequences.0.blocks.touch(&[last]);
+        sequence.list.push();
+        self.step.note(sequence, from, Some(from));
+        if let (Tokens::Ids(&[token]), Some(known)) = (tokens, &mut sequence.known) {
+            known.push(token);
+        }
+        sequence.committed = from + 1;
     }
 
     /// Determines what tokens require of a sequence, which has withdrawn what was abandoned.
@@ -134,7 +187,7 @@ impl Batch {
     pub(super) fn append_in_place(&mut self, sequence: &mut Sequence, plan: &Growth, tokens: Tokens<'_>) {
         sequence.list.last().into_iter().for_each(|last| self.step.sequences.0.blocks.touch(&[last]));
         sequence.publish(plan.length);
-        self.step.note(sequence, plan.from);
+        self.step.note(sequence, plan.from, Some(plan.from));
         self.complete(sequence, plan, tokens);
     }
 

@@ -103,6 +103,7 @@ impl Batch {
     }
 
     /// Returns its position in the order of batches.
+    #[inline]
     pub fn ticket(&self) -> Ticket {
         self.step.ticket()
     }
@@ -150,7 +151,7 @@ impl Batch {
     /// Records that this batch writes again to open blocks, which may be due.
     pub(super) fn writes_again(&mut self, sequence: &mut Sequence, from: u32) {
         sequence.seals.wrote_again(self.ticket());
-        self.step.note(sequence, from);
+        self.step.note(sequence, from, None);
     }
 
     #[inline]

@@ -20,7 +20,7 @@ use futures_channel::oneshot;
 use crate::clock::{BatchRef, InFlight};
 use crate::error::StorageError;
 use crate::ids::{BlockHandle, BlockId, DeviceId, Ticket};
-use crate::prefix::{KvEvent, Since};
+use crate::prefix::{KvEvent, Since, WeightsStamp};
 use crate::storage::{CopyDone, DeviceStream, Storage};
 use crate::sync::{Arc, Mutex, Ordering::Relaxed, call};
 
@@ -42,6 +42,8 @@ pub(super) struct BatchInner {
     has_written: bool,
     /// Otherwise it is [abandoned](super::abandoned).
     pub(super) is_finished: bool,
+    /// The versions that it computes with.
+    weights: WeightsStamp,
 }
 
 pub(super) struct Promise {
@@ -84,7 +86,9 @@ impl BatchInner {
     pub(super) fn begin(sequences: Sequences) -> Self {
         let _call = call();
         let lease = Some(sequences.0.blocks.begin_batch());
+        let weights = sequences.0.cache.as_ref().map(|cache| cache.weights_stamp()).unwrap_or_default();
         Self {
+            weights,
             sequences,
             lease,
             ended: BatchRef::default(),
@@ -106,13 +110,25 @@ impl BatchInner {
         self.lease().ticket()
     }
 
-    /// Records this batch as a writer of a sequence, from a position on.
+    /// Records this batch as a writer of a sequence, from a position on; `appended`: the tokens
+    /// from this position on, which it appends.
     #[inline(always)]
-    pub(super) fn note(&mut self, sequence: &mut Sequence, from: u32) {
+    pub(super) fn note(&mut self, sequence: &mut Sequence, from: u32, appended: Option<u32>) {
         let batch = self.lease().batch();
         self.has_written = true;
+        if sequence.known.as_ref().is_some_and(|known| known.versions.differ(self.weights)) {
+            self.note_weights(sequence, appended);
+        }
         self.sequences.0.blocks.clock().note(&mut sequence.writers, batch, &mut self.ended);
         sequence.note_write(batch, from, self.ended);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn note_weights(&self, sequence: &mut Sequence, appended: Option<u32>) {
+        if let (Some(known), Some(cache)) = (&mut sequence.known, &self.sequences.0.cache) {
+            known.written(cache, self.weights, appended.map(|from| from as usize));
+        }
     }
 
     pub(super) fn end_after(mut self, streams: &[&DeviceStream], tell: Option<Tell>) {
@@ -231,6 +247,7 @@ impl Drop for BatchInner {
                     stream: None,
                     has_written: self.has_written,
                     is_finished: self.is_finished,
+                    weights: self.weights,
                 };
                 rest.end_after(&[&stream], None);
             }

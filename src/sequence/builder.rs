@@ -4,11 +4,11 @@ use std::fmt;
 
 use smallvec::SmallVec;
 
-use crate::block::{Operation, Priority};
-use crate::error::{AllocError, Invalid, PrefixError, SequenceError};
-use crate::ids::{BlockId, SequenceId};
+use crate::block::{Operation, Priority, Tenant};
+use crate::error::{AllocError, Invalid, PrefixError, SequenceError, TenantError};
+use crate::ids::{BlockId, SequenceId, SessionId, TenantId};
 use crate::prefix::policy::{CachePriority, Millis};
-use crate::prefix::{PolicyInfo, PrefixCache, PrefixKeys};
+use crate::prefix::{PolicyInfo, PrefixCache, PrefixKeys, Weights, WeightsStamp};
 use crate::sync::call;
 
 use super::TOKENS_MAX;
@@ -25,6 +25,8 @@ pub(super) struct Options<'a> {
     pub(super) keys: PrefixKeys<'a>,
     pub(super) keep: CachePriority,
     pub(super) keep_until: Option<Millis>,
+    pub(super) session: Option<SessionId>,
+    pub(super) tenant: Option<TenantId>,
     pub(super) reuses_tail: bool,
 }
 
@@ -50,9 +52,31 @@ macro_rules! option_setters {
         }
 
         /// Sets a time, on the [cache's clock](crate::prefix::PrefixCache::now), until which the
-        /// prefix cache keeps its blocks while others can be evicted. For policies that use it.
+        /// prefix cache keeps its blocks while others can be evicted, with every policy.
         pub fn keep_until(mut self, until: Millis) -> Self {
             self.options.keep_until = Some(until);
+            self
+        }
+
+        /// Sets the session whose last request this one continues, for policies that learn from it.
+        ///
+        /// In a pool with [states](crate::pool::PoolBuilder::states), of a session's
+        /// [checkpoints](crate::Batch::checkpoint) all but the last two are evicted before other
+        /// cached blocks, except those that other sessions hit too. Without a session, only the
+        /// last checkpoint before the one that was hit is evicted early, if memory is short and it
+        /// was hit at most once.
+        ///
+        /// A branch that goes on beside the conversation (a sub-agent) is a session of its own.
+        pub fn session(mut self, session: SessionId) -> Self {
+            self.options.session = Some(session);
+            self
+        }
+
+        /// Sets the [tenant](crate::tenants) whose quota its new blocks count for: those that it,
+        /// and its forks, allocate. Opening it fails with
+        /// [`SequenceError::Tenant`](crate::SequenceError::Tenant) if the pool does not know it.
+        pub fn tenant(mut self, tenant: $crate::ids::TenantId) -> Self {
+            self.options.tenant = Some(tenant);
             self
         }
 
@@ -74,6 +98,8 @@ impl<'a> Options<'a> {
             keys: PrefixKeys::new(),
             keep: CachePriority::default(),
             keep_until: None,
+            session: None,
+            tenant: None,
             reuses_tail: false,
         }
     }
@@ -81,12 +107,26 @@ impl<'a> Options<'a> {
     pub(super) fn open(&self, sequences: &Sequences) -> Result<Sequence, SequenceError> {
         let _call = call();
         sequences.check_one_group(self.id)?;
-        let known = self.hashes(sequences, 0)?;
+        let tenant = self.tenant_in(sequences)?;
+        let known = self.hashes(sequences, 0, self.weights_now(sequences))?;
         let list = sequences.register(self.id, self.priority)?;
-        let mut sequence = Sequence::new(sequences.clone(), self.id, self.priority, list);
+        let mut sequence = Sequence::new(sequences.clone(), self.id, self.priority, list).of_tenant(tenant);
         sequence.known = known;
         sequence.reuses_tail = self.reuses_tail;
         Ok(sequence)
+    }
+
+    pub(super) fn tenant_in(&self, sequences: &Sequences) -> Result<Tenant, TenantError> {
+        let Some(id) = self.tenant else { return Ok(Tenant::NONE) };
+        let tenants = sequences.blocks().tenants().ok_or(TenantError::Disabled { tenant: id })?;
+        tenants.find(id).ok_or(TenantError::Unknown { tenant: id })
+    }
+
+    /// Returns the current versions of its weights. All groups of a sequence are hashed with the
+    /// same.
+    pub(super) fn weights_now(&self, sequences: &Sequences) -> (Weights, WeightsStamp) {
+        let adapter = self.keys.adapter_name();
+        sequences.cache().map(|cache| cache.weights_now(adapter)).unwrap_or_default()
     }
 
     /// Returns the hashes of its tokens in a group of layers.
@@ -94,11 +134,13 @@ impl<'a> Options<'a> {
         &self,
         sequences: &Sequences,
         group: u32,
+        now: (Weights, WeightsStamp),
     ) -> Result<Option<Box<TokenHashes>>, PrefixError> {
         let Some(cache) = sequences.cache() else { return Ok(None) };
         // No group's block is found as one of a pool in which a block has all layers.
         let root = if sequences.has_one_list() { 0 } else { group + 1 };
-        Ok(Some(Box::new(TokenHashes::new(cache, &self.keys, (group, root), self.policy_info(cache)?)?)))
+        let policy_info = self.policy_info(cache)?;
+        Ok(Some(Box::new(TokenHashes::new(cache, &self.keys, (group, root), policy_info, now)?)))
     }
 
     fn policy_info(&self, cache: &PrefixCache) -> Result<PolicyInfo, PrefixError> {
@@ -111,7 +153,12 @@ impl<'a> Options<'a> {
                 );
             }
         }
-        Ok(PolicyInfo { priority: self.keep, keep_until: self.keep_until, ..PolicyInfo::default() })
+        Ok(PolicyInfo {
+            priority: self.keep,
+            keep_until: self.keep_until,
+            session: self.session,
+            ..PolicyInfo::default()
+        })
     }
 
     /// Checks the length of a prompt with `headroom`. Returns the number of blocks that hold both.
@@ -215,6 +262,16 @@ pub(super) struct Prefix {
 }
 
 impl Sequence {
+    /// Sets whose quota its new blocks count for.
+    pub(super) fn of_tenant(mut self, tenant: Tenant) -> Self {
+        self.tenant = tenant;
+        self
+    }
+
+    pub(super) fn announced_now(&self) -> usize {
+        self.known.as_ref().map_or(0, |known| known.announced())
+    }
+
     fn adopt_prefix(&mut self, prompt: &[u32]) {
         // The whole prompt, so that the list grows only once.
         self.list.reserve(with_answer(prompt.len()).div_ceil(self.kind.block_tokens as usize));
@@ -223,8 +280,9 @@ impl Sequence {
         }
     }
 
-    /// Takes references on the cached blocks of the announced `prompt`, at most of its first `most`;
-    /// with `takes_tail` also on a partial one. The sequence is empty, and its list has room.
+    /// Takes references on the cached blocks of the announced `prompt`, at most of its first
+    /// `most`; with `takes_tail` also on a partial one. The sequence is empty, and its list has
+    /// room.
     pub(super) fn find_prefix(
         &mut self,
         prompt: &[u32],
@@ -273,7 +331,8 @@ impl Sequence {
         if let (Some(known), Some(cache)) = (&mut self.known, self.sequences.cache()) {
             // A request counts once, not in each of its groups of layers.
             if self.group == 0 {
-                known.policy_info.context = cache.looked_up(known.hashes(), prefix.whole, last);
+                let session = known.policy_info.session;
+                known.policy_info.context = cache.looked_up(known.hashes(), prefix.whole, last, session);
                 self.lookup = Some((known.hashes().len(), prefix.whole));
             }
             if cache.has_origins() {
@@ -297,8 +356,8 @@ impl Sequence {
         (hits * block_tokens, evictable)
     }
 
-    /// Takes references on the blocks of the longest hit of at most `tokens` tokens, and returns its
-    /// tokens. [Adopt](Self::adopt_hit) it, or [give it back](Self::give_back_hit).
+    /// Takes references on the blocks of the longest hit of at most `tokens` tokens, and returns
+    /// its tokens. [Adopt](Self::adopt_hit) it, or [give it back](Self::give_back_hit).
     pub(super) fn take_hit(&mut self, prompt: &[u32], tokens: usize, is_in_line: bool) -> usize {
         let block_tokens = self.kind.block_tokens as usize;
         self.list.reserve(with_answer(prompt.len()).div_ceil(block_tokens));
@@ -328,6 +387,9 @@ impl Sequence {
     #[cold]
     pub(super) fn count_lookup(&self, (prompt, hits): (usize, usize)) {
         let comes_back = self.sequences.take_preempted(self.id());
+        if let Some(tenants) = self.pool_blocks().tenants() {
+            tenants.count_lookup(self.tenant, prompt, hits);
+        }
         self.sequences.cache().into_iter().for_each(|cache| cache.count_lookup(prompt, hits, comes_back));
     }
 }

@@ -16,9 +16,9 @@ use super::token_hashes::TokenHashes;
 impl GroupedSequence {
     /// Returns the length at which to end a chunk of the announced tokens, so that a
     /// [checkpoint](Batch::checkpoint) there serves later requests: where the prompt leaves the
-    /// [cached prefix](Self::cached_prefix), if no state was kept there, and then the last boundary of
-    /// blocks before the last announced token. `None`: there is none ahead, or the pool has no states
-    /// or no prefix cache.
+    /// [cached prefix](Self::cached_prefix), if no state was kept there, and then the last boundary
+    /// of blocks before the last announced token. `None`: there is none ahead, or the pool has no
+    /// states or no prefix cache.
     pub fn next_cut(&self) -> Option<usize> {
         let first = &self.parts[0];
         let block_tokens = first.sequences.boundary_tokens();
@@ -27,9 +27,9 @@ impl GroupedSequence {
         cuts.into_iter().find(|&cut| cut > self.len()).filter(|_| !self.states.is_empty())
     }
 
-    /// Returns the number of tokens at admission whose blocks were cached in all groups. The sequence
-    /// began with fewer if no state was kept behind them: other prompts had them too, so that a
-    /// checkpoint there will probably be hit.
+    /// Returns the number of tokens at admission whose blocks were cached in all groups. The
+    /// sequence began with fewer if no state was kept behind them: other prompts had them too, so
+    /// that a checkpoint there will probably be hit.
     pub fn cached_prefix(&self) -> usize {
         self.cached
     }
@@ -46,9 +46,9 @@ impl GroupedSequence {
             return None;
         }
         let behind = (tokens / block_tokens) as usize;
-        let sizes = first.sequences.states().iter().enumerate();
+        let (lists, sizes) = (first.sequences.kinds().len(), first.sequences.states().iter().enumerate());
         let hashes: Option<Vec<_>> =
-            sizes.map(|(state, &size)| known.of_state(behind, state, size)).collect();
+            sizes.map(|(state, &size)| known.of_state(lists, behind, state, size)).collect();
         let is_cached = |hashes: &TokenHashes| {
             let all = hashes.hashes();
             cache.count_prefix(first.pool_blocks(), all, known.era()).0 == all.len()
@@ -62,8 +62,8 @@ impl GroupedSequence {
         Checkpoint::new(known, self.len() / self.parts[0].sequences.block_tokens(), 0)
     }
 
-    /// Demotes the checkpoint that a new one dominates: of its session; or, while memory is short, the
-    /// last one before that at which it was hit.
+    /// Demotes the checkpoint that a new one dominates: of its session; or, while memory is short,
+    /// the last one before that at which it was hit.
     fn demote_dominated(&self, new: &Checkpoint) -> Option<()> {
         let first = &self.parts[0];
         let dominated = match self.session {
@@ -123,28 +123,29 @@ impl Sequences {
                 (0..blocks).map(move |block| checkpoint.hash(state, block))
             };
             let hashes: Vec<_> = self.states().iter().enumerate().flat_map(of).collect();
-            cache.demote(&self.0.blocks, &hashes, checkpoint.era);
+            cache.demote(&self.0.blocks, &hashes, checkpoint.era, |_, _| false);
         }
     }
 }
 
 impl Batch {
-    /// Keeps the states of a sequence, so that prompts with the same tokens can be hit here. Returns
-    /// the copies that the engine makes, behind the batch's own work on the sequence and before
-    /// later work. Empty: no copies are needed, because the states are cached already; or none can be
-    /// found, because tokens are unknown or not final, a block was uncached, the cache was cleared, or
-    /// the pool has no states or no prefix cache. Also before the first append behind a cached prefix.
+    /// Keeps the states of a sequence, so that prompts with the same tokens can be hit here.
+    /// Returns the copies that the engine makes, behind the batch's own work on the sequence and
+    /// before later work. Empty: no copies are needed, because the states are cached already; or
+    /// none can be found, because tokens are unknown or not final, a block was uncached, the cache
+    /// was cleared, or the pool has no states or no prefix cache. Also before the first append
+    /// behind a cached prefix.
     ///
-    /// The copies are found when the batch has ended. They are evicted like other cached blocks; those
-    /// that a later checkpoint dominates, before these: see
+    /// The copies are found when the batch has ended. They are evicted like other cached blocks;
+    /// those that a later checkpoint dominates, before these: see
     /// [`AdmitRequest::session`](crate::AdmitRequest::session). When a sequence is closed at such a
     /// length, its states are kept without a copy.
     ///
     /// # Errors
     /// [`SequenceError::Invalid`] if the sequence does not end with a full block: see
-    /// [`GroupedSequence::next_cut`]. [`SequenceError::Alloc`] if there are no blocks for the copies,
-    /// [`SequenceError::ForeignSequence`]. Nothing has changed, except that the checkpoint which this
-    /// one would have dominated is evicted before others.
+    /// [`GroupedSequence::next_cut`]. [`SequenceError::Alloc`] if there are no blocks for the
+    /// copies, [`SequenceError::ForeignSequence`]. Nothing has changed, except that the checkpoint
+    /// which this one would have dominated is evicted before others.
     pub fn checkpoint(&mut self, sequence: &mut GroupedSequence) -> Result<Vec<StateCopy>, SequenceError> {
         let _call = call();
         let id = sequence.id();
@@ -168,7 +169,8 @@ impl Batch {
         let new = sequence.new_checkpoint();
         // Before the allocation, which may evict it.
         new.as_ref().and_then(|new| sequence.demote_dominated(new));
-        pool.allocate_listed(&request, Some(ListEnd::default()), &mut |id| blocks.push(id))?;
+        let end = ListEnd { tenant: sequence.parts[0].tenant, ..ListEnd::default() };
+        pool.allocate_listed(&request, Some(end), &mut |id| blocks.push(id))?;
         new.into_iter().for_each(|new| sequence.note_checkpoint(new));
         let mut rest = &blocks[..];
         let mut copies = Vec::with_capacity(hashes.len());
@@ -179,7 +181,7 @@ impl Batch {
             copies.push(made);
             let tokens = own.len() * block_tokens as usize;
             let growth = Growth::plan(0, 0, tokens, block_tokens).expect("the builder checks states");
-            self.step.note(&mut copy, 0);
+            self.step.note(&mut copy, 0, None);
             self.make_final(&mut copy, &growth);
         }
         Ok(copies)

@@ -5,9 +5,11 @@ use crate::prefix::WindowBlocks;
 use crate::sync::AtomicU32;
 use crate::sync::Ordering::Acquire;
 
+use super::grouped::GroupedSequence;
 use super::list::BlockList;
 use super::registry::{SequenceView, Sequences};
 use super::sequence::Sequence;
+use super::state::State;
 use super::window::ListKind;
 
 /// Blocks that the close of a sequence would give back. `blocks == freed + cached + shared`
@@ -111,6 +113,43 @@ impl SequenceView {
         let kinds = kinds.iter().copied().chain(std::iter::repeat(of_state));
         let footprints = self.lists().zip(kinds).map(of_list);
         footprints.reduce(Footprint::beside).unwrap_or_default()
+    }
+}
+
+impl GroupedSequence {
+    /// Closes the sequence to come back, and returns what it gave back, in all groups and states.
+    /// Found is at most what all of them have: what is behind a window may be gone at a checkpoint.
+    pub(crate) fn close_counted(mut self) -> Footprint {
+        self.catch_up();
+        let sequences = self.parts[0].sequences.clone();
+        let kind = ListKind { window: None, ..sequences.kinds()[0] };
+        let sources = self.states.iter().flat_map(State::source);
+        let sources = Footprint::of(&sequences, kind, sources, 0);
+        let runs: Vec<BlockId> = self.states.iter().flat_map(|state| state.run.blocks()).collect();
+        // A run has one reference. Where it ends with a full block, it becomes a checkpoint.
+        self.close_states();
+        self.parts.iter_mut().for_each(Sequence::make_findable);
+        let is_cached = |&id: &BlockId| sequences.blocks().word(id).is_cached();
+        let (blocks, cached) = (runs.len(), runs.iter().filter(|&id| is_cached(id)).count());
+        let runs = Footprint { blocks, cached, freed: blocks - cached, ..Footprint::default() };
+        let first = &self.parts[0];
+        if first.lookup.is_none() {
+            sequences.note_preempted(self.id());
+        }
+        let of = |part: &Sequence| Footprint::of(&sequences, part.kind, part.blocks(), part.reserved.len());
+        let groups = self.parts.iter().map(of).reduce(Footprint::beside).unwrap_or_default();
+        let (block_tokens, mut found) = (sequences.block_tokens(), groups.found);
+        loop {
+            let before = found;
+            for state in 0..sequences.states().len() {
+                found = first.token_hashes().map_or(0, |(known, _)| {
+                    sequences.find_checkpoint(known, state, found / block_tokens).0 * block_tokens
+                });
+            }
+            if found == before {
+                return Footprint { found, ..groups.beside(sources).beside(runs) };
+            }
+        }
     }
 }
 

@@ -72,14 +72,16 @@ impl Sequences {
                 ));
             }
         }
+        let tenant = options.tenant_in(self)?;
         let groups = 0..self.kinds().len();
         let needs = groups.clone().map(|group| request.needs(self, group)).collect::<Result<_, _>>()?;
+        let now = options.weights_now(self);
         let known: Vec<_> =
-            groups.map(|group| options.hashes(self, group as u32)).collect::<Result<_, _>>()?;
+            groups.map(|group| options.hashes(self, group as u32, now)).collect::<Result<_, _>>()?;
         let lists = self.register_grouped(request.id(), request.urgency())?;
         let part = |((group, list), known)| {
             let part = Sequence::new(self.clone(), request.id(), request.urgency(), list);
-            part.in_group(group).with(known, options.reuses_tail)
+            part.in_group(group).with(known, options.reuses_tail).of_tenant(tenant)
         };
         let mut lists = lists.into_iter();
         let parts = (0..).zip(lists.by_ref().take(known.len())).zip(known).map(part).collect();
@@ -100,13 +102,15 @@ impl Sequences {
 }
 
 impl GroupedAdmission<'_> {
-    /// Restarts the hashes of all groups after a clear, like an admission to one group.
+    /// Restarts the hashes of all groups after a clear or a change of weights, like an admission to
+    /// one group.
     fn renew(&mut self) {
         let parts = &mut self.sequence.parts;
         let Some(cache) = parts[0].sequences.cache().cloned() else { return };
-        let is_current = |part: &Sequence| part.known.as_ref().is_none_or(|known| known.era() == cache.era());
+        let is_current = |part: &Sequence| part.known.as_ref().is_none_or(|known| known.is_current(&cache));
         if !parts.iter().all(is_current) {
-            parts.iter_mut().for_each(|part| part.renew(self.request));
+            let now = self.request.options().weights_now(&parts[0].sequences);
+            parts.iter_mut().for_each(|part| part.renew(self.request, now));
         }
     }
 
@@ -164,6 +168,7 @@ impl GroupedAdmission<'_> {
         self.check_fits()?;
         let blocks = self.sequence.parts[0].pool_blocks().clone();
         blocks.check_is_first(&self.allocation(0))?;
+        self.renew();
         self.attempt(usize::MAX, false, &mut |request, end, take| {
             blocks.allocate_listed(request, Some(end), take)
         })
@@ -175,12 +180,12 @@ impl GroupedAdmission<'_> {
         self.check_fits()?;
         self.renew();
         let Boundary { tokens: boundary, evictable, .. } = self.boundary(usize::MAX);
-        let mut most = usize::MAX;
-        if let Err(error) = place.check_counts(&self.allocation(boundary), evictable) {
+        let (tenant, mut most) = (self.sequence.parts[0].tenant, usize::MAX);
+        if let Err(error) = place.check_counts(&self.allocation(boundary), tenant, evictable) {
             if self.sequence.states.is_empty() || boundary == 0 {
                 return Err(error);
             }
-            place.check_counts(&self.allocation(0), 0)?;
+            place.check_counts(&self.allocation(0), tenant, 0)?;
             most = 0;
         }
         let outcome =
@@ -201,14 +206,21 @@ impl GroupedAdmission<'_> {
     /// Tries once behind a hit of at most `most` tokens.
     fn attempt(&mut self, most: usize, is_in_line: bool, allocate: Allocate<'_>) -> Result<(), AllocError> {
         let hit = self.take_hit(most, is_in_line);
-        match self.allocate(hit.tokens, allocate) {
+        let fits = if is_in_line { self.check_floors(&hit) } else { Ok(()) };
+        match fits.and_then(|()| self.allocate(hit.tokens, allocate)) {
             Ok(fresh) => self.adopt(hit, fresh),
             Err(error) => {
                 let has_checkpoint = !hit.states.is_empty();
                 self.give_back(hit, self.sequence.parts.len(), is_in_line);
-                if !has_checkpoint
-                    || !matches!(error, AllocError::Exhausted { .. } | AllocError::NoRun { .. })
-                {
+                // Without the checkpoint its blocks can be evicted, for a quota too.
+                let is_lack = matches!(
+                    error,
+                    AllocError::Exhausted { .. }
+                        | AllocError::NoRun { .. }
+                        | AllocError::OverQuota { .. }
+                        | AllocError::Floors { .. }
+                );
+                if !has_checkpoint || !is_lack {
                     return Err(error);
                 }
                 let fresh = self.allocate(0, allocate)?;
@@ -218,13 +230,25 @@ impl GroupedAdmission<'_> {
         Ok(())
     }
 
+    fn check_floors(&self, hit: &Hit) -> Result<(), AllocError> {
+        let first = &self.sequence.parts[0];
+        let parts = self.sequence.parts.iter().flat_map(|part| {
+            let blocks = hit.tokens / part.kind.block_tokens as usize;
+            (0..blocks).map(|place| part.list.staged_at(place)).filter(|&id| !part.sequences.is_null(id))
+        });
+        let states = hit.states.iter().flat_map(|(_, ids)| ids.iter().copied());
+        let request = self.allocation(hit.tokens);
+        first.pool_blocks().check_floors(&request, first.tenant, parts.chain(states))
+    }
+
     /// Allocates what is needed behind a boundary: the states' blocks, then the others; or nothing.
     fn allocate(&self, boundary: usize, allocate: Allocate<'_>) -> Result<Vec<BlockId>, AllocError> {
         let request = self.allocation(boundary);
         let mut fresh = Vec::with_capacity(request.blocks);
         if request.blocks > 0 {
             let run = self.sequence.parts[0].sequences.states().iter().sum();
-            allocate(&request, ListEnd { run, ..ListEnd::default() }, &mut |id| fresh.push(id))?;
+            let end = ListEnd { run, tenant: self.sequence.parts[0].tenant, ..ListEnd::default() };
+            allocate(&request, end, &mut |id| fresh.push(id))?;
         }
         Ok(fresh)
     }
@@ -285,9 +309,10 @@ impl GroupedAdmission<'_> {
     fn take_states(&self, hit: &mut Hit, is_in_line: bool) -> bool {
         let first = &self.sequence.parts[0];
         let (Some((known, _)), 1..) = (first.token_hashes(), hit.tokens) else { return true };
+        let lists = first.sequences.kinds().len();
         let behind = hit.tokens / first.sequences.block_tokens();
         for (state, &frames) in first.sequences.states().iter().enumerate() {
-            let Some(hashes) = known.of_state(behind, state, frames) else { return false };
+            let Some(hashes) = known.of_state(lists, behind, state, frames) else { return false };
             let Some(blocks) = first.sequences.take_checkpoint(&hashes, is_in_line) else { return false };
             hit.states.push((hashes, blocks));
         }

@@ -46,7 +46,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::block::{AllocRequest, ListShare};
+use crate::block::{AllocRequest, ListShare, Waiting};
 use crate::error::{AllocError, SequenceError};
 use crate::ids::{BlockId, SequenceId, SessionId};
 use crate::prefix::ExtraKey;
@@ -59,6 +59,7 @@ use super::plan::Growth;
 use super::sequence::Sequence;
 use super::state::{State, StateCopy};
 use super::tokens::Tokens;
+use super::versions::VersionRange;
 
 /// A sequence with a list of blocks in each group of layers. Dropping it closes it.
 pub struct GroupedSequence {
@@ -77,6 +78,12 @@ pub struct GroupedSequence {
 impl GroupedSequence {
     pub(super) fn new(parts: Vec<Sequence>, states: Vec<State>, session: Option<SessionId>) -> Self {
         Self { parts, states, cached: 0, hit: 0, session }
+    }
+
+    /// Returns the versions of the weights with which its tokens were computed: see
+    /// [`Sequence::versions`].
+    pub fn versions(&self) -> impl Iterator<Item = VersionRange> {
+        self.parts[0].versions()
     }
 
     /// Returns its id.
@@ -249,29 +256,62 @@ impl GroupedSequence {
 
     /// As [`Sequence::reserve`], in every group, or in none.
     pub fn reserve(&mut self, tokens: usize) -> Result<(), SequenceError> {
+        let (_, lacking) = self.reservation(tokens)?;
+        Ok(self.allocate_reserved(&lacking)?)
+    }
+
+    /// Returns the request for what the reservations of all parts lack for this many more tokens,
+    /// and the number for each.
+    pub(crate) fn reservation(&mut self, tokens: usize) -> Result<(AllocRequest, Counts), SequenceError> {
         self.catch_up();
         let mut lacking = Counts::new();
         for part in &mut self.parts {
             lacking.push(part.reservation(tokens)?.map_or(0, |request| request.blocks));
         }
-        Ok(self.allocate_reserved(&lacking)?)
+        Ok((self.request(lacking.iter().sum()), lacking))
+    }
+
+    fn request(&self, blocks: usize) -> AllocRequest {
+        AllocRequest::new(blocks).sequence(self.id()).priority(self.parts[0].priority())
     }
 
     /// Allocates this number of blocks for the reservation of each part, all or none.
     fn allocate_reserved(&mut self, lacking: &[usize]) -> Result<(), AllocError> {
+        let pool = self.parts[0].pool_blocks().clone();
+        self.take_reserved(lacking, |request, shares, take| pool.allocate_for_lists(request, shares, take))
+    }
+
+    /// Tries once to do the same, in the turn of a place in the queue.
+    pub(crate) fn reserve_in_turn(
+        &mut self,
+        lacking: &[usize],
+        place: &mut Waiting<'_>,
+    ) -> Result<(), AllocError> {
+        let first = &self.parts[0];
+        let kept = self.parts.iter().flat_map(Sequence::owned_ids);
+        first.pool_blocks().check_floors(&self.request(lacking.iter().sum()), first.tenant, kept)?;
+        self.take_reserved(lacking, |request, shares, take| place.allocate_for_lists(request, shares, take))
+    }
+
+    fn take_reserved(
+        &mut self,
+        lacking: &[usize],
+        allocate: impl FnOnce(
+            &AllocRequest,
+            &[ListShare],
+            &mut dyn FnMut(usize, BlockId),
+        ) -> Result<(), AllocError>,
+    ) -> Result<(), AllocError> {
         let sum = lacking.iter().sum();
         if sum == 0 {
             return Ok(());
         }
-        let pool = self.parts[0].pool_blocks().clone();
-        let request =
-            |blocks| AllocRequest::new(blocks).sequence(self.id()).priority(self.parts[0].priority());
         // Otherwise no free would satisfy it.
-        pool.check_request(&request(self.held_now() + sum))?;
+        self.parts[0].pool_blocks().check_request(&self.request(self.held_now() + sum))?;
         let share = |(part, &blocks): (&Sequence, &usize)| ListShare::new(part.list_end(), blocks);
         let shares: SmallVec<[ListShare; 8]> = self.parts.iter().zip(lacking).map(share).collect();
         let mut fresh: SmallVec<[SmallVec<[BlockId; 4]>; 8]> = smallvec![SmallVec::new(); shares.len()];
-        pool.allocate_for_lists(&request(sum), &shares, &mut |list, id| fresh[list].push(id))?;
+        allocate(&self.request(sum), &shares, &mut |list, id| fresh[list].push(id))?;
         let fresh = self.parts.iter_mut().zip(fresh).filter(|(_, fresh)| !fresh.is_empty());
         fresh.for_each(|(part, fresh)| part.add_reserved(&fresh));
         Ok(())
@@ -360,7 +400,7 @@ pub struct GroupedAppended {
 type Plan = Option<Growth>;
 
 /// Numbers of blocks, one for each part.
-type Counts = SmallVec<[usize; 8]>;
+pub(crate) type Counts = SmallVec<[usize; 8]>;
 
 impl Batch {
     /// Appends tokens in every group of layers, as [`append`](Self::append).
@@ -416,7 +456,7 @@ impl Batch {
         let mut restored = Vec::new();
         if length as usize > from {
             for state in &mut sequence.states {
-                self.step.note(&mut state.run, 0);
+                self.step.note(&mut state.run, 0, None);
                 restored.extend(state.restored());
                 state.at = length;
             }
@@ -435,7 +475,7 @@ impl Batch {
         if let Some(from) = own {
             let continues = sequence.parts.iter().all(|part| part.check_continues(from as usize).is_ok());
             let from = if continues { from } else { 0 };
-            sequence.parts.iter_mut().for_each(|part| self.step.note(part, from));
+            sequence.parts.iter_mut().for_each(|part| self.step.note(part, from, None));
         }
     }
 

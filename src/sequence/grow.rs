@@ -61,7 +61,8 @@ impl Batch {
         sequence.publish(plan.length);
         // The engine may not have made its copy.
         let copies = grown.copied.is_some() && self.step.sequences.0.storage.is_none();
-        self.step.note(sequence, if copies { plan.first * sequence.kind.block_tokens } else { plan.from });
+        let from = if copies { plan.first * sequence.kind.block_tokens } else { plan.from };
+        self.step.note(sequence, from, Some(plan.from));
         if grown.new_blocks > 0 {
             sequence.reserve_end();
         }

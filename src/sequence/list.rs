@@ -157,7 +157,7 @@ impl ListOwner {
     /// Returns the ids, in order.
     #[inline]
     pub fn ids(&self) -> &[AtomicU32] {
-        &self.room()[..self.len()]
+        &self.places()[..self.len()]
     }
 
     /// Returns the block at a place.
@@ -172,14 +172,20 @@ impl ListOwner {
         (self.blocks > 0).then_some(self.last)
     }
 
-    fn room(&self) -> &[AtomicU32] {
+    /// Returns the number of tokens for which the last block has room.
+    #[inline]
+    pub fn room(&self) -> u64 {
+        u64::from(self.blocks) * u64::from(self.list.block_tokens) - u64::from(self.tokens)
+    }
+
+    fn places(&self) -> &[AtomicU32] {
         // SAFETY: only `reserve` replaces the chunk, through `&mut self`; the slice has `&self`.
         unsafe { self.list.chunk.load(Relaxed, epoch::unprotected()).as_ref() }.map_or(&[], |chunk| chunk)
     }
 
     /// Ensures room for `blocks` blocks in total.
     pub fn reserve(&mut self, blocks: usize) {
-        let old = self.room();
+        let old = self.places();
         if blocks <= old.len() {
             return;
         }
@@ -212,18 +218,18 @@ impl ListOwner {
             self.untouched = place as u32;
         }
         // Relaxed: `publish` releases it; for early readers the fence above does.
-        self.room()[place].store(id.0, Relaxed);
+        self.places()[place].store(id.0, Relaxed);
     }
 
     /// Returns the block staged at a place.
     #[inline]
     pub fn staged_at(&self, place: usize) -> BlockId {
-        BlockId(self.room()[place].load(Relaxed))
+        BlockId(self.places()[place].load(Relaxed))
     }
 
     /// Returns the blocks staged at these places.
     pub fn staged(&self, places: std::ops::Range<usize>) -> Vec<BlockId> {
-        self.room()[places].iter().map(|id| BlockId(id.load(Relaxed))).collect()
+        self.places()[places].iter().map(|id| BlockId(id.load(Relaxed))).collect()
     }
 
     /// Replaces the block at a place by another with the same tokens, or by the null block.
@@ -233,6 +239,14 @@ impl ListOwner {
         if place + 1 == self.len() {
             self.last = id;
         }
+    }
+
+    /// Adds a token to the last block, which has room.
+    #[inline]
+    pub fn push(&mut self) {
+        self.tokens += 1;
+        // Release: as in `publish`.
+        self.list.tokens.store(self.tokens, Release);
     }
 
     /// Sets the number of tokens. The blocks of additional tokens must be staged.

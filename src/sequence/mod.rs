@@ -56,6 +56,8 @@ mod frames;
 mod group_admission;
 mod grouped;
 mod grow;
+mod hint;
+mod hinted;
 #[cfg(not(kvpool_loom))]
 mod list;
 #[cfg(kvpool_loom)]
@@ -63,6 +65,7 @@ pub mod list;
 mod moved;
 mod outputs;
 mod pinned;
+mod pins;
 mod plan;
 mod registry;
 mod reserve;
@@ -77,6 +80,7 @@ mod step;
 mod token_hashes;
 mod tokens;
 mod transfer;
+mod versions;
 mod window;
 mod withdraw;
 
@@ -86,6 +90,7 @@ pub use append::Appended;
 pub use batch::{Batch, FinishError};
 pub use batch_inner::Finish;
 pub use builder::SequenceBuilder;
+pub(crate) use footprint::Footprint;
 pub use grouped::{GroupedAppended, GroupedSequence};
 pub use grow::Copied;
 pub use moved::MovedEntry;
@@ -99,6 +104,7 @@ pub use step::{Append, Stepped};
 pub use tokens::Tokens;
 pub use transfer::ResumeOptions;
 pub(crate) use transfer::{Arrival, BlockRefs, Outline};
+pub use versions::VersionRange;
 pub(crate) use window::ListKind;
 pub use window::Window;
 

@@ -41,7 +41,7 @@ impl Sequences {
         }
         // Before the hashes: a later clear makes them unfindable.
         let era = cache.era();
-        let hashes = cache.hasher().hashes(keys, tokens).map_err(PrefixError::from)?;
+        let hashes = cache.hashes(keys, tokens).map_err(PrefixError::from)?;
         let mut held = BlockRefs::new(self);
         let full = cache.take_prefix(&self.0.blocks, &hashes, era, &mut |id| held.blocks.push(id));
         let blocks = held.blocks.len();

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::block::{Accounts, Blocks, Priority, Sampler};
 use crate::clock::BatchRef;
 use crate::error::{SequenceError, StorageError};
+use crate::hints::HintLimits;
 use crate::ids::{BlockId, SequenceId, Ticket};
 use crate::prefix::PrefixCache;
 use crate::storage::groups::common_multiple;
@@ -14,6 +15,7 @@ use crate::sync::{Arc, AtomicU64, Map, Ordering::*, StatisticU64, call, fence_af
 
 use super::abandoned::Abandoned;
 use super::closing::Closing;
+use super::hinted::Hinted;
 use super::list::{BlockList, ListOwner};
 use super::sessions::Sessions;
 use super::window::{ListKind, NULL};
@@ -30,6 +32,8 @@ pub(super) struct Shared {
     pub(super) storage: Option<std::sync::Arc<dyn Storage>>,
     /// The list in each group of layers. A window requires a null block.
     kinds: Box<[ListKind]>,
+    /// By list, whether it leaves whole units to the others.
+    short: Box<[bool]>,
     has_windows: bool,
     /// The least common multiple of the tokens of their blocks.
     boundary_tokens: usize,
@@ -43,6 +47,7 @@ pub(super) struct Shared {
     /// Closed sequences that were preempted and have not come back.
     preempted: Map<SequenceId, ()>,
     pub(super) sessions: Sessions,
+    pub(super) hinted: Option<Box<Hinted>>,
     pinned: Map<u64, (PinnedInfo, std::sync::Arc<[BlockId]>)>,
     /// Number of references that batches hold until their copies on write are done.
     pub(super) copying: StatisticU64,
@@ -123,11 +128,12 @@ impl Sequences {
         let kind = ListKind { window: None, block_tokens: block_tokens as u32 };
         let sampler = Sampler::new(0, blocks.latencies().clone());
         // SAFETY: guaranteed by the caller.
-        unsafe { Self::sampled(blocks, storage, (&[kind], &[]), cache, sampler) }
+        unsafe { Self::sampled(blocks, storage, (&[kind], &[]), (cache, None), sampler) }
     }
 
-    /// As [`with_cache`](Self::with_cache), with the list in each group of layers (for a window, the
-    /// pool has a null block), the frames of each state, and a sampler of allocation times.
+    /// As [`with_cache`](Self::with_cache), with the list in each group of layers (for a window,
+    /// the pool has a null block), the frames of each state, the limits of hints with the bytes of
+    /// a block, and a sampler of allocation times.
     ///
     /// # Safety
     /// As [`new`](Self::new).
@@ -135,17 +141,19 @@ impl Sequences {
         blocks: Blocks,
         storage: Option<std::sync::Arc<dyn Storage>>,
         (kinds, states): (&[ListKind], &[usize]),
-        cache: Option<Arc<PrefixCache>>,
+        (cache, hints): (Option<Arc<PrefixCache>>, Option<(HintLimits, u64)>),
         sampler: Sampler,
     ) -> Self {
         let has_windows = kinds.iter().any(|kind| kind.window.is_some());
         assert!(!has_windows || blocks.null_block() == Some(NULL), "a window needs a null block");
         let tokens = kinds.iter().map(|kind| u64::from(kind.block_tokens));
         let boundary_tokens = tokens.fold(1, common_multiple) as usize;
+        let hinted = hints.map(|(limits, block_bytes)| Hinted::new(limits, block_bytes, blocks.total()));
         Self(Arc::new(Shared {
             blocks,
             storage,
             kinds: kinds.into(),
+            short: ListKind::short_of(kinds),
             has_windows,
             boundary_tokens,
             states: states.into(),
@@ -156,6 +164,7 @@ impl Sequences {
             open: Map::new(),
             preempted: Map::new(),
             sessions: Sessions::new(),
+            hinted: hinted.map(Box::new),
             pinned: Map::new(),
             copying: StatisticU64::default(),
             pins: AtomicU64::new(1),
@@ -255,6 +264,11 @@ impl Sequences {
     /// Returns the number of tokens of which a boundary of blocks in all groups is a multiple.
     pub(super) fn boundary_tokens(&self) -> usize {
         self.0.boundary_tokens
+    }
+
+    #[inline]
+    pub(super) fn is_short(&self, list: u32) -> bool {
+        self.0.short.get(list as usize).is_some_and(|&is_short| is_short)
     }
 
     /// Returns the list in each group of layers.
@@ -392,8 +406,8 @@ impl fmt::Debug for Sequences {
 
 /// A view of a sequence, for threads other than its owner's. Each read is of some moment during the
 /// call; the sequence is empty once it is closed and its writers' batches have ended. With a
-/// [window](crate::Window), a table may show the null block for tokens that left it during the read,
-/// also if they are in the window of the length that was read.
+/// [window](crate::Window), a table may show the null block for tokens that left it during the
+/// read, also if they are in the window of the length that was read.
 #[derive(Clone)]
 pub struct SequenceView {
     pub(super) sequences: Sequences,
@@ -420,8 +434,8 @@ impl SequenceView {
         self.opened
     }
 
-    /// Returns a view of its list in a group of layers; of the first, it is what tables show of this
-    /// view. `None`: the pool has no such group, apart from those that keep a state.
+    /// Returns a view of its list in a group of layers; of the first, it is what tables show of
+    /// this view. `None`: the pool has no such group, apart from those that keep a state.
     pub fn group(&self, group: usize) -> Option<Self> {
         if group >= self.sequences.kinds().len() {
             return None;
@@ -438,8 +452,8 @@ impl SequenceView {
             .chain(self.others.as_deref().unwrap_or_default().iter().map(|list| &**list))
     }
 
-    /// Returns the number of its tokens, including drafted ones; of several groups of layers, in the
-    /// first one. The owner changes the groups one after the other, to the same number.
+    /// Returns the number of its tokens, including drafted ones; of several groups of layers, in
+    /// the first one. The owner changes the groups one after the other, to the same number.
     pub fn len(&self) -> usize {
         let _call = call();
         self.list.tokens() as usize

@@ -33,8 +33,8 @@ impl Sequence {
     ) -> Result<Vec<BlockId>, AllocError> {
         let (pool, mut fresh) = (self.pool_blocks(), Vec::with_capacity(request.blocks));
         if request.blocks > 0 {
-            let end =
-                ListEnd { next: last.map(|last| FrameId(pool.frame(last).0 + 1)), reserves: false, run: 0 };
+            let next = last.map(|last| FrameId(pool.frame(last).0 + 1));
+            let end = ListEnd { next, tenant: self.tenant, ..ListEnd::default() };
             let outcome = allocate(request, end, &mut |id| fresh.push(id));
             if outcome.is_err()
                 && last.is_some()
@@ -168,6 +168,12 @@ impl Sequence {
         self.pool_blocks().check_request(&whole.sequence(self.id()).priority(self.priority()))
     }
 
+    /// Returns its blocks, and those of its reservation.
+    pub(super) fn owned_ids(&self) -> impl Iterator<Item = BlockId> {
+        let listed = self.listed().filter(|&id| !self.sequences.is_null(id));
+        listed.chain(self.reserved.iter().copied())
+    }
+
     pub(super) fn copies_tail(&self, place: u32) -> bool {
         let Some(tail) = self.list.last() else { return false };
         // A sealed block that only this sequence owns is reopened, but copied while it moves.
@@ -210,6 +216,7 @@ impl Sequence {
     ) -> Result<(), AllocError> {
         // The pool may have shrunk since the request entered the queue.
         self.check_fits(request.blocks)?;
+        self.pool_blocks().check_floors(request, self.tenant, self.owned_ids())?;
         let end = self.list_end();
         self.take_reserved(|take| place.allocate(request, Some(end), take))
     }

@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use smallvec::{SmallVec, smallvec};
 
-use crate::block::{BlockWord, Blocks, ListEnd, Operation, Priority, unit_of};
+use crate::block::{BlockWord, Blocks, ListEnd, Operation, Priority, Tenant, unit_of};
 use crate::clock::{BatchRef, BatchSet};
 use crate::error::SequenceError;
 use crate::ids::{BlockHandle, BlockId, FrameId, PoolTag, SequenceId, Ticket};
-use crate::prefix::{BlockHash, ExtraKey, PolicyInfo, PrefixCache};
+use crate::prefix::{BlockHash, ExtraKey, PolicyInfo, PrefixCache, Weights};
 use crate::sync::{AtomicU64, Ordering::*, call, fence};
 
 use super::abandoned::{Write, Writes};
@@ -19,6 +19,7 @@ use super::list::ListOwner;
 use super::registry::Sequences;
 use super::seals::Seals;
 use super::token_hashes::TokenHashes;
+use super::versions::VersionRange;
 use super::window::ListKind;
 
 /// The tokens of one request, and the blocks that hold them. Dropping it closes it and releases its
@@ -27,6 +28,7 @@ pub struct Sequence {
     pub(super) sequences: Sequences,
     id: SequenceId,
     priority: Priority,
+    pub(super) tenant: Tenant,
     pub(super) list: ListOwner,
     pub(super) frames: Frames,
     /// A frame of the unit that is reserved for its growth.
@@ -70,6 +72,7 @@ pub(super) enum Access {
 }
 
 impl Sequence {
+    #[inline]
     pub(super) fn new(sequences: Sequences, id: SequenceId, priority: Priority, list: ListOwner) -> Self {
         let kind = sequences.kinds()[0];
         Self {
@@ -77,6 +80,7 @@ impl Sequence {
             sequences,
             id,
             priority,
+            tenant: Tenant::NONE,
             list,
             frames: Frames::default(),
             reserved_for_growth: None,
@@ -198,6 +202,25 @@ impl Sequence {
         self.known.as_ref().map_or(&[], |known| &known.hashes()[..blocks.min(known.hashes().len())])
     }
 
+    /// Returns the versions of the [weights](crate::Pool::begin_version) with which its blocks can
+    /// be found: the current ones when it was opened or admitted. `None` without a prefix cache.
+    pub fn weights(&self) -> Option<Weights> {
+        self.known.as_ref().map(|known| known.versions.hashed())
+    }
+
+    /// Returns the versions of the weights with which its tokens were computed, in the order of
+    /// their positions: of a cached block those with which it was found, of others those of the
+    /// batch that appended them. Nothing without a prefix cache here, and in the pool that it came
+    /// from.
+    ///
+    /// Tokens of the second and later ranges were computed from K and V of other weights. From the
+    /// first batch whose versions are not those of [its hashes](Self::weights) on, also if it was
+    /// abandoned or its tokens were removed, no block that the sequence fills can be found.
+    pub fn versions(&self) -> impl Iterator<Item = VersionRange> {
+        let length = self.len();
+        self.known.iter().flat_map(move |known| known.versions.of(length))
+    }
+
     /// Announces the next tokens, before they are appended, or before drafted ones become final.
     ///
     /// Blocks full of known tokens can be reused. If tokens become final unannounced, their blocks
@@ -209,10 +232,6 @@ impl Sequence {
     pub fn announce(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
         self.catch_up();
         self.announce_now(tokens)
-    }
-
-    pub(super) fn announced_now(&self) -> usize {
-        self.known.as_ref().map_or(0, |known| known.announced())
     }
 
     pub(super) fn announce_now(&mut self, tokens: &[u32]) -> Result<(), SequenceError> {
@@ -266,7 +285,7 @@ impl Sequence {
         self.listed().enumerate().for_each(|(place, id)| list.stage(place, id));
         list.publish(self.list.tokens());
         let mut fork = Self::new(self.sequences.clone(), id, self.priority, list).in_group(self.group);
-        fork.frames = self.frames.clone();
+        (fork.tenant, fork.frames) = (self.tenant, self.frames.clone());
         (fork.committed, fork.seals, fork.writers) = (self.committed, self.seals.forked(), self.writers);
         fork.front = self.front;
         (fork.writes, fork.seen) = (self.writes.clone(), AtomicU64::new(self.seen.load(Relaxed)));
@@ -439,11 +458,11 @@ impl Sequence {
     }
 
     pub(super) fn list_end(&self) -> ListEnd {
-        let last = self.last_frame();
-        let next = last.map(|last| FrameId(last.0 + 1));
+        let next = self.last_frame().map(|last| FrameId(last.0 + 1));
         // The next frame may be the first of a unit that another sequence reserves.
         let reserves = next.is_some() && self.reserved_for_growth.map(unit_of) == next.map(unit_of);
-        ListEnd { next, reserves, run: 0 }
+        let (is_short, tenant) = (self.sequences.is_short(self.group), self.tenant);
+        ListEnd { next, reserves, is_short, run: 0, tenant }
     }
 
     #[inline]
@@ -469,10 +488,11 @@ impl Sequence {
         if let Some(before) = self.reserved_for_growth.take() {
             self.pool_blocks().end_growth_unit(before);
         }
+        let frame = frame.filter(|_| !self.sequences.is_short(self.group));
         self.reserved_for_growth = frame.filter(|&frame| self.pool_blocks().begin_growth_unit(frame));
     }
 
-    fn cut(&mut self, length: u32) {
+    pub(super) fn cut(&mut self, length: u32) {
         let gone = self.unlink(length);
         self.release_unlinked(&gone);
     }
@@ -494,6 +514,7 @@ impl Sequence {
         self.publish(length);
         self.writes.retain(|write| write.from < length);
         self.committed = self.committed.min(length);
+        self.known.iter_mut().for_each(|known| known.versions.truncate(length as usize));
         if let Some(place) = partial.filter(|&place| place < self.seals.settled()) {
             self.withdraw_note(place);
         }
@@ -545,20 +566,21 @@ impl Drop for Sequence {
         let _call = call();
         let start = self.sequences.0.sampler.is_due(Operation::Free).then(Instant::now);
         // The first list of a sequence is dropped last.
-        if !self.is_closed && self.group == 0 {
-            self.sequences.unregister(self.id);
+        if !self.is_closed {
+            if self.group == 0 {
+                self.sequences.unregister(self.id);
+            }
+            self.take_hints();
         }
         self.make_findable();
         self.release_reservation();
         self.reserve_for_growth(None);
         match self.registers_after() {
             Some(writer) => self.close_after(writer),
-            None => self.cut(0),
+            None => self.close_now(),
         }
         // A batch's end that closes the sequence evicts by itself, if its thread may.
-        if !self.is_closed {
-            self.pool_blocks().reclaim_slice();
-        }
+        (!self.is_closed).then(|| self.pool_blocks().reclaim_slice());
         start.into_iter().for_each(|start| self.pool_blocks().latencies().record(Operation::Free, start));
     }
 }

@@ -74,6 +74,11 @@ impl State {
         first..first + self.run.list.len()
     }
 
+    /// Returns the blocks of the checkpoint with which it begins.
+    pub(super) fn source(&self) -> impl Iterator<Item = BlockId> {
+        self.source.blocks()
+    }
+
     /// Returns the number of blocks of the checkpoint with which it begins.
     pub(super) fn source_blocks(&self) -> usize {
         self.source.list.len()

@@ -106,6 +106,10 @@ impl Batch {
     /// Appends tokens to the last block, which is open and has room, or no tokens.
     #[inline(always)]
     fn append_within_last(&mut self, sequence: &mut Sequence, tokens: Tokens<'_>) {
+        if let Some(last) = sequence.takes_one(tokens) {
+            // It was planned: all else that `Batch::takes_one` checks holds.
+            return self.append_one(sequence, last, tokens);
+        }
         let (length, blocks) = (sequence.list.tokens(), sequence.list.len() as u32);
         let count = tokens.count(sequence) as u32;
         if count == 0 {
@@ -144,6 +148,9 @@ impl Batch {
         let mut refusal: Option<(usize, AllocError)> = None;
         for place in 0..appends.len() {
             let Append { ref mut sequence, tokens } = appends[place];
+            if self.takes_one(sequence, tokens).is_some() {
+                continue;
+            }
             sequence.catch_up();
             let error = match self.plan_one(sequence, tokens) {
                 Ok(None) => continue,
@@ -161,6 +168,11 @@ impl Batch {
             };
             let id = sequence.id();
             match error {
+                // Sequences of other tenants may get as many.
+                SequenceError::Alloc(error @ AllocError::OverQuota { .. }) => {
+                    refusal.get_or_insert((usize::MAX, error));
+                    lacking.push(id);
+                }
                 SequenceError::Alloc(
                     error @ (AllocError::Exhausted { asked, .. } | AllocError::Behind { asked, .. }),
                 ) => {
@@ -180,7 +192,7 @@ impl Batch {
     }
 
     /// `None` if the last block takes the tokens, otherwise the plan, and whether that block is not open.
-    // Always inline: see `room`.
+    // Always inline: see `room_now`.
     #[inline(always)]
     fn plan_one(
         &self,

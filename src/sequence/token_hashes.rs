@@ -15,15 +15,19 @@
 
 use std::cmp::Ordering;
 
+use smallvec::SmallVec;
+
 use crate::error::{Invalid, PrefixError, SequenceError};
-use crate::ids::{BlockId, SequenceId};
+use crate::ids::{BlockId, SequenceId, SessionId};
 use crate::prefix::policy::{CachePriority, Millis};
 use crate::prefix::{
     BlockHash, ChainHash, ExtraKey, KvEvent, Origin, PolicyInfo, PrefixCache, PrefixHasher, PrefixKeys,
-    Provenance, join,
+    Provenance, Weights, WeightsStamp, in_group, join,
 };
 
 use super::TOKENS_MAX;
+use super::hinted::Standing;
+use super::versions::{KnownVersions, Versions};
 
 /// Returns the room for a prompt and some of its answer, so that decoded tokens seldom move it.
 #[inline]
@@ -31,13 +35,16 @@ pub(super) fn with_answer(prompt: usize) -> usize {
     prompt + prompt / 4
 }
 
-/// Era of a sequence whose blocks are not found: from before a clear, or uncached.
+/// Era of a sequence whose blocks are not found: from before a clear, uncached, or computed with
+/// other weights than hashed.
 const NO_ERA: u64 = u64::MAX;
 
 #[derive(Clone)]
 pub(super) struct TokenHashes {
     /// Its list, which determines the tokens of a block.
     list: u32,
+    /// Its group of layers: the list, or behind all lists a state.
+    group: u32,
     chain: ChainHash,
     root: BlockHash,
     hashes: Vec<BlockHash>,
@@ -47,7 +54,8 @@ pub(super) struct TokenHashes {
     extra_keys: Vec<ExtraKey>,
     /// Unknown tokens became final: no block from here on has a hash.
     is_cut: bool,
-    /// The era in which its blocks are noted; `NO_ERA` once one of them was uncached.
+    /// The era in which its blocks are noted; `NO_ERA` once one of them was uncached, or computed
+    /// with other weights.
     era: u64,
     /// The newest uncache call at the last look.
     pub(super) looked: u64,
@@ -59,7 +67,10 @@ pub(super) struct TokenHashes {
     provenance: Provenance,
     /// [Mark](Provenance) of the blocks that are registered next.
     mark: u32,
+    pub(super) versions: Versions,
     pub(super) policy_info: PolicyInfo,
+    /// Hints on its tokens, once it is closed.
+    pub(super) standing: Vec<Standing>,
 }
 
 /// The known tokens of a sequence, as another pool continues them.
@@ -76,24 +87,30 @@ pub(crate) struct KnownTokens {
     pub(crate) is_stale: bool,
     /// Caches and eras in which the blocks were computed; none if the hashes are stale.
     pub(crate) origins: Vec<Origin>,
+    pub(crate) versions: KnownVersions,
     pub(crate) keep: CachePriority,
     /// Remaining retention of the blocks, in milliseconds.
     pub(crate) keep_left_ms: Option<u64>,
+    pub(crate) session: Option<SessionId>,
+    /// Time until its session is expected to continue, in milliseconds.
+    pub(crate) returns_in_ms: Option<u64>,
 }
 
 impl TokenHashes {
     pub(super) fn new(
         cache: &PrefixCache,
         keys: &PrefixKeys<'_>,
-        (list, group): (u32, u32),
+        (list, root_group): (u32, u32),
         policy_info: PolicyInfo,
+        now: (Weights, WeightsStamp),
     ) -> Result<Self, Invalid> {
         let hasher = cache.hasher_of(list);
-        let root = hasher.root(keys)?.hash().of_group(group);
+        let root = cache.root_of(list, keys, now.0)?.of_group(root_group);
         keys.check_extra(TOKENS_MAX)?;
         let (extra_keys, looked) = (keys.extra().to_vec(), cache.uncached().newest());
         Ok(Self {
             list,
+            group: list,
             chain: ChainHash::after(root, 0).with(hasher, &extra_keys),
             extra_keys,
             root,
@@ -107,15 +124,19 @@ impl TokenHashes {
             is_left_out: false,
             provenance: Provenance::default(),
             mark: 0,
+            versions: Versions::new(keys.adapter_name(), now),
             policy_info,
+            standing: Vec::new(),
         })
     }
 
-    /// Returns the hashes of the blocks of a state behind this many blocks of tokens, all known.
-    pub(super) fn of_state(&self, behind: usize, state: usize, blocks: usize) -> Option<Self> {
+    /// Returns the hashes of the blocks of a state behind this many blocks of tokens, all known, in a
+    /// pool of `lists` lists.
+    pub(super) fn of_state(&self, lists: usize, behind: usize, state: usize, blocks: usize) -> Option<Self> {
         let last = behind.checked_sub(1).and_then(|last| self.hash(last as u32))?;
         Some(Self {
             list: self.list,
+            group: (lists + state) as u32,
             chain: ChainHash::after(last, 0),
             root: last,
             hashes: (0..blocks).map(|block| last.of_state(state, block, self.looked)).collect(),
@@ -129,17 +150,20 @@ impl TokenHashes {
             is_left_out: false,
             provenance: self.provenance.clone(),
             mark: self.mark,
+            versions: self.versions.clone(),
             policy_info: self.policy_info,
+            standing: Vec::new(),
         })
     }
 
     /// Returns what another pool's cache needs. `computed`: a batch here wrote to the blocks.
-    pub(super) fn known_tokens(&self, cache: &PrefixCache, computed: bool) -> KnownTokens {
+    pub(super) fn known_tokens(&self, cache: &PrefixCache, computed: bool, length: usize) -> KnownTokens {
         let is_own = computed || self.provenance.is_own();
         let origins = self.provenance.origins(is_own.then(|| cache.origin_in(self.era)));
         let is_uncached = cache.uncached().any_since(self.looked, &self.hashes);
         let is_stale = self.era == NO_ERA || is_uncached || !cache.accepts(&origins);
-        let left = self.policy_info.keep_until.map(|until| until.0.saturating_sub(cache.now().0));
+        let PolicyInfo { priority, keep_until, session, returns_at, .. } = self.policy_info;
+        let left = |time: Option<Millis>| time.map(|time| time - cache.now());
         KnownTokens {
             root: self.root,
             hashes: self.hashes.clone(),
@@ -148,22 +172,34 @@ impl TokenHashes {
             tokens: self.tokens.clone(),
             extra_keys: self.extra_keys.clone(),
             is_cut: self.is_cut,
-            keep: self.policy_info.priority,
-            keep_left_ms: left.filter(|&left| left > 0),
+            versions: self.versions.known(length),
+            keep: priority,
+            keep_left_ms: left(keep_until).filter(|&left| left > 0),
+            session,
+            returns_in_ms: left(returns_at),
         }
     }
 
     /// Creates the hashes of a sequence from another pool, one for each full block. The other cache
     /// hashes alike, unless they are stale. `era`: the era of this cache in which they are noted.
     pub(super) fn arrived(known: KnownTokens, cache: &PrefixCache, era: u64) -> Self {
-        let KnownTokens { root, hashes, tokens, extra_keys, is_cut, keep, keep_left_ms, .. } = known;
+        let KnownTokens { root, hashes, tokens, extra_keys, is_cut, versions, .. } = known;
         let is_stale = known.is_stale || !cache.accepts_in(era, &known.origins);
         let provenance = if is_stale { Provenance::default() } else { cache.provenance(&known.origins) };
         let looked = cache.uncached().newest();
         // Each cache has its own clock.
-        let keep_until = keep_left_ms.map(|left| Millis(cache.now().0.saturating_add(left)));
+        let after = |left: Option<u64>| left.map(|left| cache.now() + left);
+        let policy_info = PolicyInfo {
+            priority: known.keep,
+            keep_until: after(known.keep_left_ms),
+            session: known.session,
+            returns_at: after(known.returns_in_ms),
+            // The policy has not seen this sequence.
+            ..PolicyInfo::default()
+        };
         let mut arrived = Self {
             list: 0,
+            group: 0,
             chain: ChainHash::after(root, 0),
             root,
             hashes,
@@ -177,8 +213,9 @@ impl TokenHashes {
             is_left_out: false,
             mark: provenance.mark,
             provenance,
-            // The policy has not seen this sequence.
-            policy_info: PolicyInfo { priority: keep, keep_until, ..PolicyInfo::default() },
+            versions: Versions::arrived(versions),
+            policy_info,
+            standing: Vec::new(),
         };
         arrived.resume(cache.hasher());
         arrived
@@ -210,11 +247,24 @@ impl TokenHashes {
 
     #[inline]
     pub(super) fn mark(&self) -> u32 {
-        self.mark
+        in_group(self.mark, self.group)
     }
 
     pub(super) fn compute(&mut self) {
         self.mark = self.provenance.computing();
+    }
+
+    /// Returns whether it is hashed in the current era, with the current versions of the weights.
+    pub(super) fn is_current(&self, cache: &PrefixCache) -> bool {
+        self.era == cache.era() && self.versions.are_current(cache)
+    }
+
+    /// Records that a batch with this stamp writes; `appended`: the tokens from this position on,
+    /// which it appends.
+    pub(super) fn written(&mut self, cache: &PrefixCache, stamp: WeightsStamp, appended: Option<usize>) {
+        if self.versions.write(cache, stamp, appended) {
+            self.forget();
+        }
     }
 
     pub(super) fn is_forgotten(&self) -> bool {
@@ -249,8 +299,8 @@ impl TokenHashes {
     }
 
     /// Looks for newly uncached blocks among the first `written` (the last may be partial). They,
-    /// and what was computed from them, may be wrong: then nothing is found by these hashes. Returns
-    /// the newest call.
+    /// and what was computed from them, may be wrong: then nothing is found by these hashes.
+    /// Returns the newest call.
     #[inline]
     pub(super) fn look_for_uncached(&mut self, cache: &PrefixCache, written: usize) -> u64 {
         let newest = cache.uncached().newest();
@@ -286,6 +336,19 @@ impl TokenHashes {
             Ordering::Equal | Ordering::Less => Err(SequenceError::TokensUnknown { id, known: announced }),
             Ordering::Greater => Err(SequenceError::TokensAhead { id, length, announced }),
         }
+    }
+
+    /// Returns whether one more id can be [pushed](Self::push) to these tokens of a sequence.
+    #[inline(always)]
+    pub(super) fn takes_one(&self, length: usize) -> bool {
+        self.tokens.len() == length && !self.is_cut
+    }
+
+    /// Announces an id that completes no block.
+    #[inline(always)]
+    pub(super) fn push(&mut self, token: u32) {
+        self.tokens.push(token);
+        debug_assert!(self.tokens.len() < self.full_at && !self.is_cut, "a full block, or a cut");
     }
 
     pub(super) fn announce(
@@ -384,13 +447,18 @@ impl TokenHashes {
     fn event(&self, cache: &PrefixCache, block: BlockId, place: usize) -> Option<Box<KvEvent>> {
         let block_tokens = cache.hasher_of(self.list).block_tokens();
         let tokens = place * block_tokens..(place + 1) * block_tokens;
+        let parent = place.checked_sub(1).map(|parent| self.hashes[parent]);
+        let (parent, known) = match self.group == self.list {
+            true => (parent, self.tokens.get(tokens.clone())?.into()),
+            false => (Some(self.root), SmallVec::new()),
+        };
         Some(Box::new(KvEvent::Stored {
             block,
             hash: *self.hashes.get(place)?,
-            parent: place.checked_sub(1).map(|parent| self.hashes[parent]),
-            // A state has none.
-            tokens: self.tokens.get(tokens.clone())?.into(),
+            parent,
+            tokens: known,
             block_tokens: block_tokens as u32,
+            group: self.group,
             extra_keys: ExtraKey::of_block(&self.extra_keys, tokens),
         }))
     }

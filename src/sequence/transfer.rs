@@ -138,7 +138,7 @@ impl Sequence {
             if let Some(write) = self.withdrawn() {
                 known.to_mut().truncate(cache, write.announced.max(write.from) as usize, usize::MAX);
             }
-            known.known_tokens(cache, computed)
+            known.known_tokens(cache, computed, self.len())
         };
         Outline {
             id: self.id(),
@@ -228,7 +228,7 @@ impl Arrival {
             let full = (self.committed / self.sequence.kind.block_tokens) as usize;
             cache.count_prefix(pool, &known.hashes()[..full.min(known.hashes().len())], known.era())
         });
-        place.check_counts(&self.request(hits), evictable)?;
+        place.check_counts(&self.request(hits), self.sequence.tenant, evictable)?;
         let taken = self.take(true, &mut |request, end, take| place.allocate(request, Some(end), take));
         if taken.is_err() {
             // The new head of the queue may have searched while cached blocks were held.
@@ -251,6 +251,16 @@ impl Arrival {
         held.blocks = self.share_cached(is_in_line);
         self.shared = held.blocks.len();
         let (request, last) = (self.request(self.shared), held.blocks.last().copied());
+        if is_in_line && request.blocks > 0 {
+            let (pool, kept) = (self.sequence.pool_blocks(), held.blocks.iter().copied());
+            let fits = pool.check_floors(&request, self.sequence.tenant, kept);
+            if fits.is_err()
+                && let Some(cache) = self.sequence.sequences.cache()
+            {
+                cache.untake(pool, &std::mem::take(&mut held.blocks), is_in_line);
+            }
+            fits?;
+        }
         let shared = || std::mem::take(&mut held.blocks);
         let mut fresh = self.sequence.allocate_behind(last, shared, &request, is_in_line, allocate)?;
         let own = self.length.div_ceil(self.sequence.kind.block_tokens) as usize - self.shared;

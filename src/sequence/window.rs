@@ -5,6 +5,7 @@
 use std::num::NonZeroU32;
 use std::ops::Range;
 
+use crate::config::FAN;
 use crate::error::Invalid;
 use crate::ids::BlockId;
 use crate::prefix::WindowBlocks;
@@ -89,6 +90,18 @@ pub(crate) struct ListKind {
 }
 
 impl ListKind {
+    /// Returns whether its blocks are given up so soon that they need not lie in whole units.
+    fn is_short(self) -> bool {
+        const BLOCKS_MAX: usize = FAN / 4;
+        self.needs().is_some_and(|needs| needs.window + needs.sinks <= BLOCKS_MAX)
+    }
+
+    /// Returns which lists leave whole units to the others: none if all are short.
+    pub(super) fn short_of(kinds: &[Self]) -> Box<[bool]> {
+        let are_all = kinds.iter().all(|kind| kind.is_short());
+        kinds.iter().map(|kind| kind.is_short() && !are_all).collect()
+    }
+
     /// Returns the blocks that a hit needs, if not all.
     pub(super) fn needs(self) -> Option<WindowBlocks> {
         self.window.map(|window| window.blocks(self.block_tokens as usize))

@@ -10,6 +10,12 @@ use super::abandoned::Write;
 use super::closing::Closed;
 use super::list::ListOwner;
 use super::sequence::Sequence;
+use super::token_hashes::TokenHashes;
+
+#[inline]
+fn announced(known: &Option<Box<TokenHashes>>) -> u32 {
+    known.as_ref().map_or(0, |known| known.announced().min(u32::MAX as usize) as u32)
+}
 
 impl Closed for Sequence {
     fn writing(&self) -> Option<BatchRef> {
@@ -99,15 +105,13 @@ impl Sequence {
     /// Records a write by a batch in flight. `ended` is a batch that was seen to have ended.
     #[inline(always)]
     pub(super) fn note_write(&mut self, batch: BatchRef, from: u32, ended: BatchRef) {
-        let announced =
-            self.known.as_ref().map_or(0, |known| known.announced().min(u32::MAX as usize) as u32);
-        let write = Write { batch, from, announced };
-        match self.writes.last() {
-            Some(last) if last.batch == write.batch && last.from <= write.from => {}
-            Some(last) if last.batch == ended && self.writes.len() == 1 && !self.is_stale() => {
-                self.writes[0] = write;
+        let is_stale = self.is_stale();
+        match &mut self.writes[..] {
+            [.., last] if last.batch == batch && last.from <= from => {}
+            [only] if only.batch == ended && !is_stale => {
+                *only = Write { batch, from, announced: announced(&self.known) };
             }
-            _ => self.note_write_beside(write),
+            _ => self.note_write_beside(Write { batch, from, announced: announced(&self.known) }),
         }
     }
 

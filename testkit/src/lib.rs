@@ -2,6 +2,7 @@
 //! conformance suite.
 
 pub mod conformance;
+pub mod hints;
 pub mod leases;
 pub mod model;
 pub mod prefix;

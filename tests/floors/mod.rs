@@ -17,8 +17,8 @@ use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 struct Plan {
     /// Folder of its sources, below the workspace.
     folder: &'static str,
-    /// From the ground up. A floor may import those in earlier rows; floors in one row must not import
-    /// each other.
+    /// From the ground up. A floor may import those in earlier rows; floors in one row must not
+    /// import each other.
     floors: &'static [&'static [&'static str]],
     /// Paths that only the floor of the second field may name, outside of tests.
     reserved: &'static [(&'static [&'static str], &'static str)],
@@ -33,7 +33,7 @@ const NODE: Plan = Plan {
     floors: &[
         &["wire", "settings", "protocol", "log"],
         &["transport"],
-        &["topology", "metrics"],
+        &["topology", "metrics", "hints"],
         &["admin"],
         &["node"],
         &["tier", "membership", "events"],
@@ -71,6 +71,7 @@ const FLOORS: &[&[&str]] = &[
     &["clock"],
     &["block", "storage"],
     &["prefix"],
+    &["hints", "tenants"],
     &["sequence"],
     &["compact"],
     &["migrate"],

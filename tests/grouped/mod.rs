@@ -1,6 +1,7 @@
 //! Pools with several groups of layers: one length, one hit, all groups or none.
 #![cfg(not(any(kvpool_loom, miri)))]
 
+mod growth;
 #[cfg(feature = "model-config")]
 mod models;
 mod properties;

@@ -1,12 +1,13 @@
 //! A sequence goes to another pool, and continues there.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::{CachePriority, Head, Millis, Place, Policy, Released};
 use kvpool::storage::{Arrangement, KvPlanes};
-use kvpool::{Pool, Priority, SequenceId, Tokens};
+use kvpool::{AllocRequest, Pool, Priority, SequenceId, Tokens};
 use kvpool_testkit::steps::append;
 
 use super::kv::{
@@ -147,13 +148,20 @@ async fn caches_that_do_not_agree() {
     }
 }
 
-/// The target's policy gets the same facts as the source's, by the target's clock.
+/// What is left of a retention at the source lasts at the target, by its clock; then its policy
+/// places the blocks by the priority asked for at the source.
 #[tokio::test]
 async fn retention_uses_the_targets_clock() {
-    let seen = Arc::new(Mutex::new(Vec::new()));
+    for (now, placed, broken) in [(349, 0, 2), (350, 2, 0)] {
+        retained_until_350(now, placed, broken).await;
+    }
+}
+
+async fn retained_until_350(now: u64, placed: usize, broken: u64) {
+    let (seen, time) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicU64::new(50)));
     let from = builder(plain(), 100).prefix_cache(config().clock(|| Millis(1_000))).build().unwrap();
-    let watcher = Arc::new(Watcher(seen.clone()));
-    let config = config().clock(|| Millis(50)).policy_of(watcher);
+    let (watcher, clock) = (Arc::new(Watcher(seen.clone())), time.clone());
+    let config = config().clock(move || Millis(clock.load(Relaxed))).policy_of(watcher);
     let to = builder(plain(), 100).prefix_cache(config).build().unwrap();
     let tokens = prompt(1, 9);
     let opened = from.sequence(SequenceId(7)).keep(CachePriority::High).keep_until(Millis(1_300));
@@ -162,12 +170,14 @@ async fn retention_uses_the_targets_clock() {
     extend(&mut batch, &mut sequence, &tokens).unwrap();
     batch.finish();
     drop(from.migrate(sequence, &to).await.unwrap());
-    let seen = seen.lock().unwrap();
-    assert_eq!(*seen, [(CachePriority::High, Some(Millis(350))); 2]);
+    time.store(now, Relaxed);
+    drop(to.allocate(AllocRequest::new(100)).unwrap());
+    assert_eq!(*seen.lock().unwrap(), vec![CachePriority::High; placed], "at {now}");
+    assert_eq!(to.metrics().evictions.retained, broken, "at {now}");
 }
 
-/// The facts recorded for each released block.
-type Told = Vec<(CachePriority, Option<Millis>)>;
+/// The priority of each block that is placed.
+type Told = Vec<CachePriority>;
 
 #[derive(Debug)]
 struct Watcher(Arc<Mutex<Told>>);
@@ -186,7 +196,7 @@ impl Policy for Watcher {
     }
 
     fn place(&self, released: &Released, _: Millis) -> Place {
-        self.0.lock().unwrap().push((released.priority, released.keep_until));
+        self.0.lock().unwrap().push(released.priority);
         Place { queue: 0, rank: released.order, state: 0 }
     }
 }

@@ -11,7 +11,7 @@
 //! |---|---|
 //! | [`world`] | the pool, the engine's state, and the steps |
 //! | [`device`] | the engine's memory: a stream that lags behind, and a copy engine beside it |
-//! | [`sequences`], [`prefix`], [`leased`], [`waiting`] | steps, by subject |
+//! | [`sequences`], [`prefix`], [`hinted`], [`leased`], [`waiting`] | steps, by subject |
 //! | [`tasks`] | futures, polled by hand after they are woken |
 //!
 //! # What is checked
@@ -27,6 +27,7 @@
 //! - A look-up returns the longest prefix that is cached according to the words, with the right
 //!   tokens.
 //! - A pinned block stays in its frame; an error's reason is true.
+//! - Hints pin no more blocks than their budget.
 //! - In the end every task ends, and all blocks are free.
 //!
 //! # Running it
@@ -44,6 +45,7 @@
 #![cfg(not(any(kvpool_loom, miri)))]
 
 mod device;
+mod hinted;
 mod leased;
 mod prefix;
 mod sequences;

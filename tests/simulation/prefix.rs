@@ -1,6 +1,8 @@
 //! Prompts with common beginnings, in a pool with a prefix cache.
 
 use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use fastrand::Rng;
 use kvpool::prefix::policy::{CachePriority, Millis};
@@ -13,14 +15,15 @@ use super::sequences::{Written, some_priority};
 use super::world::World;
 
 /// Returns a cache drawn from the seed.
-pub fn some_config(rng: &mut Rng) -> PrefixConfig {
+pub fn some_config(rng: &mut Rng, clock: Arc<AtomicU64>) -> PrefixConfig {
     let hashing = match rng.u8(..4) {
         0 => Hashing::Weak { mask: rng.u64(..16) },
         1 => Hashing::Keyed,
         _ => Hashing::Fast,
     };
     let policy = PolicyKind::ALL[rng.usize(..PolicyKind::ALL.len())];
-    let config = PrefixConfig::new().key(HashKey::from_bytes([3; 32])).clock(|| Millis(1000));
+    let config = PrefixConfig::new().key(HashKey::from_bytes([3; 32]));
+    let config = config.clock(move || Millis(clock.load(Relaxed)));
     config.hashing(hashing).policy(policy)
 }
 
@@ -98,7 +101,8 @@ impl World {
             .collect();
         let keys = keys(salt).extra_keys(&extra);
         let (priority, keep) = (some_priority(&mut self.rng), CachePriority::ALL[self.rng.usize(..3)]);
-        let keep_until = (self.rng.u8(..4) == 0).then_some(Millis(1001));
+        let keep_until = (self.rng.u8(..4) == 0).then_some(self.now() + 1);
+        let session = self.some_session();
         let headroom = (self.rng.u8(..3) == 0).then(|| self.rng.usize(..20 * self.scale));
         let is_told = self.pool.prefix_cache().map(|cache| {
             let held = self.pool.cached_blocks().into_iter().map(|(_, hash)| hash).collect();
@@ -113,6 +117,9 @@ impl World {
                 if let Some(until) = keep_until {
                     builder = builder.keep_until(until);
                 }
+                if let Some(session) = session {
+                    builder = builder.session(session);
+                }
                 builder.tokens(&prompt)
             }
             Some(headroom) => {
@@ -123,6 +130,9 @@ impl World {
                 }
                 if let Some(until) = keep_until {
                     request = request.keep_until(until);
+                }
+                if let Some(session) = session {
+                    request = request.session(session);
                 }
                 let needed = self.pool.blocks_needed(&request);
                 let admitted = self.pool.admit(&request);

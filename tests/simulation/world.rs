@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::rc::Rc;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -14,9 +15,9 @@ use tokio::runtime::Runtime;
 
 use super::device::Device;
 use super::leased::Leased;
-use super::prefix;
 use super::sequences::{Remembered, Written};
 use super::tasks::Task;
+use super::{hinted, prefix};
 
 /// Number of steps of a schedule.
 const STEPS: std::ops::Range<usize> = 100..1500;
@@ -55,6 +56,7 @@ pub struct Tally {
     pub half_hits: u64,
     pub evicted: u64,
     pub cleared: u64,
+    pub hinted: u64,
     /// Blocks evicted ahead of need, by the ends of batches and of sequences.
     pub reclaimed: u64,
     /// Frames that audits found reserved for growth.
@@ -64,7 +66,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    fn counts(&mut self) -> [(&'static str, &mut u64); 19] {
+    fn counts(&mut self) -> [(&'static str, &mut u64); 20] {
         [
             ("steps", &mut self.steps),
             ("tokens_read", &mut self.tokens_read),
@@ -83,6 +85,7 @@ impl Tally {
             ("half_hits", &mut self.half_hits),
             ("evicted", &mut self.evicted),
             ("cleared", &mut self.cleared),
+            ("hinted", &mut self.hinted),
             ("reclaimed", &mut self.reclaimed),
             ("reserved_for_growth", &mut self.reserved_for_growth),
         ]
@@ -122,6 +125,10 @@ pub struct World {
     pub last: u64,
     /// Factor of the lengths of sequences and of the steps of the device: 1 but in large pools.
     pub scale: usize,
+    /// Of the cache.
+    pub clock: Arc<AtomicU64>,
+    /// The most blocks that hints pin; `None` in a pool that takes none.
+    pub pinned_max: Option<usize>,
     /// Tokens per block, by the seed.
     pub block_tokens: usize,
     /// Probability that a copy fails, in percent.
@@ -149,6 +156,8 @@ const STEP_KINDS: &[(u32, &str, Step)] = &[
     (3, "open a prompt", World::open_prompt),
     (12, "serve a prompt", World::serve_prompt),
     (1, "clear the cache", World::clear_cache),
+    (4, "hint", World::hint),
+    (1, "let the cache's time pass", World::pass_cache_time),
     (20, "append", World::append),
     (3, "commit", World::commit),
     (5, "truncate", World::truncate),
@@ -202,7 +211,8 @@ impl World {
         let copier = Arc::new(move |moves: &[FrameMove], done: CopyDone| {
             asked.lock().unwrap().push((moves.to_vec(), done));
         });
-        let mut builder = Pool::builder(layout.dtype(Dtype::F32).build().unwrap())
+        let layout = layout.dtype(Dtype::F32).build().unwrap();
+        let mut builder = Pool::builder(layout.clone())
             .blocks(blocks)
             .blocks_max(blocks_max)
             .segment_blocks(if is_large { 64 << rng.u8(..5) } else { 64 })
@@ -222,8 +232,14 @@ impl World {
             builder = builder.without_null_block();
         }
         let caches = rng.u8(..4);
+        let (clock, mut pinned_max) = (Arc::new(AtomicU64::new(1_000)), None);
         if is_large || caches > 0 {
-            builder = builder.prefix_cache(prefix::some_config(&mut rng));
+            builder = builder.prefix_cache(prefix::some_config(&mut rng, clock.clone()));
+            if rng.u8(..4) > 0 {
+                let block_bytes = layout.bytes_per_block() as u64;
+                let (limits, most) = hinted::some_limits(&mut rng, blocks, block_bytes);
+                (builder, pinned_max) = (builder.hints(limits), Some(most));
+            }
         }
         let pool = builder.build().unwrap();
         let device = Device::new(pool.blocks().total_frames(), blocks_max + 1, block_tokens);
@@ -245,6 +261,8 @@ impl World {
             tally: Tally { trace: 0xcbf2_9ce4_8422_2325, ..Tally::default() },
             last: 0,
             scale,
+            clock,
+            pinned_max,
             block_tokens,
             desk,
             is_told,

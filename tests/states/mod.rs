@@ -1,7 +1,7 @@
 //! Pools with layers that keep one state of a sequence: an engine checks each state that it reads.
 #![cfg(not(any(kvpool_loom, miri)))]
 
-mod engine;
+pub mod engine;
 mod flights;
 mod properties;
 
@@ -48,6 +48,46 @@ fn a_prompt_is_hit_where_its_state_was_kept() {
     assert_eq!(fourth.len(), 60);
     engine.prefill(&mut fourth, &branch).unwrap();
     drop((third, fourth));
+    engine.close();
+}
+
+#[test]
+fn a_preempted_sequence_comes_back_to_its_checkpoint() {
+    let (engine, all) = (Engine::new(400, 4), (0..103).collect::<Vec<u32>>());
+    for (tokens, kept) in [(60, 60), (63, 60)] {
+        let mut sequence = engine.admit(1, &all[..tokens]).unwrap();
+        engine.prefill(&mut sequence, &all[..tokens]).unwrap();
+        let (used, held) = (engine.pool.stats().used, sequence.held_blocks());
+        let closed = sequence.preempt();
+        assert_eq!((closed.tokens_kept, closed.tokens_lost), (kept, tokens - kept));
+        assert_eq!((closed.freed_blocks + closed.cached_blocks, held), (used, used));
+        let again = engine.admit(1, &all[..tokens + 1]).unwrap();
+        assert_eq!(again.len(), kept);
+        drop(again);
+        engine.pool.evict_cached(0);
+    }
+    engine.close();
+}
+
+/// Two sequences begin with one checkpoint, and neither has appended: what closing one gives back is
+/// its run alone.
+#[test]
+fn a_preempted_sequence_leaves_what_others_share() {
+    let (engine, all) = (Engine::new(800, 4), (0..103).collect::<Vec<u32>>());
+    let mut first = engine.admit(1, &all[..60]).unwrap();
+    engine.prefill(&mut first, &all[..60]).unwrap();
+    drop(first);
+    let [one, other] = [2, 3].map(|id| engine.admit(id, &all).unwrap());
+    assert_eq!([one.len(), other.len()], [60, 60]);
+    let victim = engine.pool.victim(SequenceId(2)).unwrap();
+    let closed = one.preempt();
+    assert_eq!(
+        (closed.freed_blocks, closed.cached_blocks, closed.shared_blocks),
+        (victim.freed_blocks, victim.cached_blocks, victim.shared_blocks)
+    );
+    assert!(closed.shared_blocks > 60 / 4, "{closed:?}");
+    assert_eq!((closed.cached_blocks, closed.tokens_kept, closed.tokens_lost), (0, 60, 0));
+    drop(other);
     engine.close();
 }
 

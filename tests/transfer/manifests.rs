@@ -51,12 +51,30 @@ fn manifests_that_lie() {
     let known = "/contents/Sequence/known";
     let key =
         |start: u64, end: u64, key: &[u8]| json!([{"tokens": {"start": start, "end": end}, "key": key}]);
+    let others = "versions at index 0: got others than those of the hashes";
+    let ranges = |ranges: &[(usize, u64)]| {
+        let range = |&(from, model): &(_, _)| json!({ "from": from, "model": model, "adapter": 0 });
+        Value::Array(ranges.iter().map(range).collect())
+    };
     let one = key(12, 30, &[1])[0].clone();
     for (path, value, want) in [
-        ("/version", json!(1), "version of the manifest: got 1, expected 2".into()),
+        ("/version", json!(1), "version of the manifest: got 1, expected 4".into()),
         ("known/origins", json!([{ "cache": 5, "era": 0 }, { "cache": 5, "era": 1 }]), {
             "origins at index 0: got one out of order".into()
         }),
+        ("known/versions/ranges", json!([]), "versions at index 0: got another start".into()),
+        ("known/versions/ranges", ranges(&[(1, 0)]), "versions at index 0: got another start".into()),
+        ("known/versions/ranges", ranges(&[(0, 0), (9, 1), (9, 2)]), {
+            "versions at index 2: got one out of order, or equal to the one before".into()
+        }),
+        ("known/versions/ranges", ranges(&[(0, 0), (9, 0)]), "versions at index 1: got one out".into()),
+        ("known/versions/ranges", ranges(&[(0, 0), (42, 1)]), {
+            "versions at index 1: got a start after the last token".into()
+        }),
+        ("known/versions/ranges", ranges(&[(0, 0), (9, 1)]), others.into()),
+        ("known/versions/ranges", ranges(&[(0, 1)]), others.into()),
+        ("known/versions/hashed/model", json!(1), others.into()),
+        ("known/versions/adapter", json!([]), "adapter: got no bytes".into()),
         ("/contents/Sequence/length", json!(45), contradiction("checksums", 11, 12)),
         ("/contents/Sequence/committed", json!(43), {
             "committed tokens: got 43, expected at most 42".into()

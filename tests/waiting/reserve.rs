@@ -72,6 +72,21 @@ async fn the_reserve_is_filled_when_a_batch_ends() {
     quiet(&pool, 6);
 }
 
+/// The thread whose retire list has the frames is gone, and no request searches.
+#[tokio::test]
+async fn the_reserve_is_filled_from_the_retire_list_of_a_thread_that_ended() {
+    let pool = builder(10).reserve(4).build().unwrap();
+    let held = all(&pool);
+    let urgent = pool.allocate_owned(AllocRequest::new(4).priority(Priority::Urgent)).unwrap();
+    let batch = pool.begin_batch();
+    std::thread::spawn(move || drop(held)).join().unwrap();
+    assert_eq!((pool.stats().reserved, pool.stats().retired), (0, 6));
+    batch.finish();
+    assert_eq!((pool.stats().reserved, pool.free_blocks()), (4, 2));
+    drop(urgent);
+    quiet(&pool, 6);
+}
+
 /// The reserve is at the end of the pool, which is removed; and a request waits for more than
 /// remains.
 #[tokio::test]

@@ -73,6 +73,10 @@ numbers! {
     Id(u64) "a sequence id";
     /// The number of a pool among those with the same settings.
     PoolNumber(u16) "the number of a pool";
+    /// The number of a session.
+    Session(u64) "a session";
+    /// The number of a tenant.
+    Tenant(u64) "a tenant";
     /// A group of layers.
     Group(u32) "a group";
     /// A place in a list.
@@ -85,6 +89,10 @@ numbers! {
     Stream(usize) "the address of a stream";
     /// A part of a version.
     Version(u32) "a version";
+    /// The version of weights.
+    Weights(u64) "a version of weights";
+    /// A number of bytes.
+    Bytes(u64) "a number of bytes";
     /// Some other number of things.
     Count(usize) "a count";
 }

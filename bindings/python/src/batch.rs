@@ -10,12 +10,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 
 use crate::args::{Place, Tokens};
-use crate::buffers::Numbers;
+use crate::buffers::{Numbers, Target};
 use crate::error::{Failure, Outcome, fields, raise};
 use crate::exclusive::{Entered, Exclusive};
 use crate::record::record;
 use crate::sequence::PySequence;
-use crate::table::{PyBlockTable, Row, csr_into, slots_into, table_into};
+use crate::table::{PyBlockTable, Row, csr_into, slots_into, write_table};
 use crate::views::PoolViews;
 
 record! {
@@ -91,6 +91,16 @@ impl PyBatch {
     ) -> Self {
         let ticket = batch.ticket().0;
         Self { batch: Exclusive::new("batch", batch), ticket, padding, dtype, views, on_stream }
+    }
+
+    /// Returns the batch for the length of a call.
+    pub fn enter(&self) -> Outcome<Entered<'_, Batch>> {
+        self.batch.enter()
+    }
+
+    /// Returns the entry behind the end of a row.
+    pub fn padding(&self) -> i32 {
+        self.padding
     }
 
     /// Ends a batch, which stays as it is if a block that it makes final can be written by a view.
@@ -202,9 +212,9 @@ impl PyBatch {
         let batch = self.batch.enter()?;
         let row = Row::enter(&sequences)?;
         let Ok(table) = out.cast::<PyBlockTable>() else {
-            return table_into(&batch, &row, out, self.padding);
+            return write_table(&batch, row.get(), &Target::new(out, "out", 2)?, self.padding);
         };
-        let mut table = table.get().fill(&row)?;
+        let mut table = table.get().fill(sequences.len())?;
         batch.block_table(row.get(), &mut table)?;
         Ok((table.rows(), table.width()))
     }
@@ -220,7 +230,7 @@ impl PyBatch {
         last_page_len: &Bound<'_, PyAny>,
     ) -> Outcome<usize> {
         let batch = self.batch.enter()?;
-        csr_into(&batch, &Row::enter(&sequences)?, [indptr, indices, last_page_len])
+        csr_into(&batch, Row::enter(&sequences)?.get(), [indptr, indices, last_page_len])
     }
 
     /// Returns the slots of tokens, where a kernel writes their K and V: `frame * block_tokens +

@@ -7,7 +7,7 @@ use kvpool::compact::Blocker;
 use kvpool::{
     AllocError, AuditError, BuildError, DefragError, FrameError, FrameShrinkError, GrowError, HandleError,
     Invalid, PrefixError, ResizeError, SequenceError, SequenceId, SettleError, ShrinkError, StepError,
-    StorageError, TransferError,
+    StorageError, TenantError, TransferError,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
@@ -24,6 +24,17 @@ pub struct Failure(PyErr);
 impl From<Failure> for PyErr {
     fn from(failure: Failure) -> Self {
         failure.0
+    }
+}
+
+impl Failure {
+    /// Adds a field to the exception.
+    pub fn with(self, name: &'static str, value: impl for<'py> IntoPyObjectExt<'py>) -> Self {
+        Python::attach(|py| {
+            // An exception without a dictionary goes without the field.
+            let _ = self.0.value(py).setattr(name, field(value));
+        });
+        self
     }
 }
 
@@ -108,6 +119,10 @@ impl From<AllocError> for Failure {
                 fields![asked: asked, free: free, retired: retired, evictable: evictable, held: held,
                     in_transfer: in_transfer, oldest_batch: oldest_batch.map(|ticket| ticket.0)],
             ),
+            E::OverQuota { asked, tenant, quota, held } => {
+                ("OverQuota", fields![asked: asked, tenant: tenant.0, quota: quota, held: held])
+            }
+            E::Floors { asked, most } => ("OutOfBlocks", fields![asked: asked, most: most]),
             E::NoRun { asked, longest_run, free, evictable } => {
                 ("NoRun", fields![asked: asked, longest_run: longest_run, free: free, evictable: evictable])
             }
@@ -201,6 +216,7 @@ impl From<SequenceError> for Failure {
             E::Handle(error) => return (*error).into(),
             E::Storage(error) => return error.clone().into(),
             E::Prefix(error) => return error.clone().into(),
+            E::Tenant(error) => return (*error).into(),
             E::NoStorage => return plain("StorageError", &error),
             E::TokensUnknown { id, known } => fields![sequence: id.0, known: *known],
             E::TokensAhead { id, length, announced } => {
@@ -214,6 +230,10 @@ impl From<SequenceError> for Failure {
                 fields![sequence: id.0, position: *position, block: block.0]
             }
             E::NotReadable { id, index, block } => fields![sequence: id.0, index: *index, block: block.0],
+            E::BehindWindow { id, position, kept_from } => {
+                fields![sequence: id.0, position: *position, kept_from: *kept_from]
+            }
+            E::StateAhead { id, asked, tokens } => fields![sequence: id.0, asked: *asked, tokens: *tokens],
             _ => Vec::new(),
         };
         let class = match &error {
@@ -222,6 +242,21 @@ impl From<SequenceError> for Failure {
         };
         fields.push(("kind", field(kind(&error))));
         raise(class, error, fields)
+    }
+}
+
+impl From<TenantError> for Failure {
+    fn from(error: TenantError) -> Self {
+        use TenantError as E;
+        let tenant = match error {
+            E::Disabled { tenant }
+            | E::Unknown { tenant }
+            | E::TooMany { tenant, .. }
+            | E::QuotaBelowFloor { tenant, .. }
+            | E::Floors { tenant, .. } => Some(tenant.0),
+            _ => None,
+        };
+        raise("InvalidArgument", error, fields![kind: kind(&error), tenant: tenant])
     }
 }
 

@@ -33,6 +33,8 @@ record! {
         tokens: Vec<u32>,
         /// Tokens per block.
         block_tokens: Option<u32>,
+        /// The group of layers of the block: a list of a sequence, or behind them a state.
+        group: Option<u32>,
         /// Position relative to the block's first token, and key, of each extra key of a stored
         /// block.
         extra_keys: Vec<(i64, Vec<u8>)>,
@@ -51,24 +53,27 @@ impl From<Numbered> for Event {
             parent: None,
             tokens: Vec::new(),
             block_tokens: None,
+            group: None,
             extra_keys: Vec::new(),
             lost: 0,
         };
         match event {
-            KvEvent::Stored { block, hash, parent, tokens, block_tokens, extra_keys } => Self {
+            KvEvent::Stored { block, hash, parent, tokens, block_tokens, group, extra_keys } => Self {
                 kind: "stored".to_owned(),
                 block: Some(block.0),
                 hash: Some(hash.to_string()),
                 parent: parent.map(|parent| parent.to_string()),
                 tokens: tokens.to_vec(),
                 block_tokens: Some(block_tokens),
+                group: Some(group),
                 extra_keys: extra_keys.iter().map(|(at, key)| (*at, key.key.to_vec())).collect(),
                 ..empty
             },
-            KvEvent::Removed { block, hash } => Self {
+            KvEvent::Removed { block, hash, group } => Self {
                 kind: "removed".to_owned(),
                 block: Some(block.0),
                 hash: Some(hash.to_string()),
+                group: Some(group),
                 ..empty
             },
             KvEvent::Resync { lost } => Self { kind: "resync".to_owned(), lost, ..empty },

@@ -15,14 +15,14 @@ use crate::error::{Outcome, fields, invalid, raise};
 
 /// The order in which the blocks of a cache are evicted, by one of kvpool's policies.
 ///
-/// A cache that finds its blocks by keys of bytes reports each of its blocks here, and asks which ones
-/// to evict. `policy` is "lru" or "priority"; `blocks_max` is the cache's size.
+/// A cache that finds its blocks by keys of bytes reports each of its blocks here, and asks which
+/// ones to evict. `policy` is "lru" or "priority"; `blocks_max` is the cache's size.
 ///
-/// A block is *held* or evictable. Requests that have not ended order their blocks by use: `use`, with
-/// the number of the request from `begin`, and the last position first. The end of a request,
-/// `finish`, shows the policy the whole request: hits, length, and what it continued. From then on those of
-/// its blocks that no other request uses are the policy's to order; blocks of requests that have not ended are
-/// evicted behind those.
+/// A block is *held* or evictable. Requests that have not ended order their blocks by use: `use`,
+/// with the number of the request from `begin`, and the last position first. The end of a request,
+/// `finish`, shows the policy the whole request: hits, length, and what it continued. From then on
+/// those of its blocks that no other request uses are the policy's to order; blocks of requests
+/// that have not ended are evicted behind those.
 ///
 /// All methods are safe to call from any thread, and keep the GIL.
 #[pyclass(frozen, name = "EvictionOrder", module = "kvpool._kvpool")]
@@ -32,8 +32,8 @@ pub struct PyEvictionOrder {
     order: Mutex<Order>,
 }
 
-/// Time of a use: order of the request, and the position in it, so that the end of a request is older than
-/// its beginning.
+/// Time of a use: order of the request, and the position in it, so that the end of a request is
+/// older than its beginning.
 type Use = (u64, i64);
 
 struct Order {
@@ -222,7 +222,7 @@ impl Order {
         let hits = is_reused.iter().take_while(|&&is_reused| is_reused).count();
         let last = hits.checked_sub(1).and_then(|last| self.slot(&keys[last]));
         let hashes = keys.iter().map(|key| hash(key.as_bytes()));
-        let (chain, context) = (keys.len() as u32, self.placed.looked_up(hashes, hits, last, now));
+        let (chain, context) = (keys.len() as u32, self.placed.looked_up(hashes, hits, last, None, now));
         for (depth, key) in keys.iter().enumerate().rev() {
             let Some(slot) = self.slot(key) else { continue };
             if self.end_use(slot, request) {
@@ -232,7 +232,11 @@ impl Order {
             if is_evictable {
                 self.unfile(slot);
             }
-            self.placed.place(slot, Position { depth: depth as u32, chain, context }, now);
+            self.placed.place(
+                slot,
+                Position { depth: depth as u32, chain, context, ..Position::default() },
+                now,
+            );
             let used = (self.placed.next_order(), 0);
             let block = &mut self.blocks[slot as usize];
             (block.used, block.is_placed) = (used, true);
@@ -242,8 +246,8 @@ impl Order {
         }
     }
 
-    /// Takes `count` blocks that are evictable and not protected; `None`, and no change, if there are
-    /// fewer.
+    /// Takes `count` blocks that are evictable and not protected; `None`, and no change, if there
+    /// are fewer.
     fn evict(&mut self, count: usize, protected: &HashSet<u32>, now: Millis) -> Option<Vec<u32>> {
         let kept = protected.iter().filter(|&&slot| self.blocks[slot as usize].is_evictable).count();
         if count > self.evictable() - kept {
@@ -264,7 +268,8 @@ impl Order {
 
 impl PyEvictionOrder {
     /// Locks the order. The lock is held with the GIL: no code of Python may run meanwhile, as the
-    /// making of an error or the end of an object would, since another thread can wait for the lock.
+    /// making of an error or the end of an object would, since another thread can wait for the
+    /// lock.
     fn order(&self) -> MutexGuard<'_, Order> {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -306,7 +311,8 @@ impl PyEvictionOrder {
         self.order().evictable()
     }
 
-    /// Returns the number of a request that begins: greater than those before. It is kept until `finish`.
+    /// Returns the number of a request that begins: greater than those before. It is kept until
+    /// `finish`.
     fn begin(&self) -> u64 {
         let mut order = self.order();
         let request = order.placed.next_order();
@@ -314,8 +320,9 @@ impl PyEvictionOrder {
         request
     }
 
-    /// Adds a block that the cache has got, for this request and at this position in it; for none if the
-    /// number is None. It is held unless `evictable`. A block that is there already is replaced.
+    /// Adds a block that the cache has got, for this request and at this position in it; for none
+    /// if the number is None. It is held unless `evictable`. A block that is there already is
+    /// replaced.
     #[pyo3(signature = (key, request=None, position=Place(0), *, evictable=false), text_signature = "($self, key, request=None, position=0, *, evictable=False)")]
     fn insert(
         &self,
@@ -347,8 +354,8 @@ impl PyEvictionOrder {
         self.change(key, |order, slot| order.set_evictable(slot, true))
     }
 
-    /// Notes that a request, which has not ended, uses these blocks at these positions. Unknown keys, and
-    /// blocks with a later use, are skipped.
+    /// Notes that a request, which has not ended, uses these blocks at these positions. Unknown
+    /// keys, and blocks with a later use, are skipped.
     #[pyo3(name = "use")]
     fn use_by(&self, keys: Vec<(Bound<'_, PyBytes>, Place)>, request: RequestNumber) {
         let mut order = self.order();
@@ -359,8 +366,8 @@ impl PyEvictionOrder {
         }
     }
 
-    /// Has these blocks be the latest that were used, the first one the latest of all. Unknown keys are
-    /// skipped.
+    /// Has these blocks be the latest that were used, the first one the latest of all. Unknown keys
+    /// are skipped.
     fn touch(&self, keys: Vec<Bound<'_, PyBytes>>) {
         let mut order = self.order();
         for key in keys.iter().rev() {
@@ -371,9 +378,9 @@ impl PyEvictionOrder {
         }
     }
 
-    /// Ends a request: `keys` are its blocks, first to last, and `reused` those of them that it had found
-    /// in the cache. Blocks that the cache does not have any more are named too. `request` is its number,
-    /// if it has one. Blocks that other requests use stay theirs.
+    /// Ends a request: `keys` are its blocks, first to last, and `reused` those of them that it had
+    /// found in the cache. Blocks that the cache does not have any more are named too. `request` is
+    /// its number, if it has one. Blocks that other requests use stay theirs.
     #[pyo3(signature = (keys, reused, request=None))]
     fn finish(
         &self,
@@ -387,8 +394,8 @@ impl PyEvictionOrder {
         Ok(())
     }
 
-    /// Takes `count` evictable blocks that are not in `protected`, in the order of their eviction, and
-    /// returns their keys. None, and nothing is taken, if there are fewer.
+    /// Takes `count` evictable blocks that are not in `protected`, in the order of their eviction,
+    /// and returns their keys. None, and nothing is taken, if there are fewer.
     #[pyo3(signature = (count, protected=None))]
     fn evict(
         &self,

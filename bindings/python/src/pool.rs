@@ -6,21 +6,27 @@ use std::time::{Duration, Instant};
 use kvpool::compact::CompactionState;
 use kvpool::prefix::policy::PolicyKind;
 use kvpool::prefix::{HashKey, Hashing, PrefixConfig};
-use kvpool::{AdmitRequest, KvLayout, LowestPriorityFirst, Pool, PoolBuilder, SequenceBuilder, SequenceId};
-use kvpool_map::Picture;
+use kvpool::storage::groups::LayerGroups;
+use kvpool::{
+    AdmitRequest, KvLayout, LowestPriorityFirst, Pool, PoolBuilder, SequenceBuilder, SequenceId, SessionId,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::args::{Blocks, Count, Extra, Id, Key, Keys, Place, Rank, Stream, Tokens, range, request};
+use crate::args::{
+    Blocks, Count, Extra, Id, Key, Keys, Place, Rank, Session, Stream, Tenant, Tokens, range, request,
+};
 use crate::batch::{PyBatch, check_batches};
 use crate::buffers::Numbers;
 use crate::error::{Outcome, fields, invalid, raise};
 use crate::exclusive::{InUse, Open};
 use crate::handle::{BlockState, PyHandle};
+use crate::hints::limits;
 use crate::layout::PyLayout;
 use crate::lease::PyLease;
 use crate::sequence::PySequence;
 use crate::stats::{Audit, Candidate, FragmentationState, RunsPerSequence, Stats};
+use crate::tenants::tenant_limits;
 use crate::tensor::{Owner, PyTensor, tile, whole};
 use crate::views::PoolViews;
 
@@ -29,20 +35,30 @@ const AUDIT_PATIENCE: Duration = Duration::from_millis(100);
 
 /// A pool of KV-cache blocks.
 ///
-/// `Pool(layout, blocks)` reserves host memory for `blocks` blocks, and one more for the null block.
+/// `Pool(layout, blocks)` reserves host memory for `blocks` blocks, and one more for the null
+/// block.
 ///
 /// - `blocks_max`: size up to which `resize` can grow it.
 /// - `reserve`: blocks that only urgent requests get.
-/// - `prefix_cache`: True or the name of an eviction policy: "lru" or "priority".
+/// - `prefix_cache`: True or the name of an eviction policy: "lru", "priority" or "sessions".
 /// - `events`: number of the cache's events that subscribers can receive late.
 /// - `hashing`: "fast" (default), or "keyed" for hostile tenants; `hash_key`: 32 bytes, the same in
 ///   all processes whose caches exchange blocks; random by default. They and `events` are refused
 ///   without a prefix cache.
+/// - `hints`: True to take hints about sessions and cached blocks (`hint`), or a mapping with
+///   limits: `pinned_bytes` at a time (default: a quarter of the pool), `session_bytes` of one
+///   session (the whole pool), and `longest`, the seconds of one hint (3,600). Needs a prefix
+///   cache.
+/// - `tenants`: a mapping from the number of each tenant to its limits, a mapping with `quota`, the
+///   bytes that it may hold, and `floor`, those below which no eviction for others takes it; each
+///   may be left out. `set_tenant` adds further ones. Needs a prefix cache.
 /// - `storage`: False for a pool that only manages frame numbers.
 /// - `device`: "host" (default), or "cuda:N" in a build with the feature `cuda`.
 /// - `null_block`: whether block 0 in frame 0 is set aside, to pad tables.
 /// - `threads`: number of threads expected to use it; sizes caches.
 /// - `zero_on_free`: wipe the bytes of freed blocks.
+///
+/// `Pool.layered` builds one for a model whose layers differ.
 ///
 /// All methods are safe to call from any thread; short ones keep the GIL.
 #[pyclass(frozen, name = "Pool", module = "kvpool._kvpool")]
@@ -51,12 +67,24 @@ pub struct PyPool {
     /// Entry of a block table behind the end of a row.
     padding: i32,
     views: Arc<PoolViews>,
+    /// Of a pool for a model whose layers differ.
+    groups: Option<Arc<LayerGroups>>,
 }
 
 impl PyPool {
     /// Wraps a pool. `padding` is the entry of a block table behind the end of a row.
     pub fn over(pool: Pool, padding: i32) -> Self {
-        Self { pool: Open::new("pool", pool), padding, views: Arc::default() }
+        Self { pool: Open::new("pool", pool), padding, views: Arc::default(), groups: None }
+    }
+
+    /// Wraps a pool, with a null block, for a model whose layers differ.
+    pub fn of_groups(pool: Pool, groups: Arc<LayerGroups>) -> Self {
+        Self { groups: Some(groups), ..Self::over(pool, 0) }
+    }
+
+    /// Returns the groups of layers, if they differ.
+    pub fn layer_groups(&self) -> Option<&Arc<LayerGroups>> {
+        self.groups.as_ref()
     }
 
     /// Returns the pool for the length of a call.
@@ -74,7 +102,7 @@ impl PyPool {
 const EVENTS_MAX: usize = 1 << 24;
 
 /// Configures the prefix cache from the arguments of the constructor; `None`: there is none.
-fn cache_config(
+pub fn cache_config(
     choice: Option<&Bound<'_, PyAny>>,
     events: Option<Count>,
     hashing: Option<&str>,
@@ -149,8 +177,14 @@ fn unknown_device(device: &str) -> crate::error::Failure {
 
 /// What admissions and openings of sequences have in common.
 macro_rules! with_options {
-    ($builder:expr, $keys:expr, $priority:expr, $reuse_tail:expr) => {{
-        let builder = $builder.keys($keys.get()).priority($priority.0);
+    ($builder:expr, $keys:expr, $priority:expr, $reuse_tail:expr, $session:expr, $tenant:expr) => {{
+        let mut builder = $builder.keys($keys.get()).priority($priority.0);
+        if let Some(session) = $session {
+            builder = builder.session(SessionId(session.0));
+        }
+        if let Some(tenant) = $tenant {
+            builder = builder.tenant(kvpool::TenantId(tenant.0));
+        }
         if $reuse_tail { builder.reuse_tail() } else { builder }
     }};
 }
@@ -159,7 +193,7 @@ pub(crate) use with_options;
 #[pymethods]
 impl PyPool {
     #[new]
-    #[pyo3(signature = (layout, blocks, *, blocks_max=None, reserve=Blocks(0), prefix_cache=None, events=None, hashing=None, hash_key=None, storage=true, device=None, null_block=true, threads=None, zero_on_free=false), text_signature = "(layout, blocks, *, blocks_max=None, reserve=0, prefix_cache=None, events=None, hashing=None, hash_key=None, storage=True, device=None, null_block=True, threads=None, zero_on_free=False)")]
+    #[pyo3(signature = (layout, blocks, *, blocks_max=None, reserve=Blocks(0), prefix_cache=None, events=None, hashing=None, hash_key=None, hints=None, tenants=None, storage=true, device=None, null_block=true, threads=None, zero_on_free=false), text_signature = "(layout, blocks, *, blocks_max=None, reserve=0, prefix_cache=None, events=None, hashing=None, hash_key=None, hints=None, tenants=None, storage=True, device=None, null_block=True, threads=None, zero_on_free=False)")]
     #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
@@ -171,6 +205,8 @@ impl PyPool {
         events: Option<Count>,
         hashing: Option<&str>,
         hash_key: Option<Key>,
+        hints: Option<Bound<'_, PyAny>>,
+        tenants: Option<Bound<'_, PyAny>>,
         storage: bool,
         device: Option<&str>,
         null_block: bool,
@@ -195,6 +231,12 @@ impl PyPool {
         if let Some(config) = cache_config(prefix_cache.as_ref(), events, hashing, hash_key)? {
             builder = builder.prefix_cache(config);
         }
+        if let Some(limits) = limits(hints.as_ref())? {
+            builder = builder.hints(limits);
+        }
+        if let Some(tenants) = tenant_limits(tenants.as_ref())? {
+            builder = builder.tenants(tenants);
+        }
         if !storage {
             if let Some(device) = device {
                 let message = format!("a pool without storage is on no device, but `device` is {device:?}");
@@ -215,7 +257,7 @@ impl PyPool {
         Ok(Self::over(pool, if null_block { 0 } else { -1 }))
     }
 
-    /// Shape of the blocks.
+    /// Shape of the blocks; of a layered pool, the bytes of a frame as elements.
     #[getter]
     fn layout(&self) -> Outcome<PyLayout> {
         Ok(PyLayout(self.get()?.layout().clone()))
@@ -273,8 +315,10 @@ impl PyPool {
     ///
     /// Only sequences with equal `salt` and `adapter` share blocks. `extra_keys` are
     /// start, end and key of ranges of tokens, such as images: from these on, keys must be equal
-    /// too. `reuse_tail` also allows hits that fill a block in part.
-    #[pyo3(signature = (id, tokens=None, *, priority=Rank::default(), salt=None, adapter=None, extra_keys=None, reuse_tail=false), text_signature = r#"($self, id, tokens=None, *, priority="normal", salt=None, adapter=None, extra_keys=None, reuse_tail=False)"#)]
+    /// too. `reuse_tail` also allows hits that fill a block in part. `session` is the number of the
+    /// conversation that the request continues, `tenant` that of the tenant whose quota its new
+    /// blocks count for.
+    #[pyo3(signature = (id, tokens=None, *, priority=Rank::default(), salt=None, adapter=None, extra_keys=None, reuse_tail=false, session=None, tenant=None), text_signature = r#"($self, id, tokens=None, *, priority="normal", salt=None, adapter=None, extra_keys=None, reuse_tail=False, session=None, tenant=None)"#)]
     #[allow(clippy::too_many_arguments)]
     fn sequence(
         &self,
@@ -285,10 +329,12 @@ impl PyPool {
         adapter: Option<&Bound<'_, PyBytes>>,
         extra_keys: Option<Vec<Extra<'_>>>,
         reuse_tail: bool,
+        session: Option<Session>,
+        tenant: Option<Tenant>,
     ) -> Outcome<PySequence> {
         let (pool, keys) = (self.get()?, Keys::new(salt, adapter, extra_keys));
         let builder: SequenceBuilder<'_> =
-            with_options!(pool.sequence(SequenceId(id.0)), keys, priority, reuse_tail);
+            with_options!(pool.sequence(SequenceId(id.0)), keys, priority, reuse_tail, session, tenant);
         Ok(PySequence::new(match tokens {
             Some(tokens) => builder.tokens(&tokens.0)?,
             None => builder.open()?,
@@ -298,7 +344,7 @@ impl PyPool {
     /// Opens a sequence with the cached prefix of its prompt, and reserves the blocks for the rest
     /// of it and for `headroom` tokens, or raises OutOfBlocks. Never waits. Admits only if `leave`
     /// blocks stay available besides, for running sequences.
-    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false, leave=Count(0)), text_signature = r#"($self, id, prompt, *, headroom=0, priority="normal", salt=None, adapter=None, extra_keys=None, reuse_tail=False, contiguous=False, leave=0)"#)]
+    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false, leave=Count(0), session=None, tenant=None), text_signature = r#"($self, id, prompt, *, headroom=0, priority="normal", salt=None, adapter=None, extra_keys=None, reuse_tail=False, contiguous=False, leave=0, session=None, tenant=None)"#)]
     #[allow(clippy::too_many_arguments)]
     fn try_admit(
         &self,
@@ -312,10 +358,12 @@ impl PyPool {
         reuse_tail: bool,
         contiguous: bool,
         leave: Count,
+        session: Option<Session>,
+        tenant: Option<Tenant>,
     ) -> Outcome<PySequence> {
         let keys = Keys::new(salt, adapter, extra_keys);
         let new = AdmitRequest::new(SequenceId(id.0), &prompt.0).headroom(headroom.0).leave(leave.0);
-        let request = with_options!(new, keys, priority, reuse_tail);
+        let request = with_options!(new, keys, priority, reuse_tail, session, tenant);
         let request = if contiguous { request.contiguous() } else { request };
         Ok(PySequence::new(self.get()?.admit(&request)?))
     }
@@ -356,15 +404,15 @@ impl PyPool {
         Ok(PyBatch::new(batch, self.padding, pool.layout().dtype(), Arc::clone(&self.views), on_stream))
     }
 
-    /// Returns the bytes of one block in one layer, where they are stored: `[block_tokens, kv_heads,
-    /// head_dim]`. `place` is the block's index in the lease or sequence; `part` is "k" or "v", or
-    /// "k_scales" or "v_scales" of a layout with dynamic scales.
+    /// Returns the bytes of one block in one layer, where they are stored: `[block_tokens,
+    /// kv_heads, head_dim]`. `place` is the block's index in the lease or sequence; `part` is "k"
+    /// or "v", or "k_scales" or "v_scales" of a layout with dynamic scales.
     ///
-    /// Writable unless the block is sealed or shared. While the view, or an array made of it, exists,
-    /// its block stays allocated and pinned: it is neither moved nor evicted, and its lease or
-    /// sequence cannot be closed, truncated, split, forked or moved to another pool. While a writable
-    /// one exists, its block does not become final: the batch that filled it does not end without an
-    /// exception, and `commit` and `seal` are refused.
+    /// Writable unless the block is sealed or shared. While the view, or an array made of it,
+    /// exists, its block stays allocated and pinned: it is neither moved nor evicted, and its lease
+    /// or sequence cannot be closed, truncated, split, forked or moved to another pool. While a
+    /// writable one exists, its block does not become final: the batch that filled it does not end
+    /// without an exception, and `commit` and `seal` are refused.
     #[pyo3(signature = (owner, place, layer, part="k"))]
     fn view(&self, owner: &Bound<'_, PyAny>, place: Place, layer: Place, part: &str) -> Outcome<PyTensor> {
         let pool = self.get()?;
@@ -484,22 +532,8 @@ impl PyPool {
         Ok(())
     }
 
-    /// Returns a picture of all frames: which are free, owned, cached or fixed.
-    #[pyo3(signature = (title="kvpool"))]
-    fn map(&self, py: Python<'_>, title: &str) -> Outcome<Map> {
-        let pool = self.share()?;
-        let svg = py.detach(|| {
-            let (snapshot, stats) = (pool.snapshot(), pool.stats());
-            let notes =
-                vec![format!("{} of {} blocks used, {} cached", stats.used, stats.total, stats.evictable)];
-            let panels = vec![("now", &snapshot)];
-            kvpool_map::draw(&Picture { title: title.to_owned(), notes, panels, groups: Vec::new() })
-        });
-        Ok(Map { svg })
-    }
-
-    /// Closes the pool: later calls on this object raise Closed, and streams of events end. Memory is
-    /// returned when its leases, sequences, batches and views are gone too.
+    /// Closes the pool: later calls on this object raise Closed, and streams of events end. Memory
+    /// is returned when its leases, sequences, batches and views are gone too.
     fn close(&self) -> Outcome<()> {
         self.pool.close()
     }
@@ -547,36 +581,7 @@ fn on_stream(_: &Pool, _: usize) -> Outcome<kvpool::Batch> {
     Err(raise("StorageError", "this build of kvpool has no CUDA streams", fields![kind: "NoCuda"]))
 }
 
-/// A picture of a pool, as an SVG document; notebooks show it.
-#[pyclass(frozen, name = "Map", module = "kvpool._kvpool")]
-pub struct Map {
-    svg: String,
-}
-
-#[pymethods]
-impl Map {
-    /// The SVG document.
-    #[getter]
-    fn svg(&self) -> &str {
-        &self.svg
-    }
-
-    /// Writes the document to a file.
-    fn save(&self, path: std::path::PathBuf) -> PyResult<()> {
-        Ok(std::fs::write(path, &self.svg)?)
-    }
-
-    fn _repr_svg_(&self) -> &str {
-        &self.svg
-    }
-
-    fn __repr__(&self) -> String {
-        format!("<kvpool.Map, {} bytes of SVG>", self.svg.len())
-    }
-}
-
 /// Adds the classes of this file to the module.
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add_class::<PyPool>()?;
-    module.add_class::<Map>()
+    module.add_class::<PyPool>()
 }

@@ -1,11 +1,11 @@
 //! `PrefixCache`: the cached blocks of a pool, and pins on them.
 
 use kvpool::prefix::BlockHash;
-use kvpool::{PinnedPrefix, Pool, PrefixError};
+use kvpool::{PinnedPrefix, Pool, PrefixError, WeightsVersion};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::args::{Blocks, Extra, Keys};
+use crate::args::{Blocks, Extra, Keys, Weights};
 use crate::buffers::Numbers;
 use crate::error::{Outcome, fields, raise};
 use crate::events::PyEvents;
@@ -41,6 +41,31 @@ record! {
     }
 }
 
+record! {
+    /// Tokens of a sequence that were computed with the same versions of the weights. They end
+    /// where the next range begins, or the sequence ends.
+    VersionRange {
+        /// Position of the first of them.
+        start: usize,
+        /// Version of the model.
+        model: u64,
+        /// Version of the adapter, 0 without one; None if it changed after the batch had begun.
+        adapter: Option<u64>,
+    }
+}
+
+impl VersionRange {
+    /// Returns the ranges of a sequence.
+    pub fn all(ranges: impl Iterator<Item = kvpool::VersionRange>) -> Vec<Self> {
+        let record = |range: kvpool::VersionRange| Self {
+            start: range.from,
+            model: range.model.0,
+            adapter: range.adapter.map(|version| version.0),
+        };
+        ranges.map(record).collect()
+    }
+}
+
 /// The prefix cache of a pool. `Pool.prefix_cache` returns it.
 #[pyclass(frozen, name = "PrefixCache", module = "kvpool._kvpool")]
 pub struct PyPrefixCache {
@@ -48,7 +73,7 @@ pub struct PyPrefixCache {
 }
 
 impl PyPrefixCache {
-    fn pool(&self) -> Outcome<InUse<Pool>> {
+    pub fn pool(&self) -> Outcome<InUse<Pool>> {
         self.pool.get().get()
     }
 }
@@ -103,6 +128,35 @@ impl PyPrefixCache {
     fn evict(&self, py: Python<'_>, keep: Blocks) -> Outcome<usize> {
         let pool = self.pool.get().share()?;
         Ok(py.detach(|| pool.evict_cached(keep.0)))
+    }
+
+    /// Sets the version of the model's weights, or of an adapter's: requests that begin after the
+    /// call find cached blocks of this version only, here, in tiers and on other nodes. Returns the
+    /// version before; a new pool has version 0. Takes the same time for any number of blocks.
+    ///
+    /// Call it between the last batch that computes with the old weights and the first one that
+    /// computes with the new ones. The number is the engine's, the same in all pools that exchange
+    /// blocks, and never that of other weights. Blocks of an earlier version are found again after
+    /// a return to it. Sequences go on: see `Sequence.versions`. Raises CacheError for an adapter
+    /// without bytes.
+    #[pyo3(signature = (version, *, adapter=None))]
+    fn begin_version(&self, version: Weights, adapter: Option<&Bound<'_, PyBytes>>) -> Outcome<u64> {
+        let (pool, version) = (self.pool()?, WeightsVersion(version.0));
+        let before = match adapter {
+            None => pool.begin_version(version),
+            Some(adapter) => pool.begin_adapter_version(adapter.as_bytes(), version),
+        };
+        Ok(before?.0)
+    }
+
+    /// Returns the current versions of the weights of the model, and of an adapter (0 without one).
+    #[pyo3(signature = (adapter=None))]
+    fn weights(&self, adapter: Option<&Bound<'_, PyBytes>>) -> Outcome<(u64, u64)> {
+        let pool = self.pool()?;
+        let weights =
+            pool.prefix_cache().map(|cache| cache.weights(adapter.map(|adapter| adapter.as_bytes())));
+        let weights = weights.unwrap_or_default();
+        Ok((weights.model.0, weights.adapter.0))
     }
 
     /// Makes all blocks of these hashes unfindable, because their contents are wrong; their owners
@@ -191,5 +245,6 @@ impl PyPinned {
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<CacheStats>()?;
     module.add_class::<PyPrefixCache>()?;
+    module.add_class::<VersionRange>()?;
     module.add_class::<PyPinned>()
 }

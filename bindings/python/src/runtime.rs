@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread, ThreadId};
 use std::time::{Duration, Instant};
@@ -28,6 +28,9 @@ struct Made {
     handle: Handle,
     /// Taken by the end of the interpreter.
     runtime: Mutex<Option<Runtime>>,
+    /// Held by calls of Python from other threads, and then by the end of the interpreter: a thread
+    /// must not return to Python after it.
+    calls: RwLock<()>,
 }
 
 /// The runtime, of this process or of the one that it is a fork of. Never freed: any thread may be
@@ -55,7 +58,12 @@ fn made() -> Outcome<&'static Made> {
             raise("KvPoolError", message, fields![kind: "NoThreads"])
         })?;
         let handle = runtime.handle().clone();
-        let made = Made { process: Process::current(), handle, runtime: Mutex::new(Some(runtime)) };
+        let made = Made {
+            process: Process::current(),
+            handle,
+            runtime: Mutex::new(Some(runtime)),
+            calls: RwLock::default(),
+        };
         let made = Box::into_raw(Box::new(made));
         // Release: publishes the runtime. Acquire: of the other thread's, if that was faster.
         match MADE.compare_exchange(seen, made, AcqRel, Acquire) {
@@ -76,6 +84,15 @@ pub fn runtime() -> Outcome<&'static Handle> {
     Ok(&made()?.handle)
 }
 
+/// Calls Python from another thread; the end of the interpreter waits for the call. `None`: it has
+/// begun.
+pub fn call_python<R>(call: impl FnOnce(Python<'_>) -> R) -> Option<R> {
+    let made = made().ok()?;
+    let _call = made.calls.read().unwrap_or_else(PoisonError::into_inner);
+    // Acquire: pairs with the Release of the end, which then waits for the lock.
+    if ENDING.load(Acquire) { None } else { Python::try_attach(call) }
+}
+
 /// Ends the runtime at the end of the interpreter: a thread that delivered a result later would find
 /// none. Futures are dropped where they wait.
 #[pyfunction]
@@ -91,7 +108,14 @@ fn end_runtime(py: Python<'_>) {
     let runtime = made.runtime.lock().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(runtime) = runtime {
         // Without the GIL, for which a thread of the runtime may be waiting.
-        py.detach(|| runtime.shutdown_timeout(PATIENCE));
+        py.detach(|| {
+            // Not longer: a call may itself wait for the thread that ends the interpreter.
+            let until = Instant::now() + PATIENCE;
+            while made.calls.try_write().is_err() && Instant::now() < until {
+                thread::sleep(Duration::from_millis(1));
+            }
+            runtime.shutdown_timeout(PATIENCE);
+        });
     }
 }
 

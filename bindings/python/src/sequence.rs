@@ -11,6 +11,7 @@ use crate::buffers::Numbers;
 use crate::error::Outcome;
 use crate::exclusive::{Entered, Exclusive};
 use crate::handle::PyHandle;
+use crate::prefix::VersionRange;
 use crate::views::Views;
 
 /// The blocks of one request's tokens. Closed when it is collected; also a context manager.
@@ -79,6 +80,14 @@ impl PySequence {
     #[getter]
     fn block_hashes(&self) -> Outcome<Vec<String>> {
         Ok(self.sequence.enter()?.block_hashes().iter().map(|hash| hash.to_string()).collect())
+    }
+
+    /// The versions of the weights with which its tokens were computed, in the order of their
+    /// positions; empty without a prefix cache. Blocks that it fills after a batch of other
+    /// versions than those of its hashes are not found.
+    #[getter]
+    fn versions(&self) -> Outcome<Vec<VersionRange>> {
+        Ok(VersionRange::all(self.sequence.enter()?.versions()))
     }
 
     /// Ids of its blocks, in order.

@@ -46,18 +46,15 @@ struct Export {
 }
 
 impl PyBlockTable {
-    /// Returns the table, to be filled with these sequences.
-    pub fn fill(&self, row: &Row<'_>) -> Outcome<Entered<'_, BlockTable>> {
+    /// Returns the table, to be filled with this number of rows.
+    pub fn fill(&self, rows: usize) -> Outcome<Entered<'_, BlockTable>> {
         let table = self.table.enter()?;
-        let entries = self.width_min.saturating_mul(row.0.len());
+        let entries = self.width_min.saturating_mul(rows);
         // Tried first: the library cannot refuse it.
         if entries > ENTRIES_UNTRIED && Vec::<i32>::new().try_reserve_exact(entries).is_err() {
-            let message = format!(
-                "there is no memory for a block table of {} rows and {} columns",
-                row.0.len(),
-                self.width_min
-            );
-            return Err(raise("InvalidArgument", message, fields![rows: row.0.len(), width: self.width_min]));
+            let message =
+                format!("there is no memory for a block table of {rows} rows and {} columns", self.width_min);
+            return Err(raise("InvalidArgument", message, fields![rows: rows, width: self.width_min]));
         }
         // Acquire: pairs with the Release of the end of a view. None begins while it is entered.
         match self.exports.load(Acquire) {
@@ -165,17 +162,7 @@ pub struct Row<'a>(Vec<Entered<'a, Sequence>>);
 impl<'a> Row<'a> {
     /// Enters the sequences of a list, in order.
     pub fn enter(sequences: &'a [Bound<'_, PySequence>]) -> Outcome<Self> {
-        let mut row = Self(Vec::with_capacity(sequences.len()));
-        for (index, sequence) in sequences.iter().enumerate() {
-            let entered = sequence.get().sequence.enter().map_err(|error| {
-                match sequences[..index].iter().position(|earlier| earlier.is(sequence)) {
-                    Some(first) => repeated(first, index),
-                    None => error,
-                }
-            })?;
-            row.0.push(entered);
-        }
-        Ok(row)
+        Ok(Self(enter_all(sequences, |sequence| &*sequence.get().sequence)?))
     }
 
     /// The sequences, to be read.
@@ -196,6 +183,24 @@ impl<'a> Row<'a> {
         };
         Ok(self.0.iter_mut().map(|entered| &mut **entered).enumerate().map(append).collect())
     }
+}
+
+/// Enters the values of a list of objects, in order, and names one that is listed twice.
+pub fn enter_all<'a, 'py, P, T>(
+    objects: &'a [Bound<'py, P>],
+    value: impl Fn(&'a Bound<'py, P>) -> &'a Exclusive<T>,
+) -> Outcome<Vec<Entered<'a, T>>> {
+    let mut all = Vec::with_capacity(objects.len());
+    for (index, object) in objects.iter().enumerate() {
+        let entered = value(object).enter().map_err(|error| {
+            match objects[..index].iter().position(|earlier| earlier.as_ptr() == object.as_ptr()) {
+                Some(first) => repeated(first, index),
+                None => error,
+            }
+        })?;
+        all.push(entered);
+    }
+    Ok(all)
 }
 
 fn repeated(first: usize, index: usize) -> Failure {
@@ -224,16 +229,16 @@ pub fn with_scratch<R>(f: impl FnOnce(&mut Scratch) -> R) -> R {
     })
 }
 
-/// Writes a table into a `[rows, width]` buffer. Returns the number of rows and of used columns.
-pub fn table_into(
+/// Writes a table into a `[rows, width]` buffer of two dimensions. Returns the number of rows and
+/// of used columns.
+pub fn write_table<'s>(
     batch: &Batch,
-    row: &Row<'_>,
-    out: &Bound<'_, PyAny>,
+    row: impl Iterator<Item = &'s Sequence> + Clone,
+    target: &Target,
     padding: i32,
 ) -> Outcome<(usize, usize)> {
-    let target = Target::new(out, "out", 2)?;
     with_scratch(|scratch| {
-        batch.block_table(row.get(), &mut scratch.table)?;
+        batch.block_table(row, &mut scratch.table)?;
         let (rows, width) = (scratch.table.rows(), scratch.table.width());
         target.check_room(0, rows)?;
         target.check_room(1, width)?;
@@ -248,9 +253,9 @@ pub fn table_into(
 }
 
 /// Writes a compressed table into three buffers. Returns the number of frames.
-pub fn csr_into(
+pub fn csr_into<'s>(
     batch: &Batch,
-    row: &Row<'_>,
+    row: impl Iterator<Item = &'s Sequence>,
     [indptr, indices, last]: [&Bound<'_, PyAny>; 3],
 ) -> Outcome<usize> {
     let indptr = Target::new(indptr, "indptr", 1)?;
@@ -258,7 +263,7 @@ pub fn csr_into(
     let last = Target::new(last, "last_page_len", 1)?;
     with_scratch(|scratch| {
         let csr = &mut scratch.csr;
-        batch.csr_table(row.get(), csr)?;
+        batch.csr_table(row, csr)?;
         for (target, values) in
             [(&indptr, &csr.indptr), (&indices, &csr.indices), (&last, &csr.last_page_len)]
         {

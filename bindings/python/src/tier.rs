@@ -52,6 +52,8 @@ record! {
         bad_values: u64,
         /// Keys that had no answer by the deadline of their call.
         overdue: u64,
+        /// Values that the store declined by its settings.
+        declined: u64,
         /// Values that were dropped because too many waited.
         dropped_puts: u64,
         /// Keys that were looked up without being read.
@@ -72,7 +74,8 @@ record! {
 impl TierStats {
     fn new(counters: TierCounters, last_failure: Option<String>) -> Self {
         let TierCounters { stored, hits, misses, failed, bad_values, overdue, dropped_puts, .. } = counters;
-        let TierCounters { lookups, read_bytes, written_bytes, breaker_opened, breaker, .. } = counters;
+        let TierCounters { declined, lookups, read_bytes, written_bytes, breaker_opened, breaker, .. } =
+            counters;
         let is_open = breaker != BreakerState::Closed;
         Self {
             stored,
@@ -81,6 +84,7 @@ impl TierStats {
             failed,
             bad_values,
             overdue,
+            declined,
             dropped_puts,
             lookups,
             read_bytes,
@@ -92,8 +96,9 @@ impl TierStats {
     }
 }
 
-/// Values of one size by key, in a store that several processes share: a kvpool node, or the memory of
-/// this process.
+/// Values of one size by key, in a store that several processes share, a kvpool node, or in one of
+/// this process: its memory, or a directory on a local drive, which survives a restart
+/// (`Tier.from_settings({"tier": "file:///var/cache/kvpool?size=200GiB", ...})`).
 ///
 /// Keys are bytes. Values are contiguous buffers of `value_bytes` bytes. `namespace` names what the
 /// keys do not: the model, and the revision of its weights. Tiers with the same size and namespace
@@ -106,6 +111,8 @@ impl TierStats {
 /// - "miss": the store does not have it;
 /// - "late": the deadline passed;
 /// - "busy": too many values wait to be stored, or too many keys to be looked up, and this one was dropped;
+/// - "declined": the store did not take the value, by its settings: a local drive that is full
+///   takes a new key when it is put for the second time;
 /// - "failed": the store failed, or what it has is not the value. `stats().last_failure` has the reason.
 ///
 /// The store is not trusted, and no failure of it raises. When a call has returned, or was cancelled,
@@ -144,6 +151,7 @@ fn words(outcomes: &[Answer]) -> Vec<&'static str> {
         Answer::Miss => "miss",
         Answer::InFlight | Answer::Failed(TierFailure::Late) => "late",
         Answer::Failed(TierFailure::Busy) => "busy",
+        Answer::Declined => "declined",
         _ => "failed",
     };
     outcomes.iter().map(word).collect()

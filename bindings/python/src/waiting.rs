@@ -7,8 +7,8 @@ use std::time::Instant;
 use futures_util::FutureExt;
 use kvpool::compact::{DefragOptions, ResizeOptions};
 use kvpool::{
-    AdmitRequest, AllocRequest, MigrationReport, Order, Pool, Preempt, ResumeOptions, Sequence, SequenceId,
-    TransferError,
+    AdmitRequest, AllocRequest, GroupedSequence, MigrationReport, Order, Pool, Preempt, ResumeOptions,
+    Sequence, SequenceId, SessionId, TransferError,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyTypeError;
@@ -16,12 +16,14 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::args::{
-    BatchNumber, Blocks, Count, Extra, Id, Keys, Rank, RunOrder, Seconds, Tokens, deadline, request,
+    BatchNumber, Blocks, Count, Extra, Id, Keys, Rank, RunOrder, Seconds, Session, Tenant, Tokens, deadline,
+    request,
 };
 use crate::buffers::Numbers;
 use crate::call::Call;
 use crate::error::{Failure, Outcome, fields, raise};
 use crate::exclusive::Lent;
+use crate::grouped::PyGroupedSequence;
 use crate::lease::PyLease;
 use crate::pool::{PyPool, with_options};
 use crate::runtime::runtime;
@@ -43,13 +45,16 @@ struct Admission {
     reuse_tail: bool,
     contiguous: bool,
     leave: usize,
+    session: Option<Session>,
+    tenant: Option<Tenant>,
     until: Option<Instant>,
 }
 
 impl Admission {
     async fn admit(self) -> Outcome<PySequence> {
         let new = AdmitRequest::new(self.id, &self.prompt).headroom(self.headroom).leave(self.leave);
-        let request = with_options!(new, self.keys, self.priority, self.reuse_tail);
+        let request =
+            with_options!(new, self.keys, self.priority, self.reuse_tail, self.session, self.tenant);
         let request = if self.contiguous { request.contiguous() } else { request };
         Ok(PySequence::new(self.pool.admit_async(&request).until(self.until).await?))
     }
@@ -57,6 +62,15 @@ impl Admission {
 
 async fn reserve(pool: Pool, mut lent: Lent<Sequence>, tokens: usize, until: Option<Instant>) -> Outcome<()> {
     Ok(pool.reserve_async(lent.value(), tokens).until(until).await?)
+}
+
+async fn reserve_grouped(
+    pool: Pool,
+    mut lent: Lent<GroupedSequence>,
+    tokens: usize,
+    until: Option<Instant>,
+) -> Outcome<()> {
+    Ok(pool.reserve_grouped_async(lent.value(), tokens).until(until).await?)
 }
 
 async fn defragment(pool: Pool, options: DefragOptions) -> Outcome<DefragmentReport> {
@@ -298,7 +312,7 @@ impl PyPool {
     /// Opens a sequence with the cached prefix of its prompt, and reserves the blocks for the rest
     /// of it and for `headroom` tokens; waits in the queue if necessary. Appends within them cannot
     /// fail. Admits only if `leave` blocks stay available besides, for running sequences.
-    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false, leave=Count(0), timeout=None), text_signature = r#"($self, id, prompt, *, headroom=0, priority="normal", salt=None, adapter=None, extra_keys=None, reuse_tail=False, contiguous=False, leave=0, timeout=None)"#)]
+    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, adapter=None, extra_keys=None, reuse_tail=false, contiguous=false, leave=Count(0), session=None, tenant=None, timeout=None), text_signature = r#"($self, id, prompt, *, headroom=0, priority="normal", salt=None, adapter=None, extra_keys=None, reuse_tail=False, contiguous=False, leave=0, session=None, tenant=None, timeout=None)"#)]
     #[allow(clippy::too_many_arguments)]
     fn admit(
         &self,
@@ -312,6 +326,8 @@ impl PyPool {
         reuse_tail: bool,
         contiguous: bool,
         leave: Count,
+        session: Option<Session>,
+        tenant: Option<Tenant>,
         timeout: Option<Seconds>,
     ) -> Outcome<Call> {
         let keys = Keys::new(salt, adapter, extra_keys);
@@ -325,6 +341,8 @@ impl PyPool {
             reuse_tail,
             contiguous,
             leave: leave.0,
+            session,
+            tenant,
             until: deadline(timeout),
         };
         Ok(Call::new(move |caller| match contiguous {
@@ -346,6 +364,22 @@ impl PyPool {
         Ok(Call::new(move |caller| {
             let lent = Arc::clone(&sequence.get().sequence).lend()?;
             caller.start(reserve(pool, lent, tokens.0, deadline(timeout)))
+        }))
+    }
+
+    /// As `reserve`, for a sequence in a pool of a model whose layers differ: the blocks of all its
+    /// lists, or none.
+    #[pyo3(signature = (sequence, tokens, *, timeout=None))]
+    fn reserve_grouped(
+        &self,
+        sequence: &Bound<'_, PyGroupedSequence>,
+        tokens: Tokens,
+        timeout: Option<Seconds>,
+    ) -> Outcome<Call> {
+        let (pool, sequence) = (self.share()?, sequence.clone().unbind());
+        Ok(Call::new(move |caller| {
+            let lent = Arc::clone(&sequence.get().sequence).lend()?;
+            caller.start(reserve_grouped(pool, lent, tokens.0, deadline(timeout)))
         }))
     }
 

@@ -15,6 +15,7 @@ def test_every_error_is_a_kvpool_error() -> None:
 
 def test_errors_are_also_the_builtin_errors_that_they_refine() -> None:
     assert issubclass(kvpool.OutOfBlocks, MemoryError)
+    assert issubclass(kvpool.OverQuota, kvpool.OutOfBlocks)
     assert issubclass(kvpool.Timeout, TimeoutError)
     assert issubclass(kvpool.InvalidArgument, ValueError)
 

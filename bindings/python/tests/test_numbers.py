@@ -55,6 +55,11 @@ class World:
         self.lease = self.pool.try_allocate(2)
         self.table = kvpool.BlockTable()
         self.batch.block_table([self.sequence], self.table)
+        self.groups = kvpool.LayerGroups([kvpool.LayerCache(bytes=64), kvpool.LayerCache(bytes=64, window=20)])
+        self.layered = kvpool.Pool.layered(self.groups, blocks=20)
+        self.grouped = self.layered.try_admit_grouped(1, range(9))
+        self.step = self.layered.begin_batch()
+        self.step.append_grouped([self.grouped], [6])
         self.frames = kvpool.FramePool(20, frames_max=40)
         self.frames.allocate(3)
         self.objects = {
@@ -64,6 +69,8 @@ class World:
             "EvictionOrder": kvpool.EvictionOrder(8),
             "Events": self.pool.prefix_cache.events(),
             "FramePool": self.frames,
+            "GroupedSequence": self.grouped,
+            "LayerGroups": self.groups,
             "Layout": kvpool.Layout,
             "Lease": self.lease,
             "Pool": self.pool,
@@ -84,6 +91,10 @@ class World:
                 return 4
             case "EvictionOrder", "use", "keys":
                 return [(b"x", 0)]
+            case "LayerGroups", _, "layers":
+                return [kvpool.LayerCache(bytes=64)]
+            case ("Batch", "draft_grouped", "sequence") | ("Pool", "reserve_grouped", "sequence"):
+                return self.grouped
             case "Admin", _, "pool":
                 return self.frames
             case "Admin", _, "settings":
@@ -97,22 +108,29 @@ class World:
             "blocks_max": 8,
             "buffers": [bytes(64)],
             "bytes_max": 1 << 20,
+            "config": Path(__file__).parents[3] / "tests" / "configs" / "gpt-oss-120b.json",
             "count": 1,
             "end": 2,
             "first": 1,
             "frame": 1,
+            "groups": self.groups,
             "hash": b"x",
             "hashes": [b"x"],
             "head_dim": 8,
             "id": 7,
             "k": np.zeros((1, 2, 8), np.float32),
+            "indices": np.zeros(20, np.int32),
+            "indptr": np.zeros(20, np.int32),
             "keep": 2,
             "key": b"x",
             "keys": [b"x"],
+            "last_page_len": np.zeros(20, np.int32),
             "layer": 0,
             "layers": 1,
             "layout": layout(),
             "length": 6,
+            "list": 0,
+            "memory": 1 << 20,
             "moves_max": 1,
             "name": "qwen2.5-0.5b",
             "namespace": "test",
@@ -121,14 +139,19 @@ class World:
             "peer": "cache",
             "place": 0,
             "prompt": [1, 2],
+            "ratio": 1,
             "request": 1,
             "reused": set(),
             "row": 0,
             "sequence": self.sequence,
+            "sequences": [self.grouped],
             "settings": {"peers": {"cache": "127.0.0.1:9"}},
             "source": 1,
             "start": 0,
+            "starts": [0],
             "stop": 1,
+            "stops": [1],
+            "tenant": 7,
             "target": 2 if owner == "FramePool" else self.pool,
             "ticket": 0,
             "tokens": 1,
@@ -140,7 +163,9 @@ class World:
     def call(self, owner: str, method: str, name: str, value: object) -> object:
         """Calls a method with valid arguments but one. What must be awaited is closed."""
         function: Callable[..., Any]
-        function = getattr(kvpool, owner) if method == "__new__" else getattr(self.objects[owner], method)
+        of = self.step if method in ("draft_grouped", "csr_table_grouped", "entry_mapping") else self.objects.get(owner)
+        of = self.layered if method == "reserve_grouped" else of
+        function = getattr(kvpool, owner) if method == "__new__" else getattr(of, method)
         arguments = {
             parameter.name: self.argument(owner, method, parameter.name)
             for parameter in inspect.signature(function).parameters.values()

@@ -10,19 +10,20 @@ use super::ReplayArgs;
 #[derive(Clone, Debug, Args)]
 pub struct ComparisonArgs {
     /// Serve the same requests from a free list too, the queue of single blocks that vLLM has, and
-    /// report its runs and hits [default: free-list for generated conversations, none for a trace
-    /// and with --resize-at, --model or --window]
+    /// report its runs and hits [default: free-list for generated requests, none for a trace
+    /// and with --resize-at, --sessions, --model or --window]
     #[arg(long, value_name = "WHAT", value_enum)]
     pub compare: Option<Baseline>,
     /// Print how contiguity depends on use: runs and hits while open sequences hold 30, 50, 65, 80,
     /// 90 and 95 % of the pool, with the prefix cache, without it, and in a free list
     ///
+    /// With --model or --window also for each group of layers, and without a free list.
     /// A request begins when the blocks of open sequences fall below that share, whenever it
     /// arrives. Each replay has one scheduler thread, no compaction, and is the same for the same
     /// seed; --threads is the number of replays at a time. Tokens are not read back.
     #[arg(long, conflicts_with_all = [
         "compare", "resize_at", "prefix_cache", "no_verify", "defrag_threshold", "defrag_interval_ms", "no_defrag",
-        "model", "memory", "window", "step_tokens",
+        "sessions",
     ])]
     pub sweep: bool,
     /// Draw the runs of the sweep as SVG
@@ -53,7 +54,9 @@ impl ReplayArgs {
             }
             (Some(baseline), _) => Ok(baseline == Baseline::FreeList),
             (None, resize_at) => {
-                Ok(self.workload.trace.is_none() && resize_at.is_none() && !self.model.has_groups())
+                let is_plain =
+                    resize_at.is_none() && self.sessions.sessions.is_none() && !self.model.has_groups();
+                Ok(self.workload.trace.is_empty() && is_plain)
             }
         }
     }

@@ -167,12 +167,12 @@ fn judge(outcome: &Outcome) -> u8 {
 mod tests {
     use super::*;
     use crate::replay::tests::{Fault, pool};
-    use crate::trace::Trace;
+    use crate::trace::Generated;
 
     /// From one wrong bit in memory to the exit code, though the replay does not finish.
     #[test]
     fn one_flipped_bit_ends_in_exit_code_1() {
-        let trace = Trace::generated(0, 60);
+        let trace = Generated::Conversations.trace(0, 60);
         for (fault, code) in [(Fault::None, EXIT_OK), (Fault::FlippedBit, EXIT_UNSOUND)] {
             let at = "80%".parse().unwrap();
             let options = Options { halt_at: Some(at), ..Options::new(&trace, 2) };

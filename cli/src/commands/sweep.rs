@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 
 use super::interrupt;
 use super::workload::{Workload, progress_bar};
-use crate::args::{ReplayArgs, Switch};
+use crate::args::{ModelArgs, ReplayArgs, Switch};
 use crate::error::{not_written, output_failed, unsound};
 use crate::fit;
 use crate::output::{self, Destination, print};
-use crate::replay::{self, Options, TableRuns};
-use crate::report::runs;
+use crate::replay::{self, Group, Options, TableRuns};
+use crate::report::{keeps, runs};
 use crate::{EXIT_INTERRUPTED, EXIT_OK};
 
 /// Percentages of the pool that open sequences hold.
@@ -31,14 +31,14 @@ type Row = ((usize, usize), Value);
 pub fn sweep(args: &ReplayArgs) -> anyhow::Result<u8> {
     let mut workload_args = args.workload.clone();
     workload_args.prefix.prefix_cache = Some(Switch::On);
-    let workload = Workload::new(&workload_args)?;
+    let workload = Workload::of_model(&workload_args, &args.model)?;
     let plot = args.comparison.plot.as_deref();
     let cannot = |error| not_written(plot.unwrap_or("".as_ref()))(error);
     // Checked before the work.
     let plot_file = plot.map(Destination::new).transpose().map_err(cannot)?;
 
     interrupt::catch();
-    let rows = measure(&workload)?;
+    let rows = measure(&workload, &args.model)?;
     if interrupt::is_interrupted() {
         return Ok(EXIT_INTERRUPTED);
     }
@@ -58,13 +58,13 @@ pub fn sweep(args: &ReplayArgs) -> anyhow::Result<u8> {
 }
 
 /// Replays at each usage with and without the cache, one replay per thread at a time.
-fn measure(workload: &Workload) -> anyhow::Result<Vec<Value>> {
+fn measure(workload: &Workload, model: &ModelArgs) -> anyhow::Result<Vec<Value>> {
     // The fullest first: a trace may be too short for them.
     let jobs = [true, false].map(|caches| USES.map(|percent| (percent, caches))).concat();
     let bar = &progress_bar((jobs.len() * workload.trace.requests.len()) as u64);
     let share = |thread: usize| {
         let jobs = jobs.iter().rev().skip(thread).step_by(workload.threads);
-        jobs.map(|&(percent, caches)| measure_at(workload, percent, caches, bar)).collect()
+        jobs.map(|&(percent, caches)| measure_at(workload, model, (percent, caches), bar)).collect()
     };
     let found: Result<Vec<Vec<Vec<Row>>>, _> = thread::scope(|scope| {
         let share = &share;
@@ -81,14 +81,17 @@ fn measure(workload: &Workload) -> anyhow::Result<Vec<Value>> {
 /// Replays in a pool of which open sequences hold a share.
 fn measure_at(
     workload: &Workload,
-    percent: usize,
-    caches: bool,
+    model: &ModelArgs,
+    (percent, caches): (usize, bool),
     bar: &ProgressBar,
 ) -> anyhow::Result<Vec<Row>> {
     let Workload { trace, blocks, .. } = workload;
     let pool = workload.pool_with(workload.eviction.filter(|_| caches), 0)?;
     let fill = Some((blocks * percent).div_ceil(100));
-    let options = Options { verify: false, free_list: caches, fill, ..Options::new(trace, 1) };
+    let lists_free = caches && !model.has_groups();
+    let step_tokens = model.step_tokens();
+    let options =
+        Options { verify: false, free_list: lists_free, fill, step_tokens, ..Options::new(trace, 1) };
     let mut settled = 0;
     let outcome = replay::replay(&pool, trace, &options, |progress| {
         bar.inc(progress.settled - settled);
@@ -122,9 +125,27 @@ fn measure_at(
         });
         ((percent, placement), figures)
     };
-    let list = caches.then(|| row(2, &tally.listed, tally.listed_hits));
-    let pool = row(usize::from(!caches), &tally.tables, tally.hit_blocks);
-    Ok([pool].into_iter().chain(list).collect())
+    let list = lists_free.then(|| row(2, &tally.listed, tally.listed_hits));
+    let (place, mut pool_row) = row(usize::from(!caches), &tally.tables, tally.hit_blocks);
+    let of_groups = pool.groups().iter().filter(|group| !tally.lists.is_empty() && !group.lists.is_empty());
+    let of_groups: Vec<_> = of_groups.map(|group| of_group(group, &tally.lists)).collect();
+    if !of_groups.is_empty() {
+        pool_row["groups"] = of_groups.into();
+    }
+    Ok([(place, pool_row)].into_iter().chain(list).collect())
+}
+
+/// Returns the figures of a group of layers: those of its lists, each moved by itself.
+fn of_group(group: &Group, lists: &[TableRuns]) -> Value {
+    let mut tables = TableRuns::default();
+    lists[group.lists.clone()].iter().for_each(|list| tables.merge(list));
+    json!({
+        "keeps": group.keeps.iter().map(|&reach| keeps(reach)).collect::<Vec<_>>().join(" · "),
+        "layers": group.layers,
+        "lists": group.lists.len(),
+        "run_len_mean": tables.mean_len(),
+        "runs_per_list": runs(&tables),
+    })
 }
 
 /// Returns a figure of a row; a share is from 0 to 1.
@@ -137,7 +158,8 @@ fn render(workload: &Workload, rows: &[Value], width: Option<usize>) -> String {
     let tokens = workload.shape.block_tokens;
     let heading = format!("{}: {requests} requests, {blocks} blocks of {tokens} tokens", workload.trace.name);
     let note = "use: the share of the pool in open sequences below which requests begin; mean run: \
-                adjacent blocks of a sequence; runs: of a completed request, the descriptors of its transfer";
+                adjacent blocks of a sequence; runs: of a completed request, the descriptors of its transfer; \
+                of a group of layers, those of one list";
     let table = match fit::table(table(rows, false), width) {
         grid if grid.contains('│') => grid,
         // Without a grid, each row stands alone.
@@ -152,7 +174,7 @@ fn table(rows: &[Value], names_each: bool) -> Table {
     table.set_header(["use", "mean use", "placement", "mean run", "runs p50", "runs p99", "hit rate"]);
     for (index, row) in rows.iter().enumerate() {
         let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
-        let is_named = names_each || index % PLACEMENTS.len() == 0;
+        let is_named = names_each || index == 0 || rows[index - 1]["use"] != row["use"];
         let once = |text: String| right(if is_named { text } else { String::new() });
         let count = |pointer| right(HumanCount(figure(row, pointer) as u64).to_string());
         let percent = |pointer| format!("{:.1} %", 100.0 * figure(row, pointer));
@@ -165,6 +187,18 @@ fn table(rows: &[Value], names_each: bool) -> Table {
             count("/runs_per_sequence/p99"),
             right(if row["hit_rate"].is_null() { "-".to_owned() } else { percent("/hit_rate") }),
         ]);
+        for group in row["groups"].as_array().into_iter().flatten() {
+            let count = |pointer| right(HumanCount(figure(group, pointer) as u64).to_string());
+            table.add_row([
+                Cell::new(""),
+                Cell::new(""),
+                Cell::new(format!("  {}", group["keeps"].as_str().unwrap_or_default())),
+                right(format!("{:.1}", figure(group, "/run_len_mean"))),
+                count("/runs_per_list/p50"),
+                count("/runs_per_list/p99"),
+                Cell::new(""),
+            ]);
+        }
     }
     table
 }
@@ -192,7 +226,7 @@ fn draw(trace: &str, rows: &[Value]) -> String {
             note: format!("{note}, by the share of the pool in open sequences"),
             columns: USES.map(|percent| (along(percent as f64 / 100.0), format!("{percent} %"))).to_vec(),
             rows: (0..=digits as i32).map(power).collect(),
-            curves: PLACEMENTS.map(curve).to_vec(),
+            curves: PLACEMENTS.map(curve).into_iter().filter(|curve| !curve.points.is_empty()).collect(),
         }
     });
     picture("Contiguity by use", &panels)

@@ -1,6 +1,7 @@
 use std::path::PathBuf;
 use std::thread;
 
+use anyhow::bail;
 use indicatif::{BinaryBytes, HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kvpool::storage::KvLayout;
 use kvpool_load::Shape;
@@ -11,12 +12,10 @@ use crate::error::named;
 use crate::output::{complain, is_plain};
 use crate::replay::{self, Eviction, Layers, Lists, Progress, ReplayPool, probe};
 use crate::schedule::BLOCKS_MAX;
-use crate::trace::{HashIds, Trace};
+use crate::trace::{Generated, HashIds, Trace};
 
 /// The name of the default layout of replays.
 const PROBE: &str = "probe";
-
-const REQUESTS_DEFAULT: usize = 30_000;
 
 pub struct Workload {
     pub trace: Trace,
@@ -30,24 +29,35 @@ pub struct Workload {
 }
 
 impl Workload {
-    pub fn new(args: &WorkloadArgs) -> anyhow::Result<Self> {
-        Self::of_model(args, &ModelArgs::default())
-    }
-
     /// Returns the workload for a pool of a model.
     pub fn of_model(args: &WorkloadArgs, model: &ModelArgs) -> anyhow::Result<Self> {
+        Self::of_sessions(args, model, None)
+    }
+
+    /// Returns the workload of a number of sessions at a time, if there is a number.
+    pub fn of_sessions(
+        args: &WorkloadArgs,
+        model: &ModelArgs,
+        at_once: Option<usize>,
+    ) -> anyhow::Result<Self> {
         let eviction = args.prefix.eviction()?;
         let device = args.device;
         let backend = Backend::open(device).map_err(named(format_args!("--device {device}")))?;
         let layers = model.layers(device, || layout(&args.layout, args.block_tokens as usize))?;
         let (shape, lists) = (Shape::of(&layers.stored()?), Lists::of(&layers)?);
-        let trace = trace(args)?;
-        let blocks = match (args.blocks, model.memory) {
-            (Some(blocks), _) => blocks as usize,
-            (None, Some(bytes)) => blocks_in(bytes, &layers)?,
-            (None, None) => replay::blocks_for(&trace.requests, |tokens| {
-                lists.blocks_with_states(tokens, model.step_tokens())
-            }),
+        let trace = trace(args, at_once.map_or(Generated::Conversations, |_| Generated::Agents))?;
+        if at_once.is_some() && trace.requests.iter().all(|request| request.turn.is_none()) {
+            bail!(
+                "{}: no request has a session, and --sessions needs them (sessions of agents, or Dynamo's with session_id)",
+                trace.name
+            );
+        }
+        let blocks_of = |tokens| lists.blocks_with_states(tokens, model.step_tokens());
+        let blocks = match (args.blocks, model.memory, at_once) {
+            (Some(blocks), ..) => blocks as usize,
+            (None, Some(bytes), _) => blocks_in(bytes, &layers)?,
+            (None, None, Some(at_once)) => replay::blocks_for_sessions(&trace.requests, at_once, blocks_of),
+            (None, None, None) => replay::blocks_for(&trace.requests, blocks_of),
         };
         let threads = args
             .threads
@@ -73,7 +83,7 @@ fn blocks_in(bytes: u64, layers: &Layers) -> anyhow::Result<usize> {
     let block_bytes = layers.block_bytes();
     match bytes / block_bytes {
         blocks @ 1..=BLOCKS_MAX => Ok(blocks as usize),
-        blocks => anyhow::bail!(
+        blocks => bail!(
             "--memory {}: {} blocks of {} bytes, which are not from 1 to {}",
             BinaryBytes(bytes),
             HumanCount(blocks),
@@ -92,12 +102,13 @@ fn layout(name: &str, block_tokens: usize) -> anyhow::Result<KvLayout> {
     layout.map_err(named(format_args!("--layout {name}")))
 }
 
-pub fn trace(args: &WorkloadArgs) -> anyhow::Result<Trace> {
-    let options = args.read_options()?;
-    match &args.trace {
-        None => Ok(Trace::generated(args.seed, options.limit.unwrap_or(REQUESTS_DEFAULT))),
-        Some(path) => {
-            let trace = Trace::load(path, &options)?;
+/// Reads the trace, or generates one, by default of this kind.
+fn trace(args: &WorkloadArgs, default: Generated) -> anyhow::Result<Trace> {
+    let (options, generated) = (args.read_options()?, args.load.unwrap_or(default));
+    match &*args.trace {
+        [] => Ok(generated.trace(args.seed, options.limit.unwrap_or(generated.requests()))),
+        paths => {
+            let trace = Trace::load_all(paths, &options)?;
             if options.hash_ids == HashIds::Required && trace.has_no_hash_ids() {
                 complain(format_args!(
                     "{}: no request has hash_ids, so no two prompts have a common prefix",

@@ -6,6 +6,7 @@
 //! its prefix cache is cleared, and allocates all of them in one request; its audit agrees; and
 //! every token was read as it was written, by any request.
 
+mod costs;
 mod cpu;
 mod free_list;
 mod layers;
@@ -13,6 +14,7 @@ mod pool;
 mod resizer;
 mod scheduler;
 mod sequence;
+mod sessions;
 mod shared_clock;
 mod sizing;
 mod tally;
@@ -32,16 +34,19 @@ use kvpool::compact::DefragTotals;
 use kvpool::prefix::PrefixStats;
 use kvpool_load::Texts;
 
+pub use costs::Costs;
 pub use layers::{Group, Layers, Lists, probe};
 pub use pool::{Compaction, Eviction, ReplayPool};
 pub use resizer::{Resize, ResizeRefusal};
-pub use shared_clock::{Refusal, step_ns};
-pub use sizing::blocks_for;
+pub use sessions::Ended;
+pub use shared_clock::Refusal;
+pub use sizing::{blocks_for, blocks_for_sessions};
 pub use tally::{Distribution, GroupUse, Samples, TableRuns, Tally};
 
 use crate::schedule::{Schedule, Share};
 use crate::trace::Trace;
 use free_list::SharedList;
+use sessions::Sessions;
 use shared_clock::SharedClock;
 use usage::Usage;
 use worker::Worker;
@@ -73,9 +78,22 @@ pub struct Options {
     pub halt_at: Option<Share>,
     /// Whether a free list serves the same requests, for comparison.
     pub free_list: bool,
+    /// Sessions in a closed loop; without it, requests arrive as recorded.
+    pub sessions: Option<SessionOptions>,
     /// The blocks of open sequences below which the next request begins, regardless of its arrival;
     /// without it, requests begin when they arrive.
     pub fill: Option<usize>,
+}
+
+/// Options of a replay of sessions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SessionOptions {
+    /// Sessions at a time, at least one.
+    pub at_once: usize,
+    /// The cost model.
+    pub costs: Costs,
+    /// Whether the eviction policy is told when each session will return.
+    pub tells_returns: bool,
 }
 
 impl Options {
@@ -90,8 +108,22 @@ impl Options {
             schedule: Schedule::default(),
             halt_at: None,
             free_list: false,
+            sessions: None,
             fill: None,
         }
+    }
+
+    /// Replays sessions in a closed loop.
+    #[must_use]
+    pub fn with_sessions(self, trace: &Trace, sessions: SessionOptions) -> Self {
+        let think_ns = trace.requests.iter().filter_map(|request| request.turn).map(|turn| turn.think);
+        let think_ns: u128 = think_ns.map(|think| think.as_nanos()).sum();
+        let sample_ns = (think_ns / sessions.at_once as u128) as u64 / u64::from(SAMPLES);
+        Self { sample_ns, sessions: Some(sessions), ..self }
+    }
+
+    fn costs(&self) -> Costs {
+        self.sessions.map_or(Costs::USUAL, |sessions| sessions.costs)
     }
 }
 
@@ -138,6 +170,10 @@ pub struct Outcome {
     pub prefix: Option<(String, u64)>,
     /// The number of blocks that the free list lacked; `None` without one.
     pub list_added: Option<usize>,
+    /// Sessions, and those that have ended; `None` if requests arrive as recorded.
+    pub sessions: Option<(usize, Ended)>,
+    /// Virtual time from the first arrival to the end.
+    pub virtual_time: Duration,
     /// Totals of compaction; `None` without it.
     pub compaction: Option<DefragTotals>,
     /// The steps of the schedule that were due.
@@ -186,7 +222,12 @@ pub fn replay(
     watch: impl FnMut(Progress) -> ControlFlow<()>,
 ) -> Outcome {
     let (requests, blocks) = (trace.requests.len(), pool.total_blocks());
-    let clock = SharedClock::new(&trace.requests, options.threads, options.halt_at.map(|at| at.of(requests)));
+    let sessions = options
+        .sessions
+        .map(|sessions| Sessions::new(&trace.requests, trace.hash_tokens, sessions.at_once, options.threads));
+    let all_sessions = sessions.as_ref().map(Sessions::count);
+    let halt_at = options.halt_at.map(|at| at.of(requests));
+    let clock = SharedClock::new(&trace.requests, sessions, options.threads, halt_at);
     let texts = pool.prefix_cache().map(|_| Texts::of(&trace.requests, trace.hash_tokens));
     let block_tokens = pool.shape().block_tokens;
     let usage = Usage::new(options.threads, pool.groups().len());
@@ -235,6 +276,8 @@ pub fn replay(
         audit: pool.audit().map(drop).map_err(|error| error.to_string()),
         prefix,
         list_added: list.as_ref().map(SharedList::added),
+        sessions: all_sessions.zip(clock.ended()),
+        virtual_time: Duration::from_nanos(clock.latest_clock_ns()),
         compaction,
         resizes,
     }

@@ -4,10 +4,12 @@
 //!
 //! A job is admitted when the free blocks hold its whole prompt, the rest of the prompts of the
 //! running jobs, and one block more for each of them (in each list of a sequence), so that an
-//! admission does not immediately cause a preemption. A step appends one token to each decoding job and up to a budget of prompt
-//! tokens to the others, earliest first. When the pool is full, the job that arrived last is
-//! preempted: its blocks are freed, and it restarts later with a prompt that includes the tokens
-//! decoded before.
+//! admission does not immediately cause a preemption. A step appends one token to each decoding job
+//! and up to a budget of prompt tokens to the others, earliest first. When the pool is full, the
+//! job that arrived last is preempted: its blocks are freed, and it restarts later with a prompt
+//! that includes the tokens decoded before.
+//!
+//! Jobs are ordered as they were taken, which is the order of their arrival.
 
 use std::collections::VecDeque;
 
@@ -17,15 +19,32 @@ use kvpool_load::Request;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Job {
     pub request: u32,
+    /// Its number in the order in which requests were taken.
+    pub order: u32,
     pub attempt: u32,
+    /// Its arrival, in virtual nanoseconds.
+    pub arrival_ns: u64,
     /// Tokens to append before it decodes: the prompt, and the tokens decoded before a preemption.
     pub prompt: u64,
     pub total: u64,
+    /// Leading tokens that were computed before: of an earlier prompt, or by a preempted attempt.
+    pub computed: u64,
+    /// Whether the first token of the answer has been written.
+    pub is_answered: bool,
 }
 
 impl Job {
-    pub const fn new(index: u32, request: &Request) -> Self {
-        Self { request: index, attempt: 0, prompt: request.input_tokens as u64, total: request.tokens() }
+    pub const fn new(index: u32, order: u32, arrival_ns: u64, request: &Request) -> Self {
+        Self {
+            request: index,
+            order,
+            attempt: 0,
+            arrival_ns,
+            prompt: request.input_tokens as u64,
+            total: request.tokens(),
+            computed: 0,
+            is_answered: false,
+        }
     }
 }
 
@@ -61,7 +80,9 @@ impl<S> Running<S> {
 
     /// Returns the remaining job after a preemption now.
     pub fn preempted(&self) -> Job {
-        Job { attempt: self.job.attempt + 1, prompt: self.job.prompt.max(self.held), ..self.job }
+        let Job { attempt, prompt, computed, .. } = self.job;
+        let (prompt, computed) = (prompt.max(self.held), computed.max(self.held));
+        Job { attempt: attempt + 1, prompt, computed, ..self.job }
     }
 }
 
@@ -84,7 +105,7 @@ impl<S> Scheduler<S> {
     }
 
     pub fn enqueue(&mut self, job: Job) {
-        let place = self.waiting.partition_point(|other| other.request < job.request);
+        let place = self.waiting.partition_point(|other| other.order < job.order);
         self.waiting.insert(place, job);
     }
 
@@ -92,11 +113,13 @@ impl<S> Scheduler<S> {
         !self.waiting.is_empty()
     }
 
-    /// Removes the waiting jobs that do not fit, and returns their number.
-    pub fn reject(&mut self, fits: impl Fn(&Job) -> bool) -> usize {
-        let before = self.waiting.len();
-        self.waiting.retain(fits);
-        before - self.waiting.len()
+    /// Removes and returns the waiting jobs that do not fit.
+    pub fn reject(&mut self, fits: impl Fn(&Job) -> bool) -> Vec<Job> {
+        let gone: Vec<Job> = self.waiting.iter().filter(|job| !fits(job)).copied().collect();
+        if !gone.is_empty() {
+            self.waiting.retain(fits);
+        }
+        gone
     }
 
     /// Returns the blocks that the running jobs still lack.
@@ -119,7 +142,7 @@ impl<S> Scheduler<S> {
     }
 
     pub fn start(&mut self, job: Job, held: u64, sequence: S) {
-        let place = self.running.partition_point(|other| other.job.request < job.request);
+        let place = self.running.partition_point(|other| other.job.order < job.order);
         self.running.insert(place, Running { job, held, sequence });
     }
 
@@ -135,19 +158,21 @@ impl<S> Scheduler<S> {
     }
 
     pub fn oldest(&self) -> Option<u32> {
-        let waiting = self.waiting.front().map(|job| job.request);
-        let running = self.running.first().map(|running| running.job.request);
+        let waiting = self.waiting.front().map(|job| job.order);
+        let running = self.running.first().map(|running| running.job.order);
         waiting.into_iter().chain(running).min()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use proptest::prelude::*;
 
     fn job(request: u32, prompt: u64, total: u64) -> Job {
-        Job { request, attempt: 0, prompt, total }
+        Job { prompt, total, ..Job::new(request, request, 0, &Request::new(Duration::ZERO, 1, 0)) }
     }
 
     fn blocks(tokens: u64) -> usize {
@@ -174,9 +199,10 @@ mod tests {
     #[test]
     fn a_preempted_job_keeps_its_decoded_tokens() {
         let running = Running { job: job(4, 20, 30), held: 25, sequence: () };
-        assert_eq!(running.preempted(), Job { request: 4, attempt: 1, prompt: 25, total: 30 });
+        assert_eq!(running.preempted(), Job { attempt: 1, computed: 25, ..job(4, 25, 30) });
         let early = Running { held: 7, ..running };
-        assert_eq!(early.preempted().prompt, 20, "the whole prompt is still to be appended");
+        let early = early.preempted();
+        assert_eq!((early.prompt, early.computed), (20, 7), "the whole prompt is still to be appended");
     }
 
     #[test]
@@ -225,8 +251,8 @@ mod tests {
         for (request, total) in [(0, 10), (1, 90), (2, 20)] {
             scheduler.enqueue(job(request, 1, total));
         }
-        assert_eq!(scheduler.reject(|job| job.total < 50), 1);
-        assert_eq!((scheduler.reject(|job| job.total < 50), scheduler.oldest()), (0, Some(0)));
+        assert_eq!(scheduler.reject(|job| job.total < 50), [job(1, 1, 90)]);
+        assert_eq!((scheduler.reject(|job| job.total < 50), scheduler.oldest()), (Vec::new(), Some(0)));
     }
 
     #[test]

@@ -1,8 +1,11 @@
 //! A sequence of a replay: with one list of blocks, or with one for each frame of a group's blocks.
 
-use kvpool::{AdmitRequest, Batch, GroupedSequence, Sequence, SequenceError, SequenceId, StateCopy, Tokens};
-
 use std::ops::Range;
+
+use kvpool::prefix::policy::Millis;
+use kvpool::{
+    AdmitRequest, Batch, GroupedSequence, Sequence, SequenceError, SequenceId, SessionId, StateCopy, Tokens,
+};
 
 use super::layers::added;
 use super::pool::ReplayPool;
@@ -18,19 +21,25 @@ pub enum ReplaySequence {
 
 impl ReplaySequence {
     /// Opens a sequence with the cached part of its prompt, which has no ids without a cache. In a
-    /// pool of groups, all groups reserve the blocks of the rest, or none does, for steps of at most
-    /// `step_tokens`.
+    /// pool of groups, all groups reserve the blocks of the rest, or none does, for steps of at
+    /// most `step_tokens`.
     pub fn open(
         pool: &ReplayPool,
-        id: SequenceId,
+        (id, session): (SequenceId, Option<SessionId>),
         prompt: &[u32],
         step_tokens: u64,
     ) -> Result<Self, SequenceError> {
         if pool.is_grouped() {
-            let request = AdmitRequest::new(id, prompt).chunk(step_tokens as usize);
+            let mut request = AdmitRequest::new(id, prompt).chunk(step_tokens as usize);
+            if let Some(session) = session {
+                request = request.session(session);
+            }
             return pool.admit_grouped(&request).map(Self::Grouped);
         }
-        let builder = pool.sequence(id);
+        let mut builder = pool.sequence(id);
+        if let Some(session) = session {
+            builder = builder.session(session);
+        }
         if prompt.is_empty() { builder.open() } else { builder.tokens(prompt) }.map(Self::One)
     }
 
@@ -51,6 +60,14 @@ impl ReplaySequence {
         match self {
             Self::One(_) => Ok(Vec::new()),
             Self::Grouped(sequence) => batch.checkpoint(sequence),
+        }
+    }
+
+    /// Sets when its session is expected to send the next request.
+    pub fn expect_return(&mut self, at: Millis) {
+        match self {
+            Self::One(sequence) => sequence.expect_return(at),
+            Self::Grouped(sequence) => sequence.expect_return(at),
         }
     }
 

@@ -1,8 +1,8 @@
 //! State that scheduler threads share besides the pool: arrivals, the clocks of all threads, and
 //! the rule that ensures progress.
 //!
-//! Time is virtual, and each thread has its own: a step takes [`step_ns`], and an idle thread
-//! advances to the next arrival. No thread sleeps, and no thread runs [far
+//! Time is virtual, and each thread has its own: a step takes its [costs](super::Costs), and an
+//! idle thread advances to the next arrival. No thread sleeps, and no thread runs [far
 //! ahead](SharedClock::may_step) of another that has work.
 //!
 //! # Progress
@@ -13,17 +13,22 @@
 //! requests end or are preempted, so it gets them, and each request eventually becomes the
 //! earliest.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use kvpool_load::Request;
 
+use super::sessions::{Ended, Next, Sessions};
+
 /// How far a thread may run ahead of the slowest, in virtual time. Steps take microseconds here and
 /// milliseconds in an engine: without a bound, a descheduled thread would keep its step in flight,
 /// and all frames freed meanwhile retired, for minutes of virtual time.
 const AHEAD_NS: u64 = 250_000_000;
+
+/// The same with sessions, whose requests arrive when others end: less than two usual steps.
+const AHEAD_OF_SESSIONS_NS: u64 = 20_000_000;
 
 const IDLE: u64 = u64::MAX;
 
@@ -33,12 +38,6 @@ const HALT_INTERVAL: Duration = Duration::from_millis(1);
 const NEVER: u64 = u64::MAX;
 
 const NO_REQUEST: u32 = u32::MAX;
-
-/// Returns the virtual nanoseconds of an engine's step, as of a model with 8 billion parameters on
-/// one fast device: 100,000 prompt tokens a second, and 80 steps a second at 25 sequences.
-pub const fn step_ns(prompt_tokens: u64, decode_tokens: u64) -> u64 {
-    10_000_000 + prompt_tokens * 10_000 + decode_tokens * 100_000
-}
 
 /// The state of the pool at a refusal.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -51,11 +50,29 @@ pub struct Refusal {
     pub tokens: u64,
 }
 
+/// A request taken by a thread.
+#[derive(Clone, Copy, Debug)]
+pub struct Taken<'a> {
+    pub index: u32,
+    /// Its number in the order in which requests are taken.
+    pub order: u32,
+    pub arrival_ns: u64,
+    pub request: &'a Request,
+}
+
+/// When requests arrive.
+enum Arrivals {
+    /// As recorded. The next request.
+    Recorded(AtomicUsize),
+    /// After others of their session.
+    Sessions(Mutex<Sessions>),
+}
+
 /// See the [module](self). Counters are Relaxed: they are hints and figures. Blocks and bytes pass
 /// between threads through the pool, which orders them.
 pub struct SharedClock<'a> {
     requests: &'a [Request],
-    next: AtomicUsize,
+    arrivals: Arrivals,
     clocks_ns: Vec<AtomicU64>,
     steps_ns: Vec<AtomicU64>,
     oldest: Vec<AtomicU32>,
@@ -75,10 +92,16 @@ pub struct SharedClock<'a> {
 
 impl<'a> SharedClock<'a> {
     /// Creates the clocks of `threads`. Once `halt_at` requests are settled, all threads halt.
-    pub fn new(requests: &'a [Request], threads: usize, halt_at: Option<u64>) -> Self {
+    pub fn new(
+        requests: &'a [Request],
+        sessions: Option<Sessions>,
+        threads: usize,
+        halt_at: Option<u64>,
+    ) -> Self {
+        let recorded = Arrivals::Recorded(AtomicUsize::new(0));
         Self {
             requests,
-            next: AtomicUsize::new(0),
+            arrivals: sessions.map_or(recorded, |sessions| Arrivals::Sessions(Mutex::new(sessions))),
             clocks_ns: (0..threads).map(|_| AtomicU64::new(0)).collect(),
             steps_ns: (0..threads).map(|_| AtomicU64::new(IDLE)).collect(),
             oldest: (0..threads).map(|_| AtomicU32::new(NO_REQUEST)).collect(),
@@ -93,20 +116,67 @@ impl<'a> SharedClock<'a> {
         }
     }
 
-    /// Takes the next request if it has arrived by `now`. Each request is taken once.
-    pub fn take_due(&self, now: Duration) -> Option<(u32, &'a Request)> {
+    fn sessions(&self) -> Option<MutexGuard<'_, Sessions>> {
+        match &self.arrivals {
+            Arrivals::Recorded(_) => None,
+            Arrivals::Sessions(sessions) => Some(sessions.lock().unwrap_or_else(PoisonError::into_inner)),
+        }
+    }
+
+    /// Takes the next request for a thread if it has arrived by `now`. Each request is taken once.
+    pub fn take_due(&self, thread: usize, now: Duration) -> Option<Taken<'a>> {
+        let next = match &self.arrivals {
+            Arrivals::Recorded(next) => next,
+            Arrivals::Sessions(_) => {
+                let now_ns = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+                let (index, arrival_ns, order) = self.sessions()?.take_due(thread, now_ns)?;
+                return Some(Taken { index, order, arrival_ns, request: self.request(index) });
+            }
+        };
         let due = |next: usize| self.requests.get(next).is_some_and(|request| request.arrival <= now);
-        let taken = self.next.fetch_update(Relaxed, Relaxed, |next| due(next).then_some(next + 1)).ok()?;
-        Some((taken as u32, &self.requests[taken]))
+        let taken = next.fetch_update(Relaxed, Relaxed, |next| due(next).then_some(next + 1)).ok()?;
+        let (index, request) = (taken as u32, &self.requests[taken]);
+        Some(Taken { index, order: index, arrival_ns: request.arrival.as_nanos() as u64, request })
+    }
+
+    /// Counts a request of a thread as settled: completed or rejected.
+    pub fn settle(&self, thread: usize, request: u32, at_ns: u64) {
+        if let Some(mut sessions) = self.sessions() {
+            sessions.end(thread, request, at_ns);
+        }
+        self.settled.fetch_add(1, Relaxed);
     }
 
     pub fn request(&self, index: u32) -> &'a Request {
         &self.requests[index as usize]
     }
 
-    /// Returns the arrival of the next request; `None` after the last.
-    pub fn next_arrival(&self) -> Option<Duration> {
-        self.requests.get(self.next.load(Relaxed)).map(|request| request.arrival)
+    /// Returns the arrival of the next request, for an idle thread.
+    pub fn next_arrival(&self, thread: usize) -> Next {
+        let next = match &self.arrivals {
+            Arrivals::Recorded(next) => self.requests.get(next.load(Relaxed)),
+            Arrivals::Sessions(_) => {
+                let sessions = self.sessions();
+                let clock_ns = |thread: usize| self.clocks_ns[thread].load(Relaxed);
+                return sessions.map_or(Next::Never, |sessions| sessions.next(thread, clock_ns));
+            }
+        };
+        next.map_or(Next::Never, |request| Next::At(request.arrival.as_nanos() as u64))
+    }
+
+    /// Returns the tokens of a prompt with which an earlier one began; 0 without sessions.
+    pub fn known_tokens(&self, request: u32) -> u64 {
+        self.sessions().map_or(0, |mut sessions| sessions.known_tokens(self.request(request)))
+    }
+
+    /// Returns the think time between a request and the next one of its session.
+    pub fn think_after(&self, request: u32) -> Option<Duration> {
+        self.sessions()?.think_after(request).map(Duration::from_nanos)
+    }
+
+    /// Returns the sessions that have ended, if there are sessions.
+    pub fn ended(&self) -> Option<Ended> {
+        self.sessions().map(|sessions| sessions.ended())
     }
 
     /// Publishes the time of a thread, and its earliest request.
@@ -120,7 +190,11 @@ impl<'a> SharedClock<'a> {
     pub fn may_step(&self, thread: usize, now_ns: u64) -> bool {
         self.steps_ns[thread].store(now_ns, Relaxed);
         let slowest = self.steps_ns.iter().map(|clock| clock.load(Relaxed)).min().unwrap_or(now_ns);
-        now_ns.saturating_sub(slowest) <= AHEAD_NS
+        let ahead_ns = match self.arrivals {
+            Arrivals::Recorded(_) => AHEAD_NS,
+            Arrivals::Sessions(_) => AHEAD_OF_SESSIONS_NS,
+        };
+        now_ns.saturating_sub(slowest) <= ahead_ns
     }
 
     pub fn set_idle(&self, thread: usize) {
@@ -204,19 +278,17 @@ mod tests {
     #[test]
     fn requests_are_taken_once_and_when_due() {
         let requests = [0, 5, 5].map(|second| Request::new(Duration::from_secs(second), 1, 1));
-        let clock = SharedClock::new(&requests, 2, None);
-        assert_eq!(clock.take_due(Duration::ZERO).unwrap().0, 0);
-        assert!(clock.take_due(Duration::from_secs(4)).is_none());
-        assert_eq!(clock.next_arrival(), Some(Duration::from_secs(5)));
-        assert_eq!(clock.take_due(Duration::from_secs(5)).unwrap().0, 1);
-        assert_eq!(clock.take_due(Duration::from_secs(9)).unwrap().0, 2);
-        assert!(clock.take_due(Duration::from_secs(9)).is_none());
-        assert_eq!(clock.next_arrival(), None);
+        let clock = SharedClock::new(&requests, None, 2, None);
+        let take = |second| clock.take_due(0, Duration::from_secs(second)).map(|taken| taken.index);
+        assert_eq!((take(0), take(4)), (Some(0), None));
+        assert_eq!(clock.next_arrival(1), Next::At(5_000_000_000));
+        assert_eq!([5, 9, 9].map(take), [Some(1), Some(2), None]);
+        assert_eq!(clock.next_arrival(0), Next::Never);
     }
 
     #[test]
     fn no_thread_runs_far_ahead_of_one_that_makes_steps() {
-        let clock = SharedClock::new(&[], 3, None);
+        let clock = SharedClock::new(&[], None, 3, None);
         assert!(clock.may_step(0, 5 * AHEAD_NS), "alone");
         assert!(clock.may_step(1, 4 * AHEAD_NS), "the slowest may always");
         assert!(clock.may_step(0, 5 * AHEAD_NS));
@@ -227,7 +299,7 @@ mod tests {
 
     #[test]
     fn only_the_request_that_paused_admission_resumes_it() {
-        let clock = SharedClock::new(&[], 2, None);
+        let clock = SharedClock::new(&[], None, 2, None);
         clock.publish(0, 7, Some(3));
         clock.publish(1, 9, None);
         assert!(clock.is_oldest(3) && !clock.is_oldest(4));
@@ -242,7 +314,7 @@ mod tests {
     /// An ended thread counts as halted, and a halted one waits for the end of the replay.
     #[test]
     fn all_threads_halt_when_enough_requests_are_settled() {
-        let clock = SharedClock::new(&[], 2, Some(2));
+        let clock = SharedClock::new(&[], None, 2, Some(2));
         clock.settled.fetch_add(1, Relaxed);
         clock.leave();
         assert!(!clock.must_halt() && !clock.is_halted());

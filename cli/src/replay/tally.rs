@@ -107,7 +107,8 @@ impl TableRuns {
         if self.runs == 0 { 0.0 } else { self.blocks as f64 / self.runs as f64 }
     }
 
-    fn merge(&mut self, other: &Self) {
+    /// Adds the counts of other tables.
+    pub fn merge(&mut self, other: &Self) {
         self.blocks += other.blocks;
         self.runs += other.runs;
         self.per_sequence.merge(&other.per_sequence);
@@ -133,6 +134,12 @@ pub struct Tally {
     pub resumed_lookup_blocks: u64,
     /// Leading blocks of these prompts that were cached: mostly the request's own.
     pub resumed_hit_blocks: u64,
+    /// Tokens of prompts at their first admission.
+    pub prompt_tokens: u64,
+    /// Tokens admitted that had been computed before, and were not cached any more.
+    pub recomputed_tokens: u64,
+    /// Virtual time from the arrival of a request to the first token of its answer.
+    pub first_token: Distribution,
     /// Tokens appended and written.
     pub tokens: u64,
     /// Tokens read back and compared.
@@ -147,6 +154,8 @@ pub struct Tally {
     pub findings: Vec<String>,
     /// The runs of the block tables of ended or preempted requests.
     pub tables: TableRuns,
+    /// The same of each list alone, if there are several.
+    pub lists: Vec<TableRuns>,
     /// The same in the free list, if there is one.
     pub listed: TableRuns,
     /// Leading blocks of prompts that the free list had cached, at their first admission.
@@ -208,6 +217,9 @@ impl Tally {
         self.hit_blocks += other.hit_blocks;
         self.resumed_lookup_blocks += other.resumed_lookup_blocks;
         self.resumed_hit_blocks += other.resumed_hit_blocks;
+        self.prompt_tokens += other.prompt_tokens;
+        self.recomputed_tokens += other.recomputed_tokens;
+        self.first_token.merge(&other.first_token);
         self.tokens += other.tokens;
         self.tokens_verified += other.tokens_verified;
         self.blocks_allocated += other.blocks_allocated;
@@ -215,6 +227,8 @@ impl Tally {
         self.corrupt.extend(other.corrupt);
         other.findings.into_iter().for_each(|finding| self.find(finding));
         self.tables.merge(&other.tables);
+        self.lists.resize_with(self.lists.len().max(other.lists.len()), TableRuns::default);
+        self.lists.iter_mut().zip(&other.lists).for_each(|(own, other)| own.merge(other));
         self.listed.merge(&other.listed);
         self.listed_hits += other.listed_hits;
         self.allocate.merge(&other.allocate);

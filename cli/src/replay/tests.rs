@@ -1,3 +1,5 @@
+mod sessions;
+
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,7 +9,7 @@ use kvpool::storage::{CopyDone, Dtype, Elements, ElementsMut, FrameMove, HostSto
 use kvpool::{AllocRequest, DeviceId, StorageError};
 
 use super::*;
-use crate::trace::{HASH_BLOCK_TOKENS, Request};
+use crate::trace::{Generated, HASH_BLOCK_TOKENS, Request};
 use kvpool_load::{Corrupt, Shape};
 
 /// A fault of the storage. All but `DoubleOwner`, `LostCopy` and the last two occur once.
@@ -424,7 +426,7 @@ fn a_thread_that_panics_is_a_finding() {
 
 #[test]
 fn one_thread_is_deterministic() {
-    let trace = Trace::generated(3, 120);
+    let trace = Generated::Conversations.trace(3, 120);
     let blocks = blocks_for(&trace.requests, |tokens| SHAPE.blocks(tokens)) / 2;
     let counts = || {
         let tally = run(&pool(blocks, Fault::None), &trace, 1).tally;
@@ -442,7 +444,7 @@ fn one_thread_is_deterministic() {
 /// The cached part of a prompt is neither written nor charged, but read back like the rest.
 #[test]
 fn prefixes_are_found_again_and_verified() {
-    let trace = Trace::generated(3, 120);
+    let trace = Generated::Conversations.trace(3, 120);
     let blocks = 2 * blocks_for(&trace.requests, |tokens| SHAPE.blocks(tokens));
     let all: u64 = trace.requests.iter().map(Request::tokens).sum();
     for threads in [1, 2, 3] {

@@ -17,6 +17,8 @@
 //! are overwritten as it grows, and kept at the cuts of a prompt.
 
 mod check;
+mod closed_loop;
+mod samples;
 mod stall;
 mod states;
 
@@ -33,7 +35,8 @@ use super::free_list::Listed;
 use super::layers::Group;
 use super::scheduler::{Job, Running, Scheduler};
 use super::sequence::ReplaySequence;
-use super::shared_clock::{Refusal, step_ns};
+use super::sessions::Next;
+use super::shared_clock::{Refusal, Taken};
 use super::tally::{GroupUse, Tally};
 use stall::Stall;
 
@@ -169,10 +172,10 @@ impl<'a> Worker<'a> {
                 continue;
             }
             self.end_previous();
-            if let Some(arrival) = self.at.clock.next_arrival() {
-                self.clock_ns = self.clock_ns.max(arrival.as_nanos() as u64);
-            } else {
-                break;
+            match self.at.clock.next_arrival(self.thread) {
+                Next::At(arrival_ns) => self.clock_ns = self.clock_ns.max(arrival_ns),
+                Next::Undecided => self.give_turn()?,
+                Next::Never => break,
             }
         }
         self.end_previous();
@@ -198,14 +201,14 @@ impl<'a> Worker<'a> {
         let Replaying { pool, options, .. } = self.at;
         let blocks = |job: &Job| pool.lists().blocks_with_states(job.total, options.step_tokens);
         let fits = |job: &Job| blocks(job) <= pool.total_blocks();
-        for _ in 0..self.scheduler.reject(fits) {
-            self.reject();
+        for job in self.scheduler.reject(fits) {
+            self.reject(job.request);
         }
     }
 
-    fn reject(&mut self) {
+    fn reject(&mut self, request: u32) {
         self.tally.rejected += 1;
-        self.at.clock.settled.fetch_add(1, Relaxed);
+        self.at.clock.settle(self.thread, request, self.clock_ns);
     }
 
     /// Takes the arrived requests, and starts those that fit.
@@ -214,13 +217,17 @@ impl<'a> Worker<'a> {
             self.reject_oversized();
             let now = self.at.options.fill.map_or(Duration::from_nanos(self.clock_ns), |_| Duration::MAX);
             while self.scheduler.wants_request() {
-                let Some((index, request)) = self.at.clock.take_due(now) else {
+                let Some(taken) = self.at.clock.take_due(self.thread, now) else {
                     break;
                 };
+                if self.scheduler.running().is_empty() {
+                    self.stalled = None;
+                }
+                let Taken { index, order, arrival_ns, request } = taken;
                 if self.blocks(request.tokens()) > self.at.pool.total_blocks() {
-                    self.reject();
+                    self.reject(index);
                 } else {
-                    self.scheduler.enqueue(Job::new(index, request));
+                    self.scheduler.enqueue(Job::new(index, order, arrival_ns, request));
                 }
             }
             // Not every free block can be allocated: a shrinking pool keeps the blocks that it
@@ -253,7 +260,7 @@ impl<'a> Worker<'a> {
 
     /// Opens a job's sequence with the cached part of its prompt; false if the pool has no room for
     /// it.
-    fn start(&mut self, job: Job) -> Result<bool, String> {
+    fn start(&mut self, mut job: Job) -> Result<bool, String> {
         let Job { request, attempt, prompt, .. } = job;
         self.prompt.clear();
         let text = match self.at.texts {
@@ -271,8 +278,9 @@ impl<'a> Worker<'a> {
         };
         let id = SequenceId(u64::from(attempt) << 32 | u64::from(request));
         let step_tokens = self.at.options.step_tokens;
+        let session = self.at.clock.request(request).turn.map(|turn| turn.session);
         let sequence = loop {
-            match ReplaySequence::open(self.at.pool, id, &self.prompt, step_tokens).map_err(full) {
+            match ReplaySequence::open(self.at.pool, (id, session), &self.prompt, step_tokens).map_err(full) {
                 Ok(sequence) => break sequence,
                 Err(Ok(_)) if self.end_previous() => {}
                 Err(Ok(space)) => {
@@ -287,6 +295,7 @@ impl<'a> Worker<'a> {
             }
         };
         let cached = sequence.len();
+        self.count_recomputed(&mut job, cached as u64);
         let admitted = if self.at.pool.is_grouped() { prompt } else { cached as u64 };
         self.at.usage.grow(admitted);
         let groups = self.at.pool.groups().iter();
@@ -328,7 +337,9 @@ impl<'a> Worker<'a> {
         self.check_last(&batch)?;
         self.end_previous();
         self.previous = Some(batch);
-        self.retire_done()?;
+        let end_ns = self.clock_ns + self.at.options.costs().of_step(tokens.prompt, tokens.decode);
+        self.note_first_tokens(end_ns);
+        self.retire_done(end_ns)?;
         self.publish_frames();
 
         if self.advanced.is_empty() {
@@ -336,7 +347,7 @@ impl<'a> Worker<'a> {
             return self.wait_for_others();
         }
         self.stalled = None;
-        self.clock_ns += step_ns(tokens.prompt, tokens.decode);
+        self.clock_ns = end_ns;
         self.at.clock.tokens.fetch_add(tokens.prompt + tokens.decode, Relaxed);
         self.sample();
         Ok(())
@@ -376,7 +387,7 @@ impl<'a> Worker<'a> {
         }
         *(if in_prompt { &mut step.prompt } else { &mut step.decode }) += tokens;
         self.tally.tokens += tokens;
-        self.at.clock.resume_admission(job.request);
+        self.at.clock.resume_admission(job.order);
         for list in 0..sequence.lists() {
             let (of, slots) =
                 ((job.request, job.attempt, list), slots(batch, sequence.list(list), self.shape));
@@ -445,14 +456,14 @@ impl<'a> Worker<'a> {
         self.count_refusal((free, retired), step.held);
         let total = self.at.pool.total_blocks();
         let running = &self.scheduler.running()[place];
-        let (request, all) = (running.job.request, running.job.total);
+        let (order, all) = (running.job.order, running.job.total);
         let wanted = running.sequence.sequence.lacks(running.held..running.held + tokens);
         if step.preempted || free + retired >= wanted {
             return Ok(Turn::Skipped);
         }
         let fits = self.blocks(all) <= total;
-        if fits && self.scheduler.running().len() == 1 && self.at.clock.is_oldest(request) {
-            self.at.clock.pause_admission(request);
+        if fits && self.scheduler.running().len() == 1 && self.at.clock.is_oldest(order) {
+            self.at.clock.pause_admission(order);
             return Ok(Turn::Skipped);
         }
         step.preempted = true;
@@ -462,7 +473,7 @@ impl<'a> Worker<'a> {
         let last = self.scheduler.running().len() - 1;
         self.advanced.retain(|&other| other != last);
         if let Some(gone) = self.scheduler.preempt() {
-            self.at.clock.resume_admission(gone.job.request);
+            self.at.clock.resume_admission(gone.job.order);
             self.check_all(batch, &gone)?;
             self.release(gone);
         }
@@ -481,7 +492,8 @@ impl<'a> Worker<'a> {
         self.tally.utilization.max = self.tally.utilization.max.max(used);
     }
 
-    fn retire_done(&mut self) -> Result<(), String> {
+    /// Closes the sequences whose last token was written in the step that ends at `end_ns`.
+    fn retire_done(&mut self, end_ns: u64) -> Result<(), String> {
         if !self.scheduler.running().iter().any(Running::is_done) {
             return Ok(());
         }
@@ -489,13 +501,15 @@ impl<'a> Worker<'a> {
         let (done, on): (Vec<_>, Vec<_>) = all.into_iter().partition(Running::is_done);
         *self.scheduler.running() = on;
         let batch = self.previous.take();
-        for running in done {
+        for mut running in done {
             if let Some(batch) = &batch {
                 self.check_all(batch, &running)?;
             }
+            self.expect_return(&mut running, end_ns);
+            let request = running.job.request;
             self.release(running);
             self.tally.completed += 1;
-            self.at.clock.settled.fetch_add(1, Relaxed);
+            self.at.clock.settle(self.thread, request, end_ns);
         }
         self.previous = batch;
         Ok(())
@@ -516,44 +530,6 @@ impl<'a> Worker<'a> {
         self.tally.free.record_time(start.elapsed());
         if let Some(list) = self.at.list {
             list.free(gone.sequence.listed);
-        }
-    }
-
-    /// Returns false in a closed loop until the pool is filled, and once no request waits.
-    fn is_steady(&self) -> bool {
-        self.at.options.fill.is_none() || self.is_filled && self.scheduler.has_waiting()
-    }
-
-    /// Samples the pool at intervals, on the first thread; in a closed loop at each step.
-    fn sample(&mut self) {
-        let is_due = self.at.options.fill.is_some() || self.clock_ns >= self.next_sample_ns;
-        if self.thread != 0 || !is_due || !self.is_steady() {
-            return;
-        }
-        self.next_sample_ns = self.clock_ns + self.at.options.sample_ns;
-        let free = self.at.pool.free_blocks();
-        self.tally.utilization.add(1.0 - free as f64 / self.at.pool.total_blocks() as f64);
-        let fragmentation = self.at.pool.fragmentation();
-        self.tally.fragmentation.add(fragmentation.rate);
-        self.tally
-            .reserved_for_growth
-            .add(fragmentation.reserved_for_growth as f64 / self.at.pool.total_blocks() as f64);
-        for (group, frames) in self.tally.groups.iter_mut().zip(self.at.usage.frames()) {
-            group.frames.add(frames as f64);
-        }
-    }
-
-    /// Publishes the frames of this thread's sequences in each group.
-    fn publish_frames(&mut self) {
-        for (index, Group { lists, state_frames, .. }) in self.at.pool.groups().iter().enumerate() {
-            let frames = match lists.len() {
-                0 => self.scheduler.running().len() * state_frames,
-                lists_of_group => {
-                    let held = |running: &Running<Open>| running.sequence.sequence.held_blocks(lists.start);
-                    self.scheduler.running().iter().map(held).sum::<usize>() * lists_of_group
-                }
-            };
-            self.at.usage.set_frames(self.thread, index, frames);
         }
     }
 

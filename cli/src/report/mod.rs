@@ -9,7 +9,8 @@ use indicatif::HumanCount;
 use kvpool::storage::groups::Reach;
 
 use crate::replay::{
-    Distribution, Group, GroupUse, Options, Outcome, ReplayPool, Resize, TableRuns, failed_copies,
+    Distribution, Ended, Group, GroupUse, Options, Outcome, ReplayPool, Resize, TableRuns, Tally,
+    failed_copies,
 };
 use crate::trace::Trace;
 
@@ -23,6 +24,8 @@ pub struct Report {
     /// Whether nothing was lost or corrupt.
     pub intact: bool,
     pub verify: bool,
+    /// Whether the table leaves out sections.
+    pub is_brief: bool,
 }
 
 impl Report {
@@ -36,7 +39,8 @@ impl Report {
     ) -> Self {
         let Outcome { tally, blocks_total, blocks_leaked, fragmentation_final, .. } = outcome;
         let requests = trace.requests.len();
-        let (wall_s, trace_s) = (outcome.wall.as_secs_f64(), trace.span().as_secs_f64());
+        let span = outcome.sessions.map_or(trace.span(), |_| outcome.virtual_time);
+        let (wall_s, trace_s) = (outcome.wall.as_secs_f64(), span.as_secs_f64());
         let block_tokens = pool.shape().block_tokens;
         // The share of the full blocks of prompts that were cached.
         let hit_rate = tally.hit_blocks as f64 / tally.lookup_blocks.max(1) as f64;
@@ -144,6 +148,11 @@ impl Report {
             })),
             // Of each group of layers, with --model or --window.
             "groups": pool.groups().iter().zip(&tally.groups).map(group).collect::<Vec<_>>(),
+            // In a closed loop, with --sessions; otherwise null.
+            "sessions": outcome.sessions.map(|sessions| of_sessions(sessions, options, tally)),
+            // The report of the generated agents that follow generated conversations; null if the
+            // flags choose the requests or the pool.
+            "agents": null,
             "free_list": free_list,
             "defrag": defrag,
             "resize": outcome.resizes.iter().map(resize).collect::<Vec<_>>(),
@@ -157,7 +166,7 @@ impl Report {
             "interrupted": outcome.interrupted,
             "sound": outcome.is_sound(requests),
         });
-        Self { figures, intact: outcome.is_intact(), verify: options.verify }
+        Self { figures, intact: outcome.is_intact(), verify: options.verify, is_brief: false }
     }
 }
 
@@ -181,6 +190,26 @@ pub(crate) fn keeps(reach: Reach) -> String {
 pub(crate) fn runs(tables: &TableRuns) -> Value {
     let runs = &tables.per_sequence;
     json!({ "mean": runs.mean(), "p50": runs.at(0.5), "p99": runs.at(0.99) })
+}
+
+fn of_sessions((all, ended): (usize, Ended), options: &Options, tally: &Tally) -> Value {
+    let first_token = &tally.first_token;
+    let at_ms = |share| first_token.at(share) as f64 / 1e6;
+    json!({
+        "at_once": options.sessions.map(|sessions| sessions.at_once),
+        // Without subagents, which are parts of a session.
+        "sessions": all,
+        "completed": ended.sessions,
+        "subagents": ended.subagents,
+        // Of prompts, at their first admission.
+        "prompt_tokens": tally.prompt_tokens,
+        // Computed for an earlier prompt or a preempted attempt, and not cached any more.
+        "recomputed_tokens": tally.recomputed_tokens,
+        // From the arrival to the end of the step with the first token: queueing and prefill, by
+        // the cost model.
+        "first_token_ms": { "mean": first_token.mean() / 1e6, "p50": at_ms(0.5), "p99": at_ms(0.99) },
+        "tells_returns": options.sessions.is_some_and(|sessions| sessions.tells_returns),
+    })
 }
 
 fn group((group, used): (&Group, &GroupUse)) -> Value {

@@ -12,13 +12,18 @@ use crate::{fit, output};
 /// A section of the table, the name of a figure in the JSON, and a note.
 type Row = (&'static str, &'static str, String);
 
+/// Sections that a brief table leaves out.
+const OMITTED: [&str; 3] = ["utilization", "fragmentation", "defrag"];
+
 /// Instead of a name: the section has no figures.
 const OFF: &str = "off";
 
 pub fn render(report: &Report, width: Option<usize>) -> String {
     let json = &report.figures;
     let mut table = output::table(UTF8_FULL_CONDENSED);
-    for rows in rows(json).chunk_by(|(section, ..), (other, ..)| section == other) {
+    let mut rows = rows(json);
+    rows.retain(|(section, ..)| !report.is_brief || !OMITTED.contains(section));
+    for rows in rows.chunk_by(|(section, ..), (other, ..)| section == other) {
         for (index, (section, name, note)) in rows.iter().enumerate() {
             let object = match &json[section] {
                 Value::Array(items) => &items[index],
@@ -68,7 +73,9 @@ fn rows(json: &Value) -> Vec<Row> {
     row("requests", "preempted", "restarted later");
     row("time", "wall_s", "");
     row("time", "cpu_s", "of all threads");
-    row("time", "trace_s", "first arrival to last");
+    let sessions = &json["sessions"];
+    let span = if sessions.is_null() { "first arrival to last" } else { "virtual, to the last answer" };
+    row("time", "trace_s", span);
     row("time", "speedup", "real time");
     let tokens_per_s = share(&json["tokens"]) / share(&json["wall_s"]).max(f64::MIN_POSITIVE);
     row("tokens", "tokens", &format!("written, {:.1} million a second", tokens_per_s / 1e6));
@@ -130,6 +137,24 @@ fn rows(json: &Value) -> Vec<Row> {
         let note = format!("of {} blocks of preempted requests", count(resumed));
         row("prefix", "resumed_hit_blocks", &note);
     }
+    if !sessions.is_null() {
+        let at_once = match number(&sessions["at_once"]) {
+            1 => "one at a time".to_owned(),
+            at_once => format!("{} at a time", HumanCount(at_once)),
+        };
+        let mut note = format!("of {}, {at_once}", count(&sessions["sessions"]));
+        match number(&sessions["subagents"]) {
+            0 => {}
+            1 => note += "; 1 subagent",
+            subagents => note += &format!("; {} subagents", HumanCount(subagents)),
+        }
+        row("sessions", "completed", &note);
+        let note = format!("known before; prompts had {}", count(&sessions["prompt_tokens"]));
+        row("sessions", "recomputed_tokens", &note);
+        let first = &sessions["first_token_ms"];
+        let [mean, p99] = ["mean", "p99"].map(|name| milliseconds(share(&first[name])));
+        row("sessions", "first_token_ms", &format!("p50, queueing and prefill; mean {mean}, p99 {p99}"));
+    }
     row("utilization", "mean", "of blocks, over virtual time");
     row("utilization", "peak", "");
     let refused = match json["utilization"]["at_first_refusal"] {
@@ -178,6 +203,7 @@ fn figure(name: &str, value: &Value) -> String {
         (_, Some(figure), "speedup") => format!("{} x", HumanCount(figure.round() as u64)),
         (_, Some(figure), "run_len_mean") => format!("{figure:.1}"),
         (_, Some(share), _) => format!("{:.1} %", share * 100.0),
+        (.., "first_token_ms") => milliseconds(share(&value["p50"])),
         (.., "runs_per_sequence") => HumanCount(number(&value["p50"])).to_string(),
         _ => value["p50"].as_u64().map_or("-".to_owned(), duration),
     }
@@ -187,6 +213,10 @@ fn figure(name: &str, value: &Value) -> String {
 fn label(name: &str) -> String {
     let unit = ["_s", "_ms", "_ns"].into_iter().find_map(|unit| name.strip_suffix(unit));
     unit.unwrap_or(name).replace('_', " ")
+}
+
+fn milliseconds(ms: f64) -> String {
+    if ms < 10_000.0 { format!("{ms:.0} ms") } else { format!("{:.1} s", ms / 1e3) }
 }
 
 fn number(value: &Value) -> u64 {

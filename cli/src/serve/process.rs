@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use indicatif::{BinaryBytes, HumanCount};
+use kvpool::hints::HintLimits;
 use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::{AuditError, DefragConfig, Pool};
 use kvpool_load::traffic::{Exchange, Fetching, Load, fresh_seed};
@@ -204,6 +205,10 @@ fn build(settings: &PoolSettings, key: Option<HashKey>) -> anyhow::Result<(Pool,
             Some(key) => config.key(key),
             None => config,
         });
+        builder = builder.hints(HintLimits::new());
+        if let Some(tenants) = &settings.tenants {
+            builder = builder.tenants(tenants.iter().copied());
+        }
     }
     Ok((builder.build().map_err(named("cannot build the pool"))?, backend))
 }

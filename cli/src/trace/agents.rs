@@ -2,12 +2,14 @@
 
 use std::io::Read;
 
+use kvpool::SessionId;
+use kvpool_load::{ANSWER_TOKEN, Turn};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::error::Reason;
 use super::hashes::Hashing;
-use super::{ReadOptions, Row, TimeUnit, later};
+use super::{ReadOptions, Row, TimeUnit, later, think};
 
 const SESSION_BYTES_MAX: u64 = if cfg!(test) { 1 << 20 } else { 1 << 30 };
 
@@ -29,11 +31,15 @@ enum Scope {
     Global,
 }
 
-/// A request, or the requests of a subagent. Recorded times include think times.
+/// A request, or the requests of a subagent. Recorded times include those of the next two fields.
 #[derive(Deserialize)]
 struct Step<'s> {
     /// Seconds from the start of the session or of the subagent.
     t: f64,
+    /// Seconds from the end of the previous answer: of a user, or of tools.
+    think_time: Option<f64>,
+    /// Seconds from the request to the end of its answer.
+    api_time: Option<f64>,
     #[serde(rename = "in")]
     input: Option<i64>,
     #[serde(rename = "out")]
@@ -67,33 +73,58 @@ pub(super) fn read(
     })?;
     let hash_tokens = options.hash_tokens.unwrap_or(session.block_size.get());
     let chain = (session.hash_id_scope == Scope::Local).then_some(options.session);
-    let mut rows = Vec::new();
-    add(session.requests, 0, &mut rows, options, Hashing { tokens: hash_tokens, chain })?;
+    let hashing = Hashing { tokens: hash_tokens, chain };
+    let mut reader = Reader { options, hashing, rows: Vec::new(), sessions: 0 };
+    reader.add(session.requests, None, 0, 0)?;
+    let mut rows = reader.rows;
     rows.sort_by_key(|&(at_ns, _)| at_ns);
     Ok((rows, hash_tokens))
 }
 
-/// Adds the rows of steps that begin at this time. The parser bounds the depth.
-fn add(
-    steps: Vec<Step<'_>>,
-    start_ns: i64,
-    rows: &mut Vec<Row>,
-    options: &ReadOptions,
+struct Reader<'o> {
+    options: &'o ReadOptions,
     hashing: Hashing,
-) -> Result<(), Reason> {
-    for (number, step) in steps.into_iter().enumerate() {
-        let one = || -> Result<(), Reason> {
-            let at_ns = options.time_unit.unwrap_or(TimeUnit::S).ns("t", step.t)?;
-            let at_ns = later(start_ns, at_ns)?;
-            if let Some(steps) = step.requests {
-                return add(steps, at_ns, rows, options, hashing);
-            }
-            let input = step.input.ok_or(Reason::Missing("in"))?;
-            let output = step.output.ok_or(Reason::Missing("out"))?;
-            rows.push((at_ns, hashing.request([("in", input), ("out", output)], step.hash_ids, options)?));
-            Ok(())
-        };
-        one().map_err(|reason| reason.within(&format!("requests[{number}]")))?;
+    rows: Vec<Row>,
+    /// Sessions begun, whose numbers are their ids.
+    sessions: u64,
+}
+
+impl Reader<'_> {
+    /// Adds the rows of steps that begin at `start_ns`: those of a session, which are a session of
+    /// their own in this parent, whose last answer ended at `end_ns`. The parser bounds the depth.
+    fn add(
+        &mut self,
+        steps: Vec<Step<'_>>,
+        parent: Option<SessionId>,
+        start_ns: i64,
+        mut end_ns: i64,
+    ) -> Result<(), Reason> {
+        let session = SessionId(self.sessions);
+        self.sessions += 1;
+        let mut is_first = true;
+        for (number, step) in steps.into_iter().enumerate() {
+            let one = || -> Result<(), Reason> {
+                let unit = self.options.time_unit.unwrap_or(TimeUnit::S);
+                let at_ns = later(start_ns, unit.ns("t", step.t)?)?;
+                if let Some(steps) = step.requests {
+                    return self.add(steps, Some(session), at_ns, end_ns);
+                }
+                let input = step.input.ok_or(Reason::Missing("in"))?;
+                let output = step.output.ok_or(Reason::Missing("out"))?;
+                let think_ns = step.think_time.map(|time| unit.think_ns("think_time", time)).transpose()?;
+                let answer_ns = step.api_time.map(|time| unit.think_ns("api_time", time)).transpose()?;
+                let lengths = [("in", input), ("out", output)];
+                let mut request = self.hashing.request(lengths, step.hash_ids, self.options)?;
+                // The first turn of a subagent has no think time of its own.
+                let think = think(think_ns.filter(|_| !is_first), at_ns, end_ns);
+                request.turn = Some(Turn { session, parent, think });
+                end_ns = at_ns.saturating_add(answer_ns.unwrap_or(output * ANSWER_TOKEN.as_nanos() as i64));
+                is_first = false;
+                self.rows.push((at_ns, request));
+                Ok(())
+            };
+            one().map_err(|reason| reason.within(&format!("requests[{number}]")))?;
+        }
+        Ok(())
     }
-    Ok(())
 }

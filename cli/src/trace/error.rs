@@ -33,6 +33,10 @@ pub enum Reason {
         "is a directory; only sessions of agents are read from one, files NAME.json (--format agents, or none)"
     )]
     Directory,
+    #[error(
+        "several files are read as sessions of agents only, NAME.json in folders (--format agents, or none)"
+    )]
+    SeveralFiles,
     #[error("cannot read: {0}")]
     Read(io::Error),
     #[error("empty: it has no request")]

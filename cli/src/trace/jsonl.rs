@@ -3,6 +3,8 @@
 use std::collections::HashMap;
 use std::io::BufRead;
 
+use kvpool::SessionId;
+use kvpool_load::Turn;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
@@ -10,7 +12,7 @@ use serde_json::value::RawValue;
 use super::error::Reason;
 use super::hashes::Hashing;
 use super::lines::Lines;
-use super::{ANSWER_TOKEN, Format, HASH_BLOCK_TOKENS, ReadOptions, Row, TimeUnit, later};
+use super::{ANSWER_TOKEN, Format, HASH_BLOCK_TOKENS, ReadOptions, Request, Row, TimeUnit, later, think};
 
 const BAILIAN_HASH_TOKENS: u32 = 16;
 
@@ -75,8 +77,8 @@ pub(super) fn read<R: BufRead>(
         let hashing = Hashing { tokens: hash_tokens, chain: is_bailian.then_some(0) };
         let lengths = [("input_length", line.input_length), ("output_length", line.output_length)];
         let hash_ids = line.hash_ids;
-        let at_ns = at_ns(line, format, options.time_unit, &mut ends)?;
-        rows.push((at_ns, hashing.request(lengths, hash_ids, options)?));
+        let (at_ns, turn) = at_ns(line, format, options.time_unit, &mut ends)?;
+        rows.push((at_ns, Request { turn, ..hashing.request(lengths, hash_ids, options)? }));
     }
     if format == Format::Dynamo {
         // Its lines are ordered by session.
@@ -85,14 +87,15 @@ pub(super) fn read<R: BufRead>(
     Ok((rows, hash_tokens))
 }
 
-/// Returns the arrival of a request, by the ends of the last turns of its session. A later turn
-/// arrives after its delay from the end of the previous one, or at its timestamp without a delay.
+/// Returns the arrival of a request, and its turn, by the ends of the last turns of its session. A
+/// later turn arrives after its delay from the end of the previous one, or at its timestamp without
+/// a delay.
 fn at_ns(
     line: Line<'_>,
     format: Format,
     unit: Option<TimeUnit>,
-    ends: &mut HashMap<String, i64>,
-) -> Result<i64, Reason> {
+    ends: &mut HashMap<String, (SessionId, i64)>,
+) -> Result<(i64, Option<Turn>), Reason> {
     let unit = match (unit, format, line.timestamp) {
         (Some(unit), ..) => unit,
         (None, Format::Bailian, _) => TimeUnit::S,
@@ -101,16 +104,20 @@ fn at_ns(
     };
     let timestamp = line.timestamp.map(|time| unit.ns("timestamp", time)).transpose()?;
     let Some(session) = line.session_id.filter(|_| format == Format::Dynamo) else {
-        return timestamp.ok_or(Reason::NoTimestamp);
+        return timestamp.map(|at_ns| (at_ns, None)).ok_or(Reason::NoTimestamp);
     };
-    let delay = line.delay_ms.map(|delay| TimeUnit::Ms.ns("delay_ms", delay));
-    let delay = delay.or_else(|| line.delay.map(|delay| unit.ns("delay", delay))).transpose()?;
-    let at_ns = match (ends.get(&session), delay, timestamp) {
-        (Some(&end), Some(delay), _) => later(end, delay)?,
+    let delay = line.delay_ms.map(|delay| TimeUnit::Ms.think_ns("delay_ms", delay));
+    let delay = delay.or_else(|| line.delay.map(|delay| unit.think_ns("delay", delay))).transpose()?;
+    let (before, next) = (ends.get(&session).copied(), SessionId(ends.len() as u64));
+    let end = before.map(|(_, end)| end);
+    let at_ns = match (end, delay, timestamp) {
+        (Some(end), Some(delay), _) => later(end, delay)?,
         (_, _, Some(timestamp)) => timestamp,
-        (end, delay, None) => later(end.copied().unwrap_or(0), delay.unwrap_or(0))?,
+        (end, delay, None) => later(end.unwrap_or(0), delay.unwrap_or(0))?,
     };
     let answer_ns = line.output_length.saturating_mul(ANSWER_TOKEN.as_nanos() as i64);
-    ends.insert(session, at_ns.saturating_add(answer_ns));
-    Ok(at_ns)
+    let id = before.map_or(next, |(id, _)| id);
+    ends.insert(session, (id, at_ns.saturating_add(answer_ns)));
+    let turn = Turn { session: id, parent: None, think: think(delay, at_ns, end.unwrap_or(at_ns)) };
+    Ok((at_ns, Some(turn)))
 }

@@ -18,6 +18,10 @@
 //! Recorded times apply if a trace has them. A turn with a delay instead arrives that long after
 //! the previous answer, which takes [`ANSWER_TOKEN`] per token.
 //!
+//! Requests have their [`Turn`] where the format has sessions (Dynamo, agents): the session, and
+//! the think time, which is the recorded one, or else the time since the end of the previous
+//! answer. A subagent nested in a session is a session of its own.
+//!
 //! A trace is untrusted: line lengths and numbers are bounded, and a violation is a [`TraceError`]
 //! with file, line and reason. Lines may be out of order, as in traces merged from several front
 //! ends: requests are sorted by arrival, equal ones in file order, and [`Trace::out_of_order`]
@@ -29,6 +33,7 @@ mod beginning;
 mod compressed;
 mod csv;
 mod error;
+mod generated;
 mod hashes;
 mod jsonl;
 mod lines;
@@ -37,18 +42,19 @@ mod tests;
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Cursor, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use kvpool_load::Conversations;
+use kvpool::SessionId;
 
 use crate::output::printable;
 
 pub use csv::Columns;
 pub use error::{Reason, TraceError};
-pub use kvpool_load::{ANSWER_TOKEN, HASH_BLOCK_TOKENS, Request};
+pub use generated::Generated;
+pub use kvpool_load::{ANSWER_TOKEN, HASH_BLOCK_TOKENS, Request, Turn};
 pub use lines::LINE_BYTES_MAX;
 
 use beginning::{beginning, not_text, text_of};
@@ -111,18 +117,30 @@ pub enum TimeUnit {
 impl TimeUnit {
     /// Returns a time of this field in nanoseconds, if it fits into 63 bits.
     fn ns(self, field: &'static str, time: f64) -> Result<i64, Reason> {
+        self.ns_up_to(NS_MAX, field, time)
+    }
+
+    /// Returns the duration of a request, or between two requests, in nanoseconds.
+    fn think_ns(self, field: &'static str, time: f64) -> Result<i64, Reason> {
+        self.ns_up_to(THINK_MAX.as_nanos() as f64, field, time)
+    }
+
+    fn ns_up_to(self, ns_max: f64, field: &'static str, time: f64) -> Result<i64, Reason> {
         let (unit_ns, unit) = match self {
             Self::S => (1e9, "s"),
             Self::Ms => (1e6, "ms"),
         };
         // Excludes NaN.
-        if (0.0..=NS_MAX / unit_ns).contains(&time) {
+        if (0.0..=ns_max / unit_ns).contains(&time) {
             return Ok((time * unit_ns) as i64);
         }
-        let message = format!("outside 0..={:e} {unit}", NS_MAX / unit_ns);
+        let message = format!("outside 0..={:e} {unit}", ns_max / unit_ns);
         Err(Reason::Timestamp { field, text: error::excerpt(time.to_string().as_bytes()), message })
     }
 }
+
+/// The longest time between an answer and the next request of its session: a year.
+pub const THINK_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The latest time in a trace, in nanoseconds.
 const NS_MAX: f64 = 9e18;
@@ -130,6 +148,12 @@ const NS_MAX: f64 = 9e18;
 /// Adds nanoseconds to a time.
 fn later(at_ns: i64, delay_ns: i64) -> Result<i64, Reason> {
     at_ns.checked_add(delay_ns).filter(|&at_ns| at_ns <= NS_MAX as i64).ok_or(Reason::TooLate)
+}
+
+/// Returns the think time before a request that arrives at `at_ns`: the recorded one, or the time
+/// since the end of the previous answer.
+fn think(recorded_ns: Option<i64>, at_ns: i64, end_ns: i64) -> Duration {
+    Duration::from_nanos(recorded_ns.unwrap_or(at_ns.saturating_sub(end_ns)).max(0) as u64)
 }
 
 /// Whether the hash ids of a trace are read.
@@ -179,13 +203,6 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Returns the first `requests` requests of the generated [`Conversations`] of a seed.
-    pub fn generated(seed: u64, requests: usize) -> Self {
-        let name = format!("conversations (seed {seed})");
-        let requests = Conversations::first(seed, requests);
-        Self { name, requests, hash_tokens: HASH_BLOCK_TOKENS, out_of_order: 0 }
-    }
-
     /// Reads a file, or a folder of [sessions](Format::Agents); `-` is the standard input.
     ///
     /// # Errors
@@ -198,28 +215,50 @@ impl Trace {
         let fail = |reason| TraceError { file: Arc::clone(&name), line: None, reason };
         let file = File::open(path).map_err(|e| fail(Reason::Open(e)))?;
         if file.metadata().map_err(|e| fail(Reason::Open(e)))?.is_dir() {
-            return Self::load_folder(path, &name, options);
+            let files = session_files(path).map_err(|e| fail(Reason::Open(e)))?;
+            return Self::load_sessions(&name, files, options, Reason::Directory);
         }
         Self::read(Arc::clone(&name), BufReader::with_capacity(1 << 16, file), options)
     }
 
-    /// Reads the sessions in a folder, which begin together.
-    fn load_folder(folder: &Path, name: &Arc<str>, options: &ReadOptions) -> Result<Self, TraceError> {
+    /// Reads one of these, or several files and folders, which are [sessions](Format::Agents).
+    ///
+    /// # Errors
+    /// Those of [`load`](Self::load), with the file.
+    pub fn load_all(paths: &[PathBuf], options: &ReadOptions) -> Result<Self, TraceError> {
+        if let [path] = paths {
+            return Self::load(path, options);
+        }
+        let mut files = Vec::new();
+        for path in paths {
+            let file = || printable(&path.display().to_string()).into();
+            let fail = |reason| TraceError { file: file(), line: None, reason };
+            if path.is_dir() {
+                files.append(&mut session_files(path).map_err(|e| fail(Reason::Open(e)))?);
+            } else {
+                files.push(path.clone());
+            }
+        }
+        let name = format!("{} files", paths.len());
+        Self::load_sessions(&name.into(), files, options, Reason::SeveralFiles)
+    }
+
+    /// Reads sessions, which begin together; `none` is the reason if there are none.
+    fn load_sessions(
+        name: &Arc<str>,
+        mut paths: Vec<PathBuf>,
+        options: &ReadOptions,
+        none: Reason,
+    ) -> Result<Self, TraceError> {
         let fail = |reason| TraceError { file: Arc::clone(name), line: None, reason };
-        let files = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-        let files = files.map_err(|e| fail(Reason::Open(e)))?;
-        let mut paths: Vec<_> = files.iter().map(fs::DirEntry::path).collect();
-        let ends = [".json", ".json.gz", ".json.zst"];
-        let is_named = |path: &Path| ends.iter().any(|end| path.to_string_lossy().ends_with(end));
-        // The sessions of another folder would have the same numbers.
-        paths.retain(|path| is_named(path) && !path.is_dir());
-        paths.sort();
-        let mut all: Option<Self> = None;
-        for (session, path) in
-            (0..).zip(paths.iter().filter(|_| matches!(options.format, Format::Auto | Format::Agents)))
-        {
+        if !matches!(options.format, Format::Auto | Format::Agents) {
+            paths.clear();
+        }
+        let (mut all, mut sessions): (Option<Self>, _) = (None, 0);
+        for (session, path) in (0..).zip(&paths) {
             let options = ReadOptions { format: Format::Agents, session, ..options.clone() };
-            let trace = Self::load(path, &options)?;
+            let mut trace = Self::load(path, &options)?;
+            sessions = trace.renumber_sessions(sessions);
             let all = all.get_or_insert_with(|| Self { requests: Vec::new(), ..trace.clone() });
             let (found, before) = (trace.hash_tokens, all.hash_tokens);
             all.requests.extend(trace.requests);
@@ -231,7 +270,7 @@ impl Trace {
                 return Err(fail(Reason::TooManyRequests(REQUESTS_MAX as usize)));
             }
         }
-        let Self { mut requests, hash_tokens, .. } = all.ok_or_else(|| fail(Reason::Directory))?;
+        let Self { mut requests, hash_tokens, .. } = all.ok_or_else(|| fail(none))?;
         requests.sort_by_key(|request| request.arrival);
         requests.truncate(options.limit.unwrap_or(usize::MAX));
         Ok(Self { name: name.to_string(), requests, hash_tokens, out_of_order: 0 })
@@ -254,6 +293,17 @@ impl Trace {
             Ok(rows) => Ok(Self::from_rows(file.to_string(), rows)),
             Err((line, reason)) => Err(TraceError { file, line, reason }),
         }
+    }
+
+    /// Adds a number to the ids of the sessions. Returns the first greater id.
+    fn renumber_sessions(&mut self, first: u64) -> u64 {
+        let mut next = first;
+        for turn in self.requests.iter_mut().filter_map(|request| request.turn.as_mut()) {
+            turn.session.0 += first;
+            turn.parent = turn.parent.map(|SessionId(parent)| SessionId(first + parent));
+            next = next.max(turn.session.0 + 1);
+        }
+        next
     }
 
     fn from_rows(name: String, (mut rows, hash_tokens): (Vec<Row>, u32)) -> Self {
@@ -280,6 +330,17 @@ impl Trace {
     pub fn span(&self) -> Duration {
         self.requests.last().map_or(Duration::ZERO, |request| request.arrival)
     }
+}
+
+/// Returns the files of sessions in a folder, in order of their names.
+fn session_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let files = fs::read_dir(folder)?.collect::<io::Result<Vec<_>>>()?;
+    let mut paths: Vec<_> = files.iter().map(fs::DirEntry::path).collect();
+    let ends = [".json", ".json.gz", ".json.zst"];
+    let is_named = |path: &Path| ends.iter().any(|end| path.to_string_lossy().ends_with(end));
+    paths.retain(|path| is_named(path) && !path.is_dir());
+    paths.sort();
+    Ok(paths)
 }
 
 /// Reads up to `max` rows in the detected format. Sets `line` to the line of an error.

@@ -104,13 +104,50 @@ fn turns_of_sessions_follow_one_another() {
         assert_eq!(hashed, [600, 1024, 700]);
     }
     let later = DYNAMO.replace("\"delay\": 500", "\"delay\": -1");
-    assert!(complaint(later, None).starts_with("trace:2: delay \"-1\": outside 0..=9e12 ms"));
+    assert!(complaint(later, None).starts_with("trace:2: delay \"-1\": outside 0..=3.1536e10 ms"));
     let late = DYNAMO
         .replace("\"timestamp\": 10.5", "\"timestamp\": 9e12")
-        .replace("\"delay\": 500", "\"delay\": 9e12");
+        .replace("\"delay\": 500", "\"delay\": 3e10");
     assert!(complaint(late, None).contains(": more than 285 years after"), "the sum does not fit");
+    let longer = DYNAMO.replace("\"delay\": 500", "\"delay\": 4e10");
+    assert!(complaint(longer, None).starts_with("trace:2: delay \"40000000000\": outside"), "over a year");
     let without = read(DYNAMO.replace("\"timestamp\": 10.5, ", ""), None).unwrap();
     assert_eq!(without.requests[2].arrival, Duration::from_millis(3500), "the first turn begins at zero");
+}
+
+fn turns(trace: &Trace) -> Vec<Option<(u64, Option<u64>, u128)>> {
+    let turn = |turn: Turn| (turn.session.0, turn.parent.map(SessionId::get), turn.think.as_millis());
+    trace.requests.iter().map(|request| request.turn.map(turn)).collect()
+}
+
+/// The think time is recorded, or the time since the end of the previous answer.
+#[test]
+fn requests_know_their_sessions_and_think_times() {
+    let (first, other) = (Some((0, None, 0)), Some((1, None, 0)));
+    let dynamo = read(format!("{DYNAMO}{MOONCAKE}"), None).unwrap();
+    assert_eq!(turns(&dynamo), [None, first, other, None, Some((0, None, 500))]);
+    let recorded = read(DYNAMO.replace("\"delay\": 500", "\"timestamp\": 4010.5"), None).unwrap();
+    assert_eq!(turns(&recorded)[2], Some((0, None, 1000)), "4010.5 - 10.5 - 100 * 30");
+    let early = read(DYNAMO.replace("\"delay\": 500", "\"timestamp\": 11"), None).unwrap();
+    assert_eq!(turns(&early)[1], first, "before the end of the answer");
+    assert_eq!(turns(&read(MOONCAKE, None).unwrap()), [None, None]);
+
+    // The subagent begins 2.35 s after the first answer, which takes 5 * 30 ms.
+    let agent = read(AGENT, None).unwrap();
+    assert_eq!(turns(&agent), [first, Some((0, None, 2850)), Some((1, Some(0), 3350))]);
+    let recorded = AGENT
+        .replace("\"think_time\": 0.0", "\"api_time\": 1.0, \"think_time\": 0.0")
+        .replace("\"t\": 3.0", "\"t\": 3.0, \"think_time\": 0.25");
+    assert_eq!(
+        turns(&read(recorded, None).unwrap()),
+        [first, Some((0, None, 250)), Some((1, Some(0), 2500))]
+    );
+    for (field, value) in [("think_time", "-1.0"), ("think_time", "4e7"), ("api_time", "-0.5")] {
+        let text = AGENT.replace("\"t\": 3.0", &format!("\"t\": 3.0, \"{field}\": {value}"));
+        let error = complaint(text, None);
+        assert!(error.starts_with(&format!("trace: requests[2]: {field} \"")), "{error}");
+        assert!(error.ends_with(": outside 0..=3.1536e7 s"), "{error}");
+    }
 }
 
 /// Lines of two formats have other times and ids under the same names.
@@ -195,6 +232,11 @@ fn a_folder_of_sessions_is_one_trace() {
         write("b.json", &AGENT.replace("local", scope));
         assert_eq!(distinct(), ids, "{scope}");
     }
+    let trace = Trace::load(directory.path(), &options).unwrap();
+    let mut sessions: Vec<_> =
+        turns(&trace).into_iter().flatten().map(|(id, parent, _)| (id, parent)).collect();
+    sessions.sort_unstable();
+    assert_eq!(sessions, [(0, None), (0, None), (1, Some(0)), (2, None), (2, None), (3, Some(2))]);
     let first = Trace::load(directory.path(), &ReadOptions { limit: Some(3), ..options.clone() }).unwrap();
     assert_eq!(first.span(), Duration::from_secs(3), "the first requests of all sessions");
     write("b.json", &AGENT.replace("64, \"hash_id", "32, \"hash_id").replace("\"hash_ids\"", "\"other\""));

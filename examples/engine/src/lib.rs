@@ -15,6 +15,7 @@
 //! 4. [`engine`]: threads and streams.
 //! 5. [`kernels`], [`model`], [`config`], [`weights`]: the transformer.
 //! 6. [`storm`]: the comparison.
+//! 7. [`hybrid`]: the same for a model whose layers differ.
 //!
 //! # Invariants
 //!
@@ -29,6 +30,7 @@ pub mod config;
 pub mod contiguous;
 pub mod engine;
 pub mod error;
+pub mod hybrid;
 pub mod kernels;
 pub mod model;
 pub mod paged;

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use kvpool_engine::config::ModelConfig;
+use kvpool_engine::hybrid::storm::{HybridStorm, drafts, states};
 use kvpool_engine::model::Model;
 use kvpool_engine::storm::{Report, Storm};
 use kvpool_engine::weights::Weights;
@@ -38,6 +39,9 @@ struct Args {
     /// Leaves the pool alone: neither compaction nor resizes
     #[arg(long)]
     calm: bool,
+    /// Serves two tiny models whose layers differ: one with states, one with drafts and forks
+    #[arg(long, conflicts_with_all = ["slots", "tokens_max", "block_tokens", "weights"])]
+    hybrid: bool,
     /// Weights of a Qwen2 or Llama model, in the safetensors format; random ones by default
     #[arg(long, value_name = "FILE")]
     weights: Option<PathBuf>,
@@ -54,6 +58,13 @@ fn main() -> ExitCode {
             ExitCode::from(code)
         }
     };
+    if args.hybrid {
+        return match serve_hybrid(&args).map_err(fail(1)) {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::FAILURE,
+            Err(code) => code,
+        };
+    }
     // 2 for bad input, 1 for a storm that went wrong.
     let served = load(&args).map_err(fail(2)).and_then(|model| serve(&args, model).map_err(fail(1)));
     match served {
@@ -61,6 +72,31 @@ fn main() -> ExitCode {
         Ok(_) => ExitCode::FAILURE,
         Err(code) => code,
     }
+}
+
+/// Returns whether both models were served right.
+fn serve_hybrid(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
+    let runtime = runtime()?;
+    let mut all_right = true;
+    let mut reports = Vec::new();
+    for (name, shapes) in [("states", states()), ("drafts", drafts())] {
+        let storm = HybridStorm {
+            seed: args.seed,
+            requests: args.requests,
+            workers: workers(args),
+            blocks: 48 * workers(args).max(2),
+            has_chaos: !args.calm,
+        };
+        let report = storm.run(name, shapes, runtime.handle())?;
+        all_right &= report.is_right();
+        reports.push(serde_json::to_value(report)?);
+    }
+    if args.json {
+        println!("{}", serde_json::Value::from(reports));
+    } else {
+        reports.into_iter().for_each(print);
+    }
+    Ok(all_right)
 }
 
 fn load(args: &Args) -> Result<Model, Box<dyn std::error::Error>> {
@@ -77,24 +113,36 @@ fn load(args: &Args) -> Result<Model, Box<dyn std::error::Error>> {
 }
 
 fn serve(args: &Args, model: Model) -> Result<Report, Box<dyn std::error::Error>> {
-    let cores = std::thread::available_parallelism().map_or(2, usize::from).max(2);
     let storm = Storm {
         seed: args.seed,
         requests: args.requests,
-        workers: args.workers.map_or(cores, usize::from),
+        workers: workers(args),
         slots: args.slots.into(),
         tokens_max: args.tokens_max as usize,
         block_tokens: args.block_tokens as usize,
         step_tokens: 64,
         has_chaos: !args.calm,
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build()?;
-    let report = runtime.block_on(storm.run(model))?;
+    let report = runtime()?.block_on(storm.run(model))?;
     match serde_json::to_value(&report)? {
-        serde_json::Value::Object(fields) if !args.json => {
-            fields.iter().for_each(|(name, value)| println!("{name:>28}  {value}"));
-        }
+        fields if !args.json => print(fields),
         json => println!("{json}"),
     }
     Ok(report)
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_time().build()
+}
+
+fn workers(args: &Args) -> usize {
+    let cores = std::thread::available_parallelism().map_or(2, usize::from).max(2);
+    args.workers.map_or(cores, usize::from)
+}
+
+/// Prints the fields of a report, one a line.
+fn print(report: serde_json::Value) {
+    for (name, value) in report.as_object().into_iter().flatten() {
+        println!("{name:>28}  {value}");
+    }
 }

@@ -114,23 +114,28 @@ impl Job {
         }
     }
 
-    /// Returns drafts: the tokens that followed the last occurrence of the last two tokens.
+    /// Returns drafts for the next tokens.
     pub fn draft(&self) -> &[u32] {
-        let tokens = &self.tokens[..];
         // The answer's last token is chosen, not drafted.
-        let most = self.drafts.min((self.tokens_max - tokens.len()).saturating_sub(1));
-        let [before @ .., _, _] = tokens else { return &[] };
-        if most == 0 || self.forks > 0 {
-            return &[];
-        }
-        let (last, most_back) = (&tokens[before.len()..], before.len());
-        let found = (0..most_back).rev().find(|&at| tokens[at..at + 2] == *last);
-        found.map_or(&[], |at| &tokens[at + 2..(at + 2 + most).min(tokens.len())])
+        let most = self.drafts.min((self.tokens_max - self.tokens.len()).saturating_sub(1));
+        if self.forks > 0 { &[] } else { draft(&self.tokens, most) }
     }
 }
 
+/// Returns at most `most` drafts: the tokens that followed the last occurrence of the last two
+/// tokens.
+pub(crate) fn draft(tokens: &[u32], most: usize) -> &[u32] {
+    let [before @ .., _, _] = tokens else { return &[] };
+    if most == 0 {
+        return &[];
+    }
+    let last = &tokens[before.len()..];
+    let found = (0..before.len()).rev().find(|&at| tokens[at..at + 2] == *last);
+    found.map_or(&[], |at| &tokens[at + 2..(at + 2 + most).min(tokens.len())])
+}
+
 /// Chooses the token at a position.
-fn sample(logits: &[f32], sampling: Sampling, answer: u32, position: usize) -> u32 {
+pub(crate) fn sample(logits: &[f32], sampling: Sampling, answer: u32, position: usize) -> u32 {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if sampling.temperature <= 0.0 {
         return logits.iter().position(|&logit| logit == largest).unwrap_or(0) as u32;

@@ -16,11 +16,13 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-use rand::{Rng, RngExt, SeedableRng};
-use rand_distr::{Distribution, Exp, Geometric, LogNormal, Zipf};
+use kvpool::SessionId;
+use rand::{RngExt, SeedableRng};
+use rand_distr::{Distribution, Exp, Geometric, Zipf};
 use rand_pcg::Pcg64Mcg;
 
-use crate::request::{ANSWER_TOKEN, HASH_BLOCK_TOKENS, Request};
+use crate::draw::{HashIds, Prompt, Spread};
+use crate::request::{ANSWER_TOKEN, Request, Turn};
 
 pub use turns::turn;
 
@@ -33,32 +35,11 @@ const DOCUMENT_SHARE: f64 = 0.25;
 /// Maximum length of a prompt in tokens; a conversation that reaches it ends.
 const CONTEXT_TOKENS_MAX: u32 = 128 * 1024;
 
-/// A lognormal length or time: half of the values lie below the median, a sixth above `median *
-/// e^sigma`.
-#[derive(Clone, Copy)]
-struct Spread {
-    median: f64,
-    sigma: f64,
-    max: f64,
-}
-
 const SYSTEM_TOKENS: Spread = Spread { median: 1200.0, sigma: 0.7, max: 8192.0 };
 const DOCUMENT_TOKENS: Spread = Spread { median: 9000.0, sigma: 1.0, max: 100_000.0 };
 const MESSAGE_TOKENS: Spread = Spread { median: 180.0, sigma: 1.3, max: 16_384.0 };
 const ANSWER_TOKENS: Spread = Spread { median: 260.0, sigma: 0.8, max: 4096.0 };
 const THINK_SECONDS: Spread = Spread { median: 25.0, sigma: 1.0, max: 1800.0 };
-
-impl Spread {
-    fn draw(self, rng: &mut impl Rng) -> f64 {
-        // The constants are finite and the deviation is positive, as required.
-        let spread = LogNormal::new(self.median.ln(), self.sigma).expect("a finite spread");
-        spread.sample(rng).min(self.max)
-    }
-
-    fn draw_tokens(self, rng: &mut impl Rng) -> u32 {
-        (self.draw(rng) as u32).max(1)
-    }
-}
 
 /// An endless iterator over the requests of conversations, in order of arrival.
 pub struct Conversations {
@@ -69,14 +50,7 @@ pub struct Conversations {
     due: BinaryHeap<Reverse<Due>>,
     next_start_s: f64,
     next_conversation: u64,
-    next_hash_id: u64,
-}
-
-/// A text: its length, and an id per block. The last block keeps its id when it is filled.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Prompt {
-    tokens: u32,
-    hash_ids: Vec<u64>,
+    ids: HashIds,
 }
 
 /// A conversation's next turn, ordered by time, then by conversation, so that equal seeds give
@@ -86,6 +60,7 @@ struct Due {
     at: Duration,
     conversation: u64,
     turns_left: u64,
+    think: Duration,
     prompt: Prompt,
 }
 
@@ -100,15 +75,11 @@ impl Conversations {
             due: BinaryHeap::new(),
             next_start_s: 0.0,
             next_conversation: 0,
-            next_hash_id: 0,
+            ids: HashIds::default(),
         };
         for _ in 0..SYSTEM_PROMPTS {
-            let mut prompt = Prompt { tokens: 0, hash_ids: Vec::new() };
             let tokens = SYSTEM_TOKENS.draw_tokens(&mut this.rng);
-            this.extend(&mut prompt, tokens);
-            // The rest of the last block differs between conversations.
-            prompt.hash_ids.truncate((prompt.tokens / HASH_BLOCK_TOKENS) as usize);
-            this.system_prompts.push(prompt);
+            this.system_prompts.push(Prompt::shared(tokens, &mut this.ids));
         }
         this
     }
@@ -123,16 +94,6 @@ impl Conversations {
         requests
     }
 
-    /// Extends a text; every new block gets a new id.
-    fn extend(&mut self, prompt: &mut Prompt, tokens: u32) {
-        prompt.tokens += tokens;
-        let blocks = prompt.tokens.div_ceil(HASH_BLOCK_TOKENS) as usize;
-        while prompt.hash_ids.len() < blocks {
-            prompt.hash_ids.push(self.next_hash_id);
-            self.next_hash_id += 1;
-        }
-    }
-
     /// Begins every conversation that starts before the next turn of an open one.
     fn begin_due(&mut self) {
         let gap = Exp::new(CONVERSATIONS_PER_S).expect("a positive rate");
@@ -144,12 +105,13 @@ impl Conversations {
             let mut prompt = self.system_prompts[system].clone();
             if self.rng.random_bool(DOCUMENT_SHARE) {
                 let tokens = DOCUMENT_TOKENS.draw_tokens(&mut self.rng);
-                self.extend(&mut prompt, tokens);
+                prompt.extend(tokens, &mut self.ids);
             }
             let message = MESSAGE_TOKENS.draw_tokens(&mut self.rng);
-            self.extend(&mut prompt, message);
+            prompt.extend(message, &mut self.ids);
             let turns_left = more_turns.sample(&mut self.rng);
-            self.due.push(Reverse(Due { at, conversation: self.next_conversation, turns_left, prompt }));
+            let (conversation, think) = (self.next_conversation, Duration::ZERO);
+            self.due.push(Reverse(Due { at, conversation, turns_left, think, prompt }));
             self.next_conversation += 1;
         }
     }
@@ -161,24 +123,25 @@ impl Iterator for Conversations {
     fn next(&mut self) -> Option<Request> {
         self.begin_due();
         let Reverse(turn) = self.due.pop()?;
-        let Due { at, conversation, turns_left, mut prompt } = turn;
+        let Due { at, conversation, turns_left, think, mut prompt } = turn;
         let output_tokens = ANSWER_TOKENS.draw_tokens(&mut self.rng);
         let input_tokens = prompt.tokens;
-        self.extend(&mut prompt, output_tokens);
+        prompt.extend(output_tokens, &mut self.ids);
         let request = Request {
             arrival: at,
             input_tokens,
             output_tokens,
             hash_ids: prompt.hash_ids.clone(),
             hashed_tokens: prompt.tokens,
+            turn: Some(Turn { session: SessionId(conversation), parent: None, think }),
         };
         let message = MESSAGE_TOKENS.draw_tokens(&mut self.rng);
-        self.extend(&mut prompt, message);
+        prompt.extend(message, &mut self.ids);
         if turns_left > 0 && prompt.tokens <= CONTEXT_TOKENS_MAX {
-            let wait_s =
-                f64::from(output_tokens) * ANSWER_TOKEN.as_secs_f64() + THINK_SECONDS.draw(&mut self.rng);
-            let at = at + Duration::from_secs_f64(wait_s);
-            self.due.push(Reverse(Due { at, conversation, turns_left: turns_left - 1, prompt }));
+            let think_s = THINK_SECONDS.draw(&mut self.rng);
+            let wait_s = f64::from(output_tokens) * ANSWER_TOKEN.as_secs_f64() + think_s;
+            let (at, think) = (at + Duration::from_secs_f64(wait_s), Duration::from_secs_f64(think_s));
+            self.due.push(Reverse(Due { at, conversation, turns_left: turns_left - 1, think, prompt }));
         }
         Some(request)
     }

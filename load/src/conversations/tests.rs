@@ -1,5 +1,6 @@
 use super::*;
-use std::collections::HashSet;
+use crate::request::HASH_BLOCK_TOKENS;
+use std::collections::{HashMap, HashSet};
 
 #[test]
 fn equal_seeds_give_equal_requests() {
@@ -41,4 +42,21 @@ fn prompts_share_prefixes_and_turns_grow() {
     let again = requests.iter().flat_map(|r| &r.hash_ids).filter(|id| !seen.insert(**id)).count();
     let share = again as f64 / all as f64;
     assert!((0.4..0.95).contains(&share), "{share} of the prompt blocks have been seen before");
+}
+
+#[test]
+fn turns_of_a_conversation_follow_the_answer_and_the_think_time() {
+    let mut ends: HashMap<_, (Duration, u64)> = HashMap::new();
+    let mut later_turns = 0;
+    for request in Conversations::first(1, 2000) {
+        let turn = request.turn.expect("a conversation");
+        let answer = ANSWER_TOKEN * request.output_tokens;
+        if let Some((end, tokens)) = ends.get(&turn.session) {
+            assert!((*end + turn.think).abs_diff(request.arrival) < Duration::from_micros(1));
+            assert!(u64::from(request.input_tokens) > *tokens, "the prompt grows");
+            later_turns += 1;
+        }
+        ends.insert(turn.session, (request.arrival + answer, request.tokens()));
+    }
+    assert!(later_turns > 1000 && ends.len() > 100, "{later_turns} {}", ends.len());
 }

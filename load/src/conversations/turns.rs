@@ -87,6 +87,7 @@ pub fn turn(seed: u32, number: u32) -> Request {
         output_tokens: answer,
         hash_ids: (0..blocks).map(id).collect(),
         hashed_tokens: prompt + answer,
+        turn: None,
     }
 }
 

@@ -97,6 +97,8 @@ async fn answers_are_as_described() {
     let _pinned = pool.allocate(AllocRequest::new(3).pinned()).unwrap();
     let _sequence = pool.sequence(SequenceId(9)).open().unwrap();
     let _batch = pool.begin_batch();
+    const HINTS: &str = r#"{"protocol_version": "1.0", "message_id": "m", "actions": [{"action_id": "a",
+        "action_type": "kv.evict", "action_version": "1.0", "payload": {"session_id": 7}}]}"#;
     const JSON: &str = "Content-Type: application/json\r\n";
     for (line, body, status) in [
         ("GET /", "", 200),
@@ -120,6 +122,8 @@ async fn answers_are_as_described() {
         ("POST /migrate", "{\"sequence\": 9, \"to\": \"b\"}", 501),
         ("POST /declare-ended", "{\"peer\": \"b\"}", 501),
         ("POST /declare-ended", "{}", 422),
+        ("POST /hints", HINTS, 200),
+        ("POST /hints", "{}", 422),
         ("POST /trim", "{}", 200),
         ("POST /trim", "{\"keep\": 0}", 200),
         ("POST /trim", "{\"keep\": -1}", 422),

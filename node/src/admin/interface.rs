@@ -7,6 +7,8 @@ use super::api::{
     MigrationRecord, ResizeOrder, ResizeOutcome, StatsReport,
 };
 use super::problem::AdminError;
+use crate::hints::{HintsAnswer, HintsEnvelope};
+
 use super::views::{OwnersReport, Readiness, TrimOrder, TrimOutcome};
 use crate::metrics::Scrape;
 use crate::topology::{PeerLink, TopologyReport};
@@ -82,6 +84,14 @@ pub trait Admin: Send + Sync + 'static {
     /// [`AdminError::Unavailable`] if the node is ending; [`AdminError::Unsupported`] for evictions
     /// from a pool of frames.
     fn trim(&self, order: TrimOrder) -> Answer<'_, TrimOutcome>;
+
+    /// Carries out hints about the future use of cached blocks.
+    ///
+    /// # Errors
+    /// [`AdminError::Invalid`] for an envelope of another version, or with too many actions;
+    /// [`AdminError::Unavailable`] if the node is ending; [`AdminError::Unsupported`] for a pool of
+    /// frames. An action that cannot be carried out is an outcome, not an error.
+    fn hints(&self, envelope: HintsEnvelope) -> Answer<'_, HintsAnswer>;
 
     /// Compacts the pool.
     ///

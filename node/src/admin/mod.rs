@@ -18,6 +18,7 @@
 //! | `POST /migrate` | [`MigrateOrder`] to [`MigrationRecord`] |
 //! | `POST /declare-ended` | [`EndedOrder`] to [`EndedOutcome`] |
 //! | `POST /trim` | [`TrimOrder`] to [`TrimOutcome`] |
+//! | `POST /hints` | [`HintsEnvelope`](crate::hints::HintsEnvelope) to [`HintsAnswer`](crate::hints::HintsAnswer) |
 //! | `POST /audit` | [`AuditOutcome`] |
 //!
 //! Every error is a [`Problem`], as `application/problem+json` (RFC 9457).
@@ -81,7 +82,7 @@ pub use kvpool_map::{CellChanges, Cells};
 pub use limits::Limits;
 pub use pool::{PoolAdmin, Quiet};
 pub use problem::{AdminError, Problem};
-pub use reporter::{Reporter, Reporters};
+pub use reporter::{Fetching, Reporter, Reporters};
 pub use served_pool::ServedPool;
 pub use server::{AdminServer, BindError};
 pub(crate) use serving::Serving;

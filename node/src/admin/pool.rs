@@ -21,6 +21,7 @@ use super::problem::AdminError;
 use super::reporter::Reporters;
 use super::served_pool::ServedPool;
 use super::views::{NotReady, OwnersReport, Readiness, TrimOrder, TrimOutcome};
+use crate::hints::{HintsAnswer, HintsEnvelope};
 use crate::metrics::{self, Scrape};
 use crate::topology::{PeerLink, TopologyReport, probe};
 
@@ -225,6 +226,18 @@ impl Admin for PoolAdmin {
                 TrimOutcome::of(&before, &pool.metrics().stats, evicted, time_ms)
             })
             .await
+        })
+    }
+
+    fn hints(&self, envelope: HintsEnvelope) -> Answer<'_, HintsAnswer> {
+        Box::pin(async move {
+            self.check_serving()?;
+            let pool = self.pool().with_sequences("hints")?.clone();
+            // Looks its blocks up, which may be many.
+            let tiers = self.reporters.clone();
+            let carried_out = spawn_blocking(move || envelope.carry_out_with(&pool, &tiers)).await;
+            let carried_out = carried_out.map_err(|error| AdminError::Failed(error.to_string()))?;
+            carried_out.map_err(|error| AdminError::Invalid(error.to_string()))
         })
     }
 

@@ -1,10 +1,19 @@
 use std::fmt;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kvpool::prefix::BlockHash;
 
 use serde_json::{Map, Value};
+use tokio::runtime::Handle;
 
 use super::failures::Failures;
+use crate::hints::Prefetch;
 use crate::metrics::{self, Scrape};
+
+/// A fetch from a tier, whose outcome is what is cached then.
+pub type Fetching = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Counters of a service beside a pool.
 pub trait Reporter: Send + Sync + 'static {
@@ -19,6 +28,13 @@ pub trait Reporter: Send + Sync + 'static {
 
     /// Adds its counters to a scrape, or nothing once the service has ended.
     fn scrape(&self, scrape: &mut Scrape);
+
+    /// Returns the work of fetching the prefix of these hashes by a deadline; `None` if the service
+    /// is no tier of a pool, or has ended.
+    fn prefetch(&self, hashes: Vec<BlockHash>, deadline: Instant) -> Option<Fetching> {
+        _ = (hashes, deadline);
+        None
+    }
 
     /// Returns its failures, which are added to both; `None` once the service has ended.
     fn failures(&self) -> Option<Failures> {
@@ -77,6 +93,17 @@ impl Reporters {
 
     fn list(&self) -> MutexGuard<'_, Vec<Arc<dyn Reporter>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// By the first tier of a pool, in a task of the runtime in which it is called.
+impl Prefetch for Reporters {
+    fn prefetch(&self, hashes: Vec<BlockHash>, within: Duration) -> bool {
+        let (deadline, all) = (Instant::now() + within, self.all());
+        let fetching = all.iter().find_map(|reporter| reporter.prefetch(hashes.clone(), deadline));
+        let Some((fetching, runtime)) = fetching.zip(Handle::try_current().ok()) else { return false };
+        runtime.spawn(fetching);
+        true
     }
 }
 

@@ -66,6 +66,7 @@ routes! {
     post "/migrate" => migrate;
     post "/declare-ended" => declare_ended;
     post "/trim" => trim;
+    post "/hints" => hints;
     post "/audit" => audit;
 }
 
@@ -247,6 +248,11 @@ async fn migrate(State(at): State<Shared>, request: Request) -> Result<Response,
 async fn declare_ended(State(at): State<Shared>, request: Request) -> Result<Response, AdminError> {
     let order = body(&at, request).await?;
     Ok(json(&at.admin.declare_ended(order).await?))
+}
+
+async fn hints(State(at): State<Shared>, request: Request) -> Result<Response, AdminError> {
+    let envelope = body(&at, request).await?;
+    Ok(json(&at.admin.hints(envelope).await?))
 }
 
 async fn audit(State(at): State<Shared>, request: Request) -> Result<Response, AdminError> {

@@ -1,5 +1,6 @@
 mod callers;
 mod frames;
+mod hints;
 mod page;
 mod ways;
 

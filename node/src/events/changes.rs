@@ -8,6 +8,7 @@ pub(super) struct StoredBlock {
     pub(super) parent: Option<BlockHash>,
     pub(super) tokens: Box<[u32]>,
     pub(super) block_tokens: u32,
+    pub(super) group: u32,
     /// The extra keys that touch its tokens, with positions relative to its first token.
     pub(super) extra_keys: Box<[(i64, ExtraKey)]>,
 }
@@ -17,7 +18,8 @@ pub(super) struct StoredBlock {
 pub(super) enum Change {
     /// Blocks of a chain, in order: the hash of each is the parent of the next.
     Stored(Vec<StoredBlock>),
-    Removed(Vec<BlockHash>),
+    /// Blocks of a group.
+    Removed(u32, Vec<BlockHash>),
     Cleared,
 }
 
@@ -37,10 +39,10 @@ impl Changes {
         }
     }
 
-    pub(super) fn removed(&mut self, hash: BlockHash) {
+    pub(super) fn removed(&mut self, group: u32, hash: BlockHash) {
         match self.0.last_mut() {
-            Some(Change::Removed(hashes)) => hashes.push(hash),
-            _ => self.0.push(Change::Removed(vec![hash])),
+            Some(Change::Removed(of, hashes)) if *of == group => hashes.push(hash),
+            _ => self.0.push(Change::Removed(group, vec![hash])),
         }
     }
 
@@ -62,7 +64,7 @@ impl Changes {
 fn continues(last: &StoredBlock, next: &StoredBlock) -> bool {
     let is_whole = |block: &StoredBlock| block.tokens.len() == block.block_tokens as usize;
     next.parent == Some(last.hash)
-        && next.block_tokens == last.block_tokens
+        && (next.group, next.block_tokens) == (last.group, last.block_tokens)
         && is_whole(last)
         && is_whole(next)
 }

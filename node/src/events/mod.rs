@@ -18,13 +18,18 @@
 //!
 //! | `type` | keys |
 //! |---|---|
-//! | `BlockStored` | `block_hashes`, `parent_block_hash` or nil, `token_ids`, `block_size`, `lora_id` (nil), `medium`, `lora_name` (nil) |
-//! | `BlockRemoved` | `block_hashes`, `medium` |
+//! | `BlockStored` | `block_hashes`, `parent_block_hash` or nil, `token_ids`, `block_size`, `lora_id` (nil), `medium`, `lora_name` (nil), `group_idx`, `kv_cache_spec_kind`, `kv_cache_spec_sliding_window` |
+//! | `BlockRemoved` | `block_hashes`, `medium`, `group_idx` |
 //! | `AllBlocksCleared` | |
 //!
 //! As in vLLM, keys with their default value are omitted. Consecutive blocks of a chain are one
 //! `BlockStored`: each hash is the parent of the next one, and `token_ids` has all their tokens. A
 //! block whose sequence was opened before the publisher started has no `token_ids` and no parent.
+//! Of a model whose layers differ, `group_idx` numbers the groups as
+//! [`Pool::cache_groups`](kvpool::Pool::cache_groups) does, and the kind is `full_attention`,
+//! `sliding_window` with the window's tokens, or `mamba`: a checkpoint of a state, without
+//! `token_ids`, whose parent is the last block of group 0 before it. A chunk is a window of its
+//! length. A prefix is a hit where all groups have it, and of a state all blocks of a checkpoint.
 //! Hashes are the lower 64 bits of the key as an integer, or all 24 bytes: see [`HashForm`].
 //!
 //! To request a replay, a subscriber sends an empty frame and the first missing sequence number. It

@@ -89,7 +89,7 @@ impl KvEventPublisher {
             None => None,
         };
         let events = cache.events().subscribe()?;
-        let block_tokens = cache.hasher().block_tokens() as u32;
+        let groups: Box<[_]> = pool.cache_groups().into();
         let is_on_host = pool.storage().is_some_and(|storage| storage.device() == DeviceId::Host);
         let medium = medium.unwrap_or_else(|| if is_on_host { "CPU".into() } else { "GPU".into() });
         let (snapshots, requests) = mpsc::channel(REQUESTS);
@@ -107,10 +107,10 @@ impl KvEventPublisher {
             Arc::new(Publication { shared: shared.clone(), batches, events: events_count, resyncs });
         let mut publishing = Publishing {
             pool,
-            block_tokens,
+            block_tokens: groups.iter().map(|group| group.block_tokens).collect(),
             events,
             view: CacheView::default(),
-            writer: Writer { hashes, medium, rank },
+            writer: Writer { hashes, medium, rank, groups },
             shared: shared.clone(),
             publication: publication.clone(),
             snapshot: None,
@@ -209,7 +209,8 @@ async fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), KvEventE
 
 struct Publishing {
     pool: Pool,
-    block_tokens: u32,
+    /// By group.
+    block_tokens: Box<[u32]>,
     events: KvEvents,
     view: CacheView,
     writer: Writer,
@@ -270,8 +271,8 @@ impl Publishing {
     async fn relist(&mut self, changes: &mut Changes) {
         let pool = self.pool.clone();
         // It visits all blocks. Fails only at the end of the runtime.
-        if let Ok(cached) = spawn_blocking(move || pool.cached_blocks()).await {
-            self.view.relist(cached, self.block_tokens, changes);
+        if let Ok(cached) = spawn_blocking(move || pool.cached_blocks_by_group()).await {
+            self.view.relist(cached, &self.block_tokens, changes);
         }
     }
 

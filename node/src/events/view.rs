@@ -29,12 +29,12 @@ impl CacheView {
     #[must_use]
     pub(super) fn apply(&mut self, event: KvEvent, changes: &mut Changes) -> bool {
         match event {
-            KvEvent::Stored { block, hash, parent, tokens, block_tokens, extra_keys } => {
+            KvEvent::Stored { block, hash, parent, tokens, block_tokens, group, extra_keys } => {
                 let tokens = tokens.into_vec().into_boxed_slice();
-                let stored = StoredBlock { hash, parent, tokens, block_tokens, extra_keys };
+                let stored = StoredBlock { hash, parent, tokens, block_tokens, group, extra_keys };
                 self.stored(block, stored, changes);
             }
-            KvEvent::Removed { block, hash } => self.removed(block, hash, changes),
+            KvEvent::Removed { block, hash, .. } => self.removed(block, hash, changes),
             KvEvent::Cleared => {
                 *self = Self::default();
                 changes.cleared();
@@ -51,8 +51,9 @@ impl CacheView {
         let entry = entry.or_insert_with(|| Entry { copies: 0, block: block.clone() });
         entry.copies += usize::from(is_new);
         let is_first = is_new && entry.copies == 1;
-        // A block that was listed without tokens is announced again with them.
-        let is_better = entry.block.tokens.is_empty() && !block.tokens.is_empty();
+        // A block that was listed without tokens, or parent, is announced again with them.
+        let is_better = entry.block.tokens.is_empty() && !block.tokens.is_empty()
+            || entry.block.parent.is_none() && block.parent.is_some();
         if is_better {
             entry.block = block.clone();
         }
@@ -68,29 +69,32 @@ impl CacheView {
         let Some(entry) = self.entries.get_mut(&hash) else { return };
         entry.copies -= 1;
         if entry.copies == 0 {
+            changes.removed(entry.block.group, hash);
             self.entries.remove(&hash);
-            changes.removed(hash);
         }
     }
 
-    /// Replaces the view by a listing; keeps known parents and tokens. Adds a clear and all blocks.
+    /// Replaces the view by a listing, by groups of these numbers of tokens per block; keeps known
+    /// parents and tokens. Adds a clear and all blocks.
     pub(super) fn relist(
         &mut self,
-        cached: Vec<(BlockId, BlockHash)>,
-        block_tokens: u32,
+        cached: Vec<Vec<(BlockId, BlockHash)>>,
+        block_tokens: &[u32],
         changes: &mut Changes,
     ) {
         let mut before = std::mem::take(&mut self.entries);
-        self.blocks = cached.into_iter().collect();
-        for &(_, hash) in &self.blocks {
-            let entry = self.entries.entry(hash).or_insert_with(|| {
-                let (parent, extra_keys) = (None, Box::default());
-                let unknown =
-                    || StoredBlock { hash, parent, tokens: Box::default(), block_tokens, extra_keys };
-                let block = before.remove(&hash).map_or_else(unknown, |entry| entry.block);
-                Entry { copies: 0, block }
-            });
-            entry.copies += 1;
+        self.blocks.clear();
+        for ((group, cached), &block_tokens) in (0..).zip(cached).zip(block_tokens) {
+            for (id, hash) in cached {
+                let is_new = self.blocks.insert((id, hash));
+                let entry = self.entries.entry(hash).or_insert_with(|| {
+                    let (parent, tokens, extra_keys) = (None, Box::default(), Box::default());
+                    let unknown = StoredBlock { hash, parent, tokens, block_tokens, group, extra_keys };
+                    let block = before.remove(&hash).map_or(unknown, |entry| entry.block);
+                    Entry { copies: 0, block }
+                });
+                entry.copies += usize::from(is_new);
+            }
         }
         self.list(changes);
     }
@@ -139,12 +143,13 @@ mod tests {
             parent: parent.map(hash),
             tokens: tokens.into(),
             block_tokens: 2,
+            group: 0,
             extra_keys: Box::default(),
         }
     }
 
     fn removed(block: u32, n: u128) -> KvEvent {
-        KvEvent::Removed { block: BlockId(block), hash: hash(n) }
+        KvEvent::Removed { block: BlockId(block), hash: hash(n), group: 0 }
     }
 
     fn apply(view: &mut CacheView, events: impl IntoIterator<Item = KvEvent>) -> Vec<Change> {
@@ -157,7 +162,7 @@ mod tests {
         for change in changes {
             match change {
                 Change::Stored(chain) => set.extend(chain.iter().map(|block| block.hash)),
-                Change::Removed(hashes) => hashes.iter().for_each(|hash| assert!(set.remove(hash))),
+                Change::Removed(_, hashes) => hashes.iter().for_each(|hash| assert!(set.remove(hash))),
                 Change::Cleared => set.clear(),
             }
         }
@@ -169,7 +174,7 @@ mod tests {
         assert_eq!(apply(&mut view, [stored(1, 7, None, &[1, 2])]).len(), 1);
         assert_eq!(apply(&mut view, [stored(2, 7, None, &[1, 2]), stored(1, 7, None, &[1, 2])]), []);
         assert_eq!(apply(&mut view, [removed(1, 7), removed(1, 7), removed(3, 7)]), []);
-        assert_eq!(apply(&mut view, [removed(2, 7)]), [Change::Removed(vec![hash(7)])]);
+        assert_eq!(apply(&mut view, [removed(2, 7)]), [Change::Removed(0, vec![hash(7)])]);
         assert_eq!(view.hashes(), BTreeSet::new());
     }
 
@@ -195,7 +200,7 @@ mod tests {
         let mut cached: Vec<_> = (0..100).map(|n| (BlockId(n), hash(n.into()))).collect();
         cached[50] = (BlockId(50), hash(500));
         cached.push((BlockId(200), hash(7)));
-        view.relist(cached, 2, &mut changes);
+        view.relist(vec![cached], &[2], &mut changes);
         let mut set = BTreeSet::from([hash(12345)]);
         subscriber(&mut set, changes.as_slice());
         assert_eq!(set, view.hashes());
@@ -229,7 +234,7 @@ mod tests {
             let mut changes = Changes::default();
             if rng.u32(0..200) == 0 {
                 let cached = (0..rng.u32(0..20)).map(|id| (BlockId(id), hash(rng.u128(0..12)))).collect();
-                view.relist(cached, 2, &mut changes);
+                view.relist(vec![cached], &[2], &mut changes);
             } else {
                 assert!(view.apply(event, &mut changes));
             }

@@ -62,7 +62,12 @@ families! {
     FULL: Counter "full_blocks" [] "Lookups that ended at a cached block that had the maximal number of references";
     UNCACHED: Counter "uncached_blocks" [] "Blocks that were taken out of the prefix cache because they were wrong";
     REGISTERED: Counter "registered_blocks" [] "Blocks that were registered in the prefix cache";
-    EVICTIONS: Counter "evictions" ["policy", "reason"] "Evicted blocks: in the order of the policy (queue_N), useless, evict_first, out_of_order";
+    EVICTIONS: Counter "evictions" ["policy", "reason"] "Evicted blocks: in the order of the policy (queue_N), useless, evict_first, retained, out_of_order";
+    TENANT_BYTES: Gauge "tenant_bytes" ["tenant", "kind"] "Bytes of each tenant (up to 64): owned by sequences, cached, its floor, and its quota if it has one";
+    TENANT_LOOKUPS: Counter "tenant_lookup_blocks" ["tenant"] "Full blocks of prompts of the tenant that were looked up in the prefix cache";
+    TENANT_HITS: Counter "tenant_hit_tokens" ["tenant"] "Tokens of prompts of the tenant that were found in the prefix cache";
+    TENANT_EVICTIONS: Counter "tenant_evictions" ["tenant", "outcome"] "Blocks of the tenant that were evicted, and evictions that passed over it because of its floor (protected)";
+    TENANT_REFUSALS: Counter "tenant_refusals" ["tenant"] "Requests that were refused because of the quota of the tenant";
     SUBSCRIBERS: Gauge "cache_event_subscribers" [] "Subscribers of the events of the prefix cache";
     LOST_EVENTS: Counter "lost_cache_events" [] "Events of the prefix cache that subscribers found lost because they received too slowly";
 
@@ -97,12 +102,17 @@ families! {
     PEER_UP: Gauge "peer_up" ["peer"] "Whether a link to the peer is up, 0 or 1";
     SERVICE_FAILURES: Counter "service_failures" ["group", "name"] "Failures of a service beside the pool: of the groups tiers, membership, kv_events and traces; `kvpool stats` has the last one";
     TIER_UP: Gauge "tier_up" ["tier"] "Whether the tier is asked: 0 while its circuit breaker is open, 1 otherwise";
-    TIER_KEYS: Counter "tier_keys" ["tier", "outcome"] "Keys that a tier was asked for: stored, hit, miss, failed, overdue, or dropped because too many waited";
+    TIER_KEYS: Counter "tier_keys" ["tier", "outcome"] "Keys that a tier was asked for: stored, hit, miss, failed, overdue, declined by the settings of a local drive, or dropped because too many waited";
     TIER_BYTES: Counter "tier_bytes" ["tier", "direction"] "Bytes of the values that were read and verified (read), or stored (written)";
     TIER_BAD_VALUES: Counter "tier_bad_values" ["tier"] "Values that were not what their keys say, found here or by the node that held them; none of them was used";
     TIER_FETCHED: Counter "tier_fetched_blocks" ["tier"] "Blocks that were brought back into the prefix cache";
     TIER_IN_FLIGHT: Gauge "tier_keys_in_flight" ["tier"] "Keys of calls that the tier has not answered";
     TIER_BREAKER_OPENED: Counter "tier_breaker_opened" ["tier"] "Times that the circuit breaker opened";
+    TIER_SLOTS: Gauge "tier_slots" ["tier", "state"] "Slots of a tier on a local drive, used or free; none before the first value tells their size";
+    TIER_EVICTED: Counter "tier_evicted_values" ["tier"] "Values of a tier on a local drive that made room for others";
+    TIER_DRIVE_WRITTEN: Counter "tier_drive_written_bytes" ["tier"] "Bytes that a tier wrote to its local drive, with headers and padding: what wears it";
+    TIER_DAMAGED_SLOTS: Counter "tier_damaged_slots" ["tier"] "Slots of a local drive whose record or value was damaged, or cut by a power failure; each was a miss, and is free";
+    TIER_DISK_FULL: Gauge "tier_disk_full" ["tier"] "Whether the disk of a tier was full within the last minute, 0 or 1";
     MEMBERS: Gauge "members" ["directory"] "Members of the cluster that are known";
     DIRECTORY_UP: Gauge "directory_up" ["directory"] "Whether the directory of members is in reach, 0 or 1";
     JOINED: Gauge "joined" ["directory"] "Whether this node has an entry in the directory, 0 or 1";

@@ -14,6 +14,7 @@ pub fn pool(pool: &Pool, scrape: &mut Scrape) {
     requests(&metrics, scrape);
     sequences(pool, &metrics, scrape);
     prefix(pool, &metrics, scrape);
+    tenants(pool, scrape);
     moves(&metrics, scrape);
     turn(&metrics, scrape);
     transfers(&metrics, scrape);
@@ -109,6 +110,7 @@ fn requests(metrics: &Metrics, scrape: &mut Scrape) {
         ("fence_refused", refusals.fence_refused),
         ("device_lost", refusals.device_lost),
         ("invalid", refusals.invalid),
+        ("over_quota", refusals.over_quota),
     ] {
         scrape.count(&REFUSALS, &[reason], count);
     }
@@ -125,6 +127,26 @@ fn prefix(pool: &Pool, metrics: &Metrics, scrape: &mut Scrape) {
     cache(of.policy().name(), metrics, scrape);
 }
 
+fn tenants(pool: &Pool, scrape: &mut Scrape) {
+    for tenant in pool.tenants() {
+        let id = tenant.id.0.to_string();
+        let kinds = [
+            ("owned", Some(tenant.owned_bytes)),
+            ("cached", Some(tenant.cached_bytes)),
+            ("floor", Some(tenant.floor_bytes)),
+            ("quota", tenant.quota_bytes),
+        ];
+        for (kind, bytes) in kinds {
+            bytes.into_iter().for_each(|bytes| scrape.count(&TENANT_BYTES, &[&id, kind], bytes));
+        }
+        scrape.count(&TENANT_LOOKUPS, &[&id], tenant.lookup_blocks);
+        scrape.count(&TENANT_HITS, &[&id], tenant.hit_tokens);
+        scrape.count(&TENANT_EVICTIONS, &[&id, "evicted"], tenant.evicted_blocks);
+        scrape.count(&TENANT_EVICTIONS, &[&id, "protected"], tenant.protected_evictions);
+        scrape.count(&TENANT_REFUSALS, &[&id], tenant.refused_requests);
+    }
+}
+
 fn cache(policy: &str, metrics: &Metrics, scrape: &mut Scrape) {
     let evictions = &metrics.evictions;
     scrape.count(&UNCACHED, &[], metrics.prefix.uncached_blocks);
@@ -135,6 +157,7 @@ fn cache(policy: &str, metrics: &Metrics, scrape: &mut Scrape) {
     for (reason, count) in [
         ("useless", evictions.useless),
         ("evict_first", evictions.evict_first),
+        ("retained", evictions.retained),
         ("out_of_order", evictions.out_of_order),
     ] {
         scrape.count(&EVICTIONS, &[policy, reason], count);

@@ -13,6 +13,7 @@ use crate::admin::{
     MigrationList, MigrationRecord, NotReady, OwnersReport, PoolAdmin, Readiness, ResizeOrder, ResizeOutcome,
     StatsReport, TrimOrder, TrimOutcome,
 };
+use crate::hints::{HintsAnswer, HintsEnvelope};
 use crate::metrics::{self, Scrape};
 use crate::settings::Address;
 use crate::topology::{Peer, PeerLink, TopologyReport};
@@ -195,6 +196,10 @@ impl Admin for NodeAdmin {
                 Err(error) => Err(error.into()),
             }
         })
+    }
+
+    fn hints(&self, envelope: HintsEnvelope) -> Answer<'_, HintsAnswer> {
+        self.pool.hints(envelope)
     }
 
     fn trim(&self, order: TrimOrder) -> Answer<'_, TrimOutcome> {

@@ -121,8 +121,7 @@ pub(super) fn reserve(
     let refused = |reason: Refusal| (reason, work::free_blocks(pool));
     let fault = |fault: PartFault| refused(Refusal::Part { part, fault });
     let gathering = gathering.ok_or_else(|| fault(PartFault::HeadsUnknown))?;
-    let manifest: Manifest =
-        postcard::from_bytes(bytes).map_err(|error| refused(Refusal::Manifest(text(error))))?;
+    let (manifest, _) = work::read_manifest(bytes).map_err(refused)?;
     if manifest.sequence().is_none() {
         return Err(fault(PartFault::Cached));
     }

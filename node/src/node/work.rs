@@ -160,6 +160,14 @@ pub(super) fn refusal_of(pool: &Pool, manifest: &Manifest, error: TransferError)
     }
 }
 
+/// Reads a manifest, and what is behind it. The error says if it is of another version.
+pub(super) fn read_manifest(bytes: &[u8]) -> Result<(Manifest, &[u8]), Refusal> {
+    let unread = |error: postcard::Error| Refusal::Manifest(text(error));
+    let (version, _) = postcard::take_from_bytes::<u32>(bytes).map_err(unread)?;
+    Manifest::check_version(version).map_err(|error| Refusal::Manifest(text(error)))?;
+    postcard::take_from_bytes(bytes).map_err(unread)
+}
+
 /// Reserves the blocks of a manifest, which is untrusted input.
 pub(super) fn reserve(
     pool: &Pool,
@@ -168,7 +176,7 @@ pub(super) fn reserve(
 ) -> Result<Reserved<Import>, (Refusal, u64)> {
     let refused = |reason: Refusal| (reason, free_blocks(pool));
     let unread = |error: postcard::Error| refused(Refusal::Manifest(text(error)));
-    let (manifest, behind): (Manifest, _) = postcard::take_from_bytes(bytes).map_err(unread)?;
+    let (manifest, behind) = read_manifest(bytes).map_err(refused)?;
     let damaged =
         if behind.is_empty() { Vec::new() } else { postcard::from_bytes(behind).map_err(unread)? };
     let blocks = manifest.blocks();

@@ -75,6 +75,7 @@ fn others(first: &Settings, now: &Settings) -> Vec<&'static str> {
         ("device", a.device != b.device),
         ("defrag", a.defrag != b.defrag),
         ("eviction", a.eviction != b.eviction),
+        ("tenants", a.tenants != b.tenants),
         ("reserve", a.reserve != b.reserve),
         ("listen", first.listen != now.listen),
         ("admin", first.admin != now.admin),

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use kvpool::prefix::policy::PolicyKind;
 use kvpool::prefix::{HashKey, Hashing, PrefixHasher};
-use kvpool::{DeviceId, Dtype, KvLayout, Pool};
+use kvpool::tenants::TenantLimits;
+use kvpool::{DeviceId, Dtype, KvLayout, Pool, TenantId};
 
 use super::admin_url::AdminUrl;
 use super::entries::{Entries, Entry};
@@ -132,6 +133,8 @@ pub struct PoolSettings {
     pub device: DeviceId,
     /// Eviction policy; `None`: no prefix cache.
     pub eviction: Option<PolicyKind>,
+    /// Tenants and their limits; `None`: a pool without tenants.
+    pub tenants: Option<Vec<(TenantId, TenantLimits)>>,
     /// Blocks reserved for urgent requests.
     pub reserve: usize,
     /// Background compaction.
@@ -298,13 +301,19 @@ impl Reader<'_> {
         let interval = |text: &str| value::time(text, Duration::from_millis(1)..=HOUR);
         let interval = self.required("defrag-interval", interval)?;
         let threshold = self.value("defrag-threshold", value::share)?;
+        let eviction = self.value("eviction", str::parse)?;
+        let tenants = self.value("tenants", value::tenants)?;
+        if eviction.is_none() && tenants.is_some() {
+            return Err(self.refuse("tenants", "they share the prefix cache, and eviction is off"));
+        }
         Ok(PoolSettings {
             blocks,
             blocks_max,
             layout,
             layout_name,
             device: self.required("device", device)?,
-            eviction: self.value("eviction", str::parse)?,
+            eviction,
+            tenants,
             reserve,
             defrag: threshold.map(|threshold| DefragSettings { threshold, interval }),
         })

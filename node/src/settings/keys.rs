@@ -84,6 +84,8 @@ pub const KEYS: &[Key] = &[
         "Time between two checks of fragmentation"),
     key("eviction", "POLICY", Some("lru"), "lru, priority, or `off` for no prefix cache",
         "Eviction policy of the prefix cache"),
+    key("tenants", "ID=LIMITS,...", None, "ID=FLOOR..QUOTA with bytes such as 7=2GiB..8GiB, separated by commas; either may be left out",
+        "Tenants of the pool: the bytes below which others' requests do not evict each, and those that it may hold"),
     key("reserve", "N", Some("0"), "a number of blocks, below the pool's size",
         "Blocks that are set aside for urgent requests"),
     key("listen", "ADDRESS", None, "IP:PORT, localhost:PORT, unix:PATH, or `off`",
@@ -118,8 +120,8 @@ pub const KEYS: &[Key] = &[
         "When another process of a peer's name shows that the former one has ended: if it proves it, or always, where at most one process of a name lives (as in a StatefulSet)"),
     key("doubt-limit", "TIME", None, "a time from 1s to 24h, such as 10min, or `off`",
         "Time without a link to its target after which a sequence in doubt is this node's again without a declaration by an operator; by default never. If the target lives and has taken it, both nodes run the sequence"),
-    key("tier", "ADDRESS", None, "redis://HOST:PORT/DATABASE, rediss:// for TLS, either with USER:PASSWORD@ before the host, redis+unix:///PATH, mooncake://HOST:PORT of a master, or `off`",
-        "Share cached blocks through a store of the cluster; needs a build with the feature `redis` or `mooncake`"),
+    key("tier", "ADDRESS", None, "redis://HOST:PORT/DATABASE, rediss:// for TLS, either with USER:PASSWORD@ before the host, redis+unix:///PATH, mooncake://HOST:PORT of a master, file:///PATH?size=200GiB of a local drive, or `off`",
+        "Share cached blocks through a store of the cluster (needs a build with the feature `redis` or `mooncake`), or keep them on a local drive"),
     key("tier-ca", "FILE", None, "the path of a PEM file",
         "Certificates of the authorities of a tier's server that is reached by rediss://; by default the system's"),
     key("tier-namespace", "TEXT", None, "1 to 256 bytes: the model, and the revision of its weights",
@@ -170,9 +172,9 @@ pub const KEYS: &[Key] = &[
 
 /// Keys of the pool, the traffic and the messages of `kvpool serve`: an engine has its own.
 #[rustfmt::skip]
-pub(super) const OF_PROGRAM: [&str; 16] = [
+pub(super) const OF_PROGRAM: [&str; 17] = [
     "size", "size-max", "layout", "block-tokens", "dtype", "device", "defrag-threshold", "defrag-interval", "eviction",
-    "reserve", "load", "load-threads", "load-rest", "log", "log-level", "otel-endpoint",
+    "tenants", "reserve", "load", "load-threads", "load-rest", "log", "log-level", "otel-endpoint",
 ];
 
 /// Keys of the admin interface: all that the pool of frames of an engine can have.

@@ -47,5 +47,5 @@ pub use socket::{default_socket, make_socket_folder};
 pub use sources::Sources;
 pub use telemetry::{LogFormat, LogLevels, TraceTarget};
 pub use token::{Token, TokenError, Tokens};
-pub(crate) use value::socket;
 pub use value::{Address, PeerAddress, Restarts, Size};
+pub(crate) use value::{bytes, socket};

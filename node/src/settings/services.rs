@@ -19,6 +19,7 @@ const TOPIC_MAX: usize = 255;
 const REDIS: [&str; 4] = ["redis", "valkey", "rediss", "valkeys"];
 const REDIS_UNIX: [&str; 2] = ["redis+unix", "valkey+unix"];
 const MOONCAKE: &str = "mooncake";
+const FILE: &str = "file";
 
 /// Address of a store, which may contain a password; `Debug` omits it.
 #[derive(Clone, PartialEq, Eq)]
@@ -258,6 +259,13 @@ fn store(text: &str) -> Result<(), String> {
             Ok(())
         } else {
             Err("the path of the socket is missing".to_owned())
+        };
+    }
+    if scheme == FILE {
+        let (path, query) = rest.split_once('?').ok_or("a size is missing, as in ?size=200GiB")?;
+        return match path.starts_with('/') && query.contains("size=") {
+            true => Ok(()),
+            false => Err("it is file:///PATH?size=BYTES".to_owned()),
         };
     }
     if scheme != MOONCAKE && !REDIS.contains(&scheme) {

@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use kvpool::TenantId;
+use kvpool::tenants::TenantLimits;
+
 /// Size of a pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Size {
@@ -170,6 +173,27 @@ pub(super) fn peers(text: &str) -> Result<Vec<PeerAddress>, String> {
     Ok(peers)
 }
 
+/// Parses tenants with their limits: `ID=FLOOR..QUOTA`, separated by commas.
+pub(super) fn tenants(text: &str) -> Result<Vec<(TenantId, TenantLimits)>, String> {
+    let mut tenants: Vec<(TenantId, TenantLimits)> = Vec::new();
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let (id, range) = part.split_once('=').ok_or_else(|| format!("{part:?} is not ID=FLOOR..QUOTA"))?;
+        let id = TenantId(id.trim().parse().map_err(|_| format!("{:?} is not a whole number", id.trim()))?);
+        let (floor, quota) =
+            range.split_once("..").ok_or_else(|| format!("tenant {id}: {range:?} is not FLOOR..QUOTA"))?;
+        let limit = |text: &str| match text.trim() {
+            "" => Ok(None),
+            text => bytes(text).map(Some).map_err(|why| format!("tenant {id}: {text:?} is {why}")),
+        };
+        if tenants.iter().any(|&(other, _)| other == id) {
+            return Err(format!("tenant {id} is there twice"));
+        }
+        let limits = TenantLimits::new().floor(limit(floor)?.unwrap_or(0));
+        tenants.push((id, limit(quota)?.map_or(limits, |quota| limits.quota(quota))));
+    }
+    Ok(tenants)
+}
+
 pub(super) fn name(text: &str) -> Result<String, String> {
     let is_good = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     if text.is_empty() || text.len() > 64 || !text.bytes().all(is_good) {
@@ -198,7 +222,7 @@ pub(super) fn whole(text: &str, range: std::ops::RangeInclusive<u64>) -> Result<
     }
 }
 
-pub(super) fn bytes(text: &str) -> Result<u64, String> {
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     let factor: u64 = match unit.trim_start().to_ascii_lowercase().as_str() {

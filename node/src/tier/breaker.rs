@@ -62,6 +62,18 @@ impl Breaker {
         true
     }
 
+    /// Returns whether a call that proves nothing may be made: it is no trial.
+    pub(super) fn admits_lookup(&self, now: Instant) -> bool {
+        self.state == BreakerState::Closed || now >= self.until
+    }
+
+    /// Notes a call that proved nothing. If it was the trial, the next call is another one.
+    pub(super) fn proved_nothing(&mut self, now: Instant) {
+        if self.state == BreakerState::Trying {
+            (self.state, self.until) = (BreakerState::Open, now);
+        }
+    }
+
     /// Notes a success. A late answer does not close an open breaker.
     pub(super) fn succeeded(&mut self) {
         if self.state != BreakerState::Open {
@@ -131,6 +143,21 @@ mod tests {
         assert!(breaker.admits(now + REST * 2) && breaker.state() == BreakerState::Closed);
         breaker.failed(now);
         assert!(breaker.admits(now + REST * 2), "the count begins anew");
+    }
+
+    /// A store whose look-ups prove nothing.
+    #[test]
+    fn a_trial_that_proves_nothing_is_followed_by_another() {
+        let now = Instant::now();
+        let mut breaker = opened(now);
+        assert!(!breaker.admits_lookup(now));
+        assert!(breaker.admits_lookup(now + REST) && breaker.state() == BreakerState::Open);
+        assert!(breaker.admits(now + REST) && !breaker.admits_lookup(now + REST));
+        breaker.proved_nothing(now + REST);
+        assert!(breaker.admits(now + REST) && !breaker.admits(now + REST));
+        breaker.failed(now + REST);
+        breaker.proved_nothing(now + REST);
+        assert!(!breaker.admits(now + REST));
     }
 
     #[test]

@@ -1,25 +1,30 @@
 use std::sync::Arc;
 
 use super::error::TierError;
+use super::file::{FileSettings, FileStore};
 use super::settings::TierSettings;
 use super::shared_tier::SharedTier;
 
 /// Addresses that [`connect`] accepts, for the help of a program.
-pub const ADDRESSES: &str = "redis://HOST:PORT/DATABASE, rediss://HOST:PORT/DATABASE, redis+unix:///PATH, or mooncake://HOST:PORT of a master";
+pub const ADDRESSES: &str = "redis://HOST:PORT/DATABASE, rediss://HOST:PORT/DATABASE, redis+unix:///PATH, mooncake://HOST:PORT of a master, or file:///PATH?size=BYTES";
 
 /// Starts a tier over the store at an address: one of [`ADDRESSES`].
 ///
 /// A Redis server may be started later. A Mooncake master must run: the probe blocks for up to 15
-/// seconds.
+/// seconds. The index of a directory is read: a second for a few million slots.
 ///
 /// # Errors
 /// [`TierError::Address`]; [`TierError::NotBuilt`] for a store whose feature is off;
-/// [`TierError::Library`] and [`TierError::Probe`] of Mooncake.
+/// [`TierError::Library`] and [`TierError::Probe`] of Mooncake; [`TierError::File`] of a directory.
 pub fn connect(address: &str, settings: TierSettings) -> Result<Arc<SharedTier>, TierError> {
     settings.check()?;
     match address.split_once("://") {
         Some(("redis" | "valkey" | "rediss" | "valkeys" | "redis+unix" | "valkey+unix", _)) => {
             redis(address, settings)
+        }
+        Some(("file", _)) => {
+            let store = FileStore::open(FileSettings::parse(address)?)?;
+            Ok(Arc::new(SharedTier::new(store, settings)?))
         }
         Some(("mooncake", master)) if !master.is_empty() => mooncake(master, settings),
         _ => Err(TierError::Address {

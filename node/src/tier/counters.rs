@@ -20,6 +20,8 @@ pub struct TierCounters {
     pub remembered: u64,
     /// Keys without an answer by the deadline of their call.
     pub overdue: u64,
+    /// Values that the store declined by its settings.
+    pub declined: u64,
     /// Values dropped because the queue was full.
     pub dropped_puts: u64,
     /// Keys looked up without a read.

@@ -3,6 +3,7 @@
 use kvpool::{PrefixError, TransferError};
 use thiserror::Error;
 
+use super::file_error::FileError;
 use super::store_error::StoreError;
 
 /// Why a tier cannot be used.
@@ -56,6 +57,9 @@ pub enum TierError {
         /// What it did with a test value.
         reason: String,
     },
+    /// The directory of a store cannot be used.
+    #[error(transparent)]
+    File(#[from] FileError),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),

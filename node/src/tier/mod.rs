@@ -2,8 +2,8 @@
 //!
 //! [`Tiered`] connects a pool with a [`SharedTier`]: it fetches prefixes before a request is
 //! admitted, and stores blocks when they are computed or before they are evicted. A tier is over a
-//! [`Store`]: [`InProcess`], [`Peer`], `Redis` (feature `redis`) or `Mooncake` (feature
-//! `mooncake`).
+//! [`Store`]: [`InProcess`], [`Peer`], [`FileStore`](file::FileStore), `Redis` (feature `redis`) or
+//! `Mooncake` (feature `mooncake`).
 //!
 //! # State of one get
 //!
@@ -37,6 +37,8 @@ mod connect;
 mod counters;
 mod error;
 mod failed_keys;
+pub mod file;
+mod file_error;
 mod in_process;
 mod key;
 #[cfg(feature = "mooncake")]
@@ -50,6 +52,7 @@ mod reporter;
 mod settings;
 mod shared_tier;
 mod store;
+mod store_counters;
 mod store_error;
 mod tiered;
 mod value;
@@ -69,6 +72,7 @@ pub use reporter::TierReporter;
 pub use settings::TierSettings;
 pub use shared_tier::SharedTier;
 pub use store::{Answer, Store, StoreFuture};
+pub use store_counters::StoreCounters;
 pub use store_error::StoreError;
 pub use tiered::{TierPolicy, TierReport, Tiered, TieredCounters, TieredSettings};
 pub use value::{HEADER_BYTES, TierValue, ValueError, origins_of, value_bytes, verify};

@@ -9,6 +9,8 @@ use super::value::ValueError;
 pub enum Outcome {
     /// The store confirmed the put.
     Stored,
+    /// The store did not take the value, by its settings. Not a failure: it is not worth a retry.
+    Declined,
     /// The value was verified and written to its memory. For `exists`: the store claims to have it.
     Hit,
     /// The store does not have it.

@@ -1,11 +1,13 @@
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
+use kvpool::prefix::BlockHash;
 use serde_json::{Value, json};
 
 use super::breaker::BreakerState;
 use super::shared_tier::SharedTier;
 use super::tiered::{Tiered, TieredCounters, TieredLink};
-use crate::admin::{Failures, Reporter};
+use crate::admin::{Failures, Fetching, Reporter};
 use crate::metrics::{self, Scrape};
 
 /// Reports the counters of a tier, and of the pool that uses it, while they live.
@@ -41,14 +43,26 @@ impl Reporter for TierReporter {
         &self.name
     }
 
-    /// The fields of [`TierCounters`](super::TierCounters), and of
-    /// [`TieredCounters`](super::TieredCounters) in the object `pool`.
+    /// The fields of [`TierCounters`](super::TierCounters), of
+    /// [`TieredCounters`](super::TieredCounters) in the object `pool`, and, if the store is in this
+    /// process, of [`StoreCounters`](super::StoreCounters) in the object `store`.
     fn stats(&self) -> Option<Value> {
-        let mut stats = json!(self.tier.upgrade()?.counters());
+        let tier = self.tier.upgrade()?;
+        let mut stats = json!(tier.counters());
+        if let Some(store) = tier.store_counters() {
+            stats["store"] = json!(store);
+        }
         if let Some(pool) = self.pool() {
             stats["pool"] = json!(pool);
         }
         Some(stats)
+    }
+
+    fn prefetch(&self, hashes: Vec<BlockHash>, deadline: Instant) -> Option<Fetching> {
+        let link = self.link.as_ref()?.upgrade()?;
+        Some(Box::pin(async move {
+            link.bring_back(&hashes, deadline).await;
+        }))
     }
 
     fn failures(&self) -> Option<Failures> {
@@ -57,13 +71,15 @@ impl Reporter for TierReporter {
 
     fn scrape(&self, scrape: &mut Scrape) {
         let Some(tier) = self.tier.upgrade() else { return };
-        let (name, tier, pool) = (&*self.name, tier.counters(), self.pool().unwrap_or_default());
+        let (name, store, pool) = (&*self.name, tier.store_counters(), self.pool().unwrap_or_default());
+        let tier = tier.counters();
         for (outcome, keys) in [
             ("stored", tier.stored),
             ("hit", tier.hits),
             ("miss", tier.misses),
             ("failed", tier.failed),
             ("overdue", tier.overdue),
+            ("declined", tier.declined),
             ("dropped", tier.dropped_puts + pool.dropped_blocks),
         ] {
             scrape.count(&metrics::TIER_KEYS, &[name, outcome], keys);
@@ -77,5 +93,13 @@ impl Reporter for TierReporter {
         let is_up = tier.breaker != BreakerState::Open;
         scrape.count(&metrics::TIER_UP, &[name], is_up.into());
         scrape.count(&metrics::TIER_FETCHED, &[name], pool.fetched_blocks);
+        let Some(store) = store else { return };
+        for (state, slots) in [("used", store.used_slots), ("free", store.slots - store.used_slots)] {
+            scrape.count(&metrics::TIER_SLOTS, &[name, state], slots);
+        }
+        scrape.count(&metrics::TIER_EVICTED, &[name], store.evictions);
+        scrape.count(&metrics::TIER_DRIVE_WRITTEN, &[name], store.written_bytes);
+        scrape.count(&metrics::TIER_DAMAGED_SLOTS, &[name], store.damaged_slots);
+        scrape.count(&metrics::TIER_DISK_FULL, &[name], store.is_disk_full.into());
     }
 }

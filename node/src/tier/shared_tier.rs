@@ -29,6 +29,7 @@ use super::outcome::{Outcome, TierFailure};
 use super::read::TierRead;
 use super::settings::TierSettings;
 use super::store::{Answer, Store, blocking};
+use super::store_counters::StoreCounters;
 use super::store_error::StoreError;
 use super::value::{TierValue, ValueError};
 use crate::admin::Failures;
@@ -78,6 +79,14 @@ struct Work {
     bytes: usize,
 }
 
+/// What a call of the store came to.
+struct Asked {
+    /// Keys for which it succeeded.
+    served: usize,
+    /// Whether it showed that the store works, or that it does not.
+    proof: Option<bool>,
+}
+
 impl SharedTier {
     /// Creates a tier. It connects to the store at the first call.
     ///
@@ -116,10 +125,11 @@ impl SharedTier {
         // Answers are small: one call where possible, within the queue's limit.
         let chunk = self.0.store.lookups_per_call().clamp(1, self.0.settings.reads_max);
         let work = |keys| Work { operation: Operation::Exists, keys, values: Vec::new(), bytes: 0 };
-        self.0.serve(call, asked, chunk, work, deadline).await
+        self.0.serve(Operation::Exists, call, asked, chunk, work, deadline).await
     }
 
-    /// Stores values ([`Outcome::Stored`]). A value is dropped if too many wait.
+    /// Stores values ([`Outcome::Stored`], [`Outcome::Declined`]). A value is dropped if too many
+    /// wait.
     pub async fn put(&self, values: Vec<TierValue>, deadline: Instant) -> Vec<Outcome> {
         let call = Call::new(values.iter().map(|_| None));
         let chunk = self.0.chunk(values.len(), self.0.settings.puts_max);
@@ -128,7 +138,8 @@ impl SharedTier {
             let keys = values.iter().map(|value| *value.key()).collect();
             Work { operation: Operation::Put, keys, values, bytes }
         };
-        self.0.serve(call, values.into_iter().enumerate().collect(), chunk, work, deadline).await
+        let values = values.into_iter().enumerate().collect();
+        self.0.serve(Operation::Put, call, values, chunk, work, deadline).await
     }
 
     /// Reads values: [`Outcome::Hit`] or [`Outcome::Miss`].
@@ -145,7 +156,7 @@ impl SharedTier {
         call.fail(&failed, &TierFailure::Remembered);
         let chunk = self.0.chunk(asked.len(), self.0.settings.reads_max);
         let work = |keys| Work { operation: Operation::Get, keys, values: Vec::new(), bytes };
-        self.0.serve(call, asked, chunk, work, deadline).await
+        self.0.serve(Operation::Get, call, asked, chunk, work, deadline).await
     }
 
     /// Returns counters since the tier began, and its state.
@@ -153,6 +164,11 @@ impl SharedTier {
         let (counters, in_flight) = (*self.0.counters.lock(), self.0.in_flight.load(Relaxed));
         let breaker = self.0.breaker.lock();
         TierCounters { in_flight, breaker: breaker.state(), breaker_opened: breaker.opened(), ..counters }
+    }
+
+    /// Returns the counters of the store, if it has its values in this process.
+    pub fn store_counters(&self) -> Option<StoreCounters> {
+        self.0.store.counters()
     }
 
     /// Returns the failures.
@@ -191,6 +207,7 @@ impl Shared {
     /// Calls the store for keys by their places, in chunks, and waits for the outcomes.
     async fn serve<T>(
         self: &Arc<Self>,
+        operation: Operation,
         call: Arc<Call>,
         asked: Vec<(usize, T)>,
         chunk: usize,
@@ -198,7 +215,7 @@ impl Shared {
         deadline: Instant,
     ) -> Vec<Outcome> {
         let caller = Caller(call.clone());
-        if asked.is_empty() || self.admits() {
+        if asked.is_empty() || self.admits(operation) {
             let (mut asked, mut chunks) = (asked.into_iter().peekable(), Vec::new());
             while asked.peek().is_some() {
                 let (places, of): (Vec<_>, Vec<_>) = asked.by_ref().take(chunk).unzip();
@@ -220,12 +237,25 @@ impl Shared {
         outcomes
     }
 
-    fn admits(&self) -> bool {
+    fn admits(&self, operation: Operation) -> bool {
         let (now, mut breaker) = (Instant::now(), self.breaker.lock());
         if self.is_stuck() {
             breaker.open(now);
         }
-        breaker.admits(now)
+        if self.is_no_trial(operation) { breaker.admits_lookup(now) } else { breaker.admits(now) }
+    }
+
+    /// Returns whether a call proves nothing of the store: it opens and closes no breaker.
+    fn is_no_trial(&self, operation: Operation) -> bool {
+        operation == Operation::Exists && !self.store.lookups_prove()
+    }
+
+    fn proves(&self, operation: Operation, outcome: &Outcome) -> bool {
+        match outcome {
+            Outcome::Failed(_) => false,
+            Outcome::Miss | Outcome::Declined => self.store.lookups_prove(),
+            _ => !self.is_no_trial(operation),
+        }
     }
 
     /// Returns whether all running calls of the store exceed the patience.
@@ -246,7 +276,10 @@ impl Shared {
             };
             match turn {
                 // It opened while the call waited.
-                Ok(_) if shared.breaker.lock().state() == BreakerState::Open => {
+                Ok(_)
+                    if !shared.is_no_trial(work.operation)
+                        && shared.breaker.lock().state() == BreakerState::Open =>
+                {
                     call.fail(&places, &TierFailure::Open);
                 }
                 Ok(turn) => {
@@ -299,8 +332,11 @@ impl Shared {
             }
         };
         let failure = match asked {
-            Ok(Ok(0)) => None,
-            Ok(Ok(_)) => return,
+            Ok(Ok(Asked { proof: Some(true), .. })) => return,
+            Ok(Ok(Asked { proof: None, .. })) => {
+                return self.breaker.lock().proved_nothing(Instant::now());
+            }
+            Ok(Ok(_)) => None,
             Ok(Err(error)) => Some(TierFailure::Store(error)),
             Err(_) => Some(TierFailure::Panicked),
         };
@@ -324,8 +360,8 @@ impl Shared {
         }
     }
 
-    /// Calls the store. Returns the number of keys for which it succeeded.
-    async fn ask(&self, call: &Call, places: &[usize], work: Work) -> Result<usize, StoreError> {
+    /// Calls the store.
+    async fn ask(&self, call: &Call, places: &[usize], work: Work) -> Result<Asked, StoreError> {
         let span = tracing::info_span!(
             parent: None,
             "kvpool.tier",
@@ -339,7 +375,7 @@ impl Shared {
         );
         let served = self.ask_within(call, places, work).instrument(span.clone()).await;
         match &served {
-            Ok(keys) => span.record("served", *keys as u64),
+            Ok(asked) => span.record("served", asked.served as u64),
             Err(error) => {
                 span.record("error", error.to_string());
                 span.record("otel.status_code", "ERROR")
@@ -348,15 +384,16 @@ impl Shared {
         served
     }
 
-    async fn ask_within(&self, call: &Call, places: &[usize], work: Work) -> Result<usize, StoreError> {
+    async fn ask_within(&self, call: &Call, places: &[usize], work: Work) -> Result<Asked, StoreError> {
         let Work { operation, keys, values, bytes } = work;
-        let (began, mut served) = (Instant::now(), 0);
+        let (began, mut served, mut proved) = (Instant::now(), 0, false);
         let mut tell = |at: usize, outcome: Outcome| {
-            let is_good = !matches!(outcome, Outcome::Failed(_));
-            if is_good && served == 0 && began.elapsed() <= self.settings.patience {
+            let proves = self.proves(operation, &outcome);
+            if proves && !proved && began.elapsed() <= self.settings.patience {
                 self.breaker.lock().succeeded();
             }
-            served += usize::from(is_good);
+            proved |= proves;
+            served += usize::from(!matches!(outcome, Outcome::Failed(_)));
             self.note(&keys[at], &outcome, bytes, operation == Operation::Get);
             call.set(places[at], outcome);
         };
@@ -372,13 +409,15 @@ impl Shared {
                 self.check_count(stored.len(), keys.len())?;
                 let outcome = |stored: Result<(), StoreError>| match stored {
                     Ok(()) => Outcome::Stored,
+                    Err(StoreError::Declined { .. }) => Outcome::Declined,
                     Err(error) => Outcome::Failed(error.into()),
                 };
                 stored.into_iter().enumerate().for_each(|(at, stored)| tell(at, outcome(stored)));
             }
             Operation::Get => self.get(call, places, &keys, bytes, &mut tell).await?,
         }
-        Ok(served)
+        let has_failed = served < keys.len();
+        Ok(Asked { served, proof: (proved || has_failed).then_some(proved) })
     }
 
     async fn get(
@@ -462,6 +501,7 @@ impl Shared {
                 counters.written_bytes += bytes as u64;
                 self.failed.lock().forget(key);
             }
+            Outcome::Declined => counters.declined += 1,
             Outcome::Hit if is_get => {
                 counters.hits += 1;
                 counters.read_bytes += bytes as u64;

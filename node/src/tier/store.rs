@@ -1,6 +1,7 @@
 use std::pin::Pin;
 
 use super::key::TierKey;
+use super::store_counters::StoreCounters;
 use super::store_error::StoreError;
 use super::value::TierValue;
 
@@ -16,7 +17,7 @@ pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>>
 /// An error of a whole call closes its connection, so that a late answer cannot be taken for that
 /// to a later command.
 pub trait Store: Send + Sync + 'static {
-    /// Returns a short name for reports: `redis`, `mooncake`.
+    /// Returns a short name for reports: `redis`, `mooncake`, `file`.
     fn name(&self) -> &'static str;
 
     /// Returns the most keys of one call that reads or stores values.
@@ -27,6 +28,12 @@ pub trait Store: Send + Sync + 'static {
     /// Returns the most keys of one call that looks them up.
     fn lookups_per_call(&self) -> usize {
         usize::MAX
+    }
+
+    /// Returns whether look-ups, misses, and values that were declined show that the store works.
+    /// They do not if it answers them from memory, without its drive.
+    fn lookups_prove(&self) -> bool {
+        true
     }
 
     /// Returns for each key whether the store claims to have it.
@@ -57,6 +64,11 @@ pub trait Store: Send + Sync + 'static {
     /// that the store drops its copies, if it has any.
     fn found_bad_values(&self, keys: &[TierKey]) {
         let _ = keys;
+    }
+
+    /// Returns the counters of a store that has its values in this process.
+    fn counters(&self) -> Option<StoreCounters> {
+        None
     }
 }
 

@@ -1,3 +1,5 @@
+use std::path::PathBuf;
+
 use thiserror::Error;
 
 /// Why a call of a store failed.
@@ -33,5 +35,42 @@ pub enum StoreError {
     Damaged {
         /// Kind of store.
         store: &'static str,
+    },
+    /// The store did not take a value, by its settings: for example, it is full and has not seen
+    /// the key before, or its write rate is used up.
+    #[error("{store} declined a value: {reason}")]
+    Declined {
+        /// Kind of store.
+        store: &'static str,
+        /// Why.
+        reason: &'static str,
+    },
+    /// The disk is full, and no other value could be replaced.
+    #[error("{store}: no space is left on the disk for {}", path.display())]
+    NoSpace {
+        /// Kind of store.
+        store: &'static str,
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file system cannot be written.
+    #[error("{store}: the file system of {} is read-only", path.display())]
+    ReadOnly {
+        /// Kind of store.
+        store: &'static str,
+        /// The file.
+        path: PathBuf,
+    },
+    /// The drive failed.
+    #[error("{store} cannot {operation} {}: {reason}", path.display())]
+    Drive {
+        /// Kind of store.
+        store: &'static str,
+        /// The operation.
+        operation: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        reason: String,
     },
 }

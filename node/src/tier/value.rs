@@ -30,6 +30,8 @@ const MAGIC: [u8; 7] = *b"kvblock";
 
 const VERSION: u8 = 2;
 
+const LENGTH: usize = 48;
+
 const CHECKSUM: usize = 56;
 
 const ORIGINS: usize = 64;
@@ -203,7 +205,7 @@ pub fn verify<'a>(key: &TierKey, packed_bytes: usize, value: &'a [u8]) -> Result
     if got != key.hash {
         return Err(ValueError::OtherBlock { got });
     }
-    let length = u64::from_le_bytes(part(value, 48));
+    let length = u64::from_le_bytes(part(value, LENGTH));
     if length != packed_bytes as u64 {
         return Err(ValueError::Size {
             got: usize::try_from(length).unwrap_or(usize::MAX),
@@ -214,6 +216,15 @@ pub fn verify<'a>(key: &TierKey, packed_bytes: usize, value: &'a [u8]) -> Result
         return Err(ValueError::Checksum);
     }
     Ok(&value[HEADER_BYTES..][..packed_bytes])
+}
+
+/// As [`verify`], with the number of packed bytes that the value says itself.
+pub(super) fn verify_as_said<'a>(key: &TierKey, value: &'a [u8]) -> Result<&'a [u8], ValueError> {
+    if value.len() < HEADER_BYTES {
+        return Err(ValueError::Size { got: value.len(), want: HEADER_BYTES });
+    }
+    let said = u64::from_le_bytes(part(value, LENGTH));
+    verify(key, usize::try_from(said).unwrap_or(usize::MAX).min(value.len()), value)
 }
 
 /// Returns where the block of a [verified](verify) value was computed.

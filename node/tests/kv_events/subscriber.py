@@ -15,6 +15,8 @@ import zmq
 
 STORED = {
     "type",
+    "group_idx",
+    "kv_cache_spec_kind",
     "block_hashes",
     "parent_block_hash",
     "token_ids",
@@ -62,7 +64,7 @@ class Router:
                 self.counts["stored"] += len(blocks)
                 self.counts["tokens"] += len(tokens)
             elif kind == "BlockRemoved":
-                assert set(event) == {"type", "block_hashes", "medium"}, event
+                assert set(event) == {"type", "block_hashes", "medium", "group_idx"}, event
                 self.hashes.difference_update(event["block_hashes"])
                 self.counts["removed"] += len(event["block_hashes"])
             else:

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kvpool::KvLayout;
 use kvpool::storage::Storage;
 use kvpool::transport::{Tag, TransferState, Transport, TransportError};
-use kvpool_node::transport::tcp::LinkError;
+use kvpool_node::transport::tcp::{LinkError, TcpTransport};
 use kvpool_node::wire::{Ack, Form, ITEM_HEAD, ItemHead, ItemStatus, StreamHead, WireError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -253,4 +253,24 @@ async fn a_storm_leaves_nothing() {
         }
         until("all is over", || (pair.a.transport.live(), pair.b.transport.live()) == ((0, 0), (0, 0))).await;
     }
+}
+
+/// A runtime that has ended drops the tasks of a link where they are spawned: they end the link.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_link_is_attached_when_the_runtime_has_ended() {
+    let endpoint = listen(identity("b"), loopback(), limits()).await;
+    let (_raw, link) = Raw::link(&endpoint, 2).await;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+    let transport = {
+        let _entered = runtime.enter();
+        TcpTransport::new(&endpoint)
+    };
+    runtime.shutdown_background();
+    let (attached, is_attached) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let peer = transport.attach(&link);
+        attached.send((peer.is_ok(), transport.live())).unwrap();
+    });
+    let outcome = is_attached.recv_timeout(Duration::from_secs(30));
+    assert_eq!(outcome, Ok((true, (0, 0))), "it waits for itself");
 }

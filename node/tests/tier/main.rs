@@ -11,6 +11,7 @@
 //! | `pools` | prefixes come back, policies, stores that lie, quarantine |
 //! | `load` | faults that change under load |
 //! | `peer` | a node as the store |
+//! | `file` | a directory: restarts, kills, one process at a time, what is declined |
 //! | `redis` | a real server: conformance, eviction, answers that lie, kills and stops under load |
 //! | `mooncake` | a library with the interface of Mooncake, in memory |
 
@@ -21,6 +22,7 @@ mod kv;
 mod conformance;
 mod failures;
 mod faulty;
+mod file;
 mod load;
 #[cfg(feature = "mooncake")]
 mod mooncake;

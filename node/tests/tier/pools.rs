@@ -3,9 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvpool::hints::HintLimits;
 use kvpool::prefix::{HashKey, PrefixConfig, PrefixKeys};
-use kvpool::{AllocRequest, Dtype, KvLayout, Pool};
-use kvpool_node::tier::{SharedTier, TierError, TierPolicy, TierSettings, Tiered, TieredSettings};
+use kvpool::{AllocRequest, Dtype, KvLayout, Pool, SequenceId, SessionId};
+use kvpool_node::admin::Reporters;
+use kvpool_node::hints::HintsEnvelope;
+use kvpool_node::tier::{
+    SharedTier, TierError, TierPolicy, TierReporter, TierSettings, Tiered, TieredSettings,
+};
+use serde_json::{Value, json};
 
 use super::faulty::{Fault, Faulty};
 use super::kv;
@@ -51,6 +57,41 @@ async fn a_prefix_comes_back_in_another_pool() {
     for pool in [&a, &b] {
         idle(pool).await;
     }
+}
+
+/// A hint brings the blocks of a session back from the tier, through the services of a node.
+#[tokio::test]
+async fn a_hint_prefetches_what_a_session_had() {
+    let (_store, tier) = in_process(hasty());
+    let builder = kv::builder(kv::plain(), 50).prefix_cache(kv::config());
+    let pool = builder.hints(HintLimits::new()).build().unwrap();
+    let tokens = kv::prompt(1, 41);
+    let mut sequence = pool.sequence(SequenceId(7)).session(SessionId(3)).tokens(&tokens).unwrap();
+    let mut batch = pool.begin_batch();
+    kv::extend(&mut batch, &mut sequence, &tokens).unwrap();
+    batch.finish();
+    drop(sequence);
+    let tiered = tiered(&pool, &tier, TierPolicy::Manual);
+    tiered.offload(100, soon()).await.unwrap();
+    assert_eq!(kv::cached(&pool, &tokens), 0);
+    let reporters = Reporters::new();
+    let ask = async |payload: Value, reporters: &Reporters| {
+        let action = json!({"action_id": "a", "action_type": "kv.prefetch", "action_version": "1", "payload": payload});
+        let envelope = json!({"protocol_version": "1", "message_id": "m", "actions": [action]});
+        let envelope: HintsEnvelope = serde_json::from_value(envelope).unwrap();
+        let answer = envelope.carry_out_with(&pool, reporters).unwrap();
+        serde_json::to_value(answer).unwrap()["outcomes"][0].clone()
+    };
+    let refused = ask(json!({"session_id": 3}), &reporters).await;
+    assert_eq!((&refused["outcome"], &refused["reason"]), (&json!("rejected"), &json!("no_tier")));
+    reporters.add(TierReporter::new("in_process", &tiered));
+    let missing = ask(json!({"session_id": 4}), &reporters).await;
+    assert_eq!(missing["outcome"], json!("missing"));
+    let deferred = ask(json!({"session_id": 3, "ttl_seconds": 20}), &reporters).await;
+    assert_eq!((&deferred["outcome"], &deferred["blocks"]), (&json!("deferred"), &json!(10)));
+    until("the blocks are here", || pool.cached_blocks().len() == 10).await;
+    assert_eq!(kv::cached(&pool, &tokens), 10);
+    idle(&pool).await;
 }
 
 /// The end of a prefix is evicted first, so that what is left can be found.

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use kvpool::SessionId;
 use kvpool::prefix::policy::{Millis, Policy};
 
 use super::leading;
@@ -16,7 +17,14 @@ pub(super) trait Cache {
     fn len(&self) -> usize;
     /// Observes the lookup of a request, of which the first `found` blocks hit. Returns a context
     /// for the releases of the request.
-    fn looked_up(&mut self, request: u32, blocks: &[u32], found: usize, now: Millis) -> u64;
+    fn looked_up(
+        &mut self,
+        request: u32,
+        session: Option<SessionId>,
+        blocks: &[u32],
+        found: usize,
+        now: Millis,
+    ) -> u64;
     /// Notes that a block was filled.
     fn filled(&mut self, block: u32);
     /// Counts a hit on a block.
@@ -34,9 +42,16 @@ impl Cache for Evictable<&dyn Policy> {
         self.len()
     }
 
-    fn looked_up(&mut self, _request: u32, blocks: &[u32], found: usize, now: Millis) -> u64 {
+    fn looked_up(
+        &mut self,
+        _request: u32,
+        session: Option<SessionId>,
+        blocks: &[u32],
+        found: usize,
+        now: Millis,
+    ) -> u64 {
         let last = found.checked_sub(1).map(|last| blocks[last]);
-        Evictable::looked_up(self, blocks.iter().map(|&block| hash(block)), found, last, now)
+        Evictable::looked_up(self, blocks.iter().map(|&block| hash(block)), found, last, session, now)
     }
 
     fn filled(&mut self, block: u32) {
@@ -62,23 +77,28 @@ impl Cache for Evictable<&dyn Policy> {
 }
 
 /// The bound: with all future requests known, evicts the block whose next lookup is last, and of
-/// one prompt the end first.
+/// one prompt the end first. In sessions, whose order depends on the policy: the block that is
+/// never looked up again, or whose session returns last.
 pub(super) struct Clairvoyant {
     /// The requests that look up each block.
     uses: Vec<Vec<u32>>,
     started: u32,
-    queue: BTreeSet<(u32, u32, u32)>,
-    keys: Vec<(u32, u32, u32)>,
+    by_return: bool,
+    /// The lookups of each block that are left.
+    left: Vec<u32>,
+    queue: BTreeSet<(u64, u32, u32)>,
+    keys: Vec<(u64, u32, u32)>,
 }
 
 impl Clairvoyant {
-    pub(super) fn new(prompts: &Prompts) -> Self {
+    pub(super) fn new(prompts: &Prompts, by_return: bool) -> Self {
         let mut uses = vec![Vec::new(); prompts.numbers()];
         for (prompt, request) in prompts.prompts.iter().zip(0..) {
             prompt.blocks.iter().for_each(|&block| uses[block as usize].push(request));
         }
         let keys = vec![(0, 0, 0); prompts.numbers()];
-        Self { uses, started: 0, queue: BTreeSet::new(), keys }
+        let left = uses.iter().map(|uses| uses.len() as u32).collect();
+        Self { uses, started: 0, by_return, left, queue: BTreeSet::new(), keys }
     }
 }
 
@@ -87,8 +107,18 @@ impl Cache for Clairvoyant {
         self.queue.len()
     }
 
-    fn looked_up(&mut self, request: u32, _blocks: &[u32], _found: usize, _now: Millis) -> u64 {
+    fn looked_up(
+        &mut self,
+        request: u32,
+        _session: Option<SessionId>,
+        blocks: &[u32],
+        _found: usize,
+        _now: Millis,
+    ) -> u64 {
         self.started = request;
+        if self.by_return {
+            blocks.iter().for_each(|&block| self.left[block as usize] -= 1);
+        }
         0
     }
 
@@ -101,9 +131,16 @@ impl Cache for Clairvoyant {
     }
 
     fn file(&mut self, block: u32, at: Position, _now: Millis) {
-        let uses = &self.uses[block as usize];
-        let next = uses.get(uses.partition_point(|&request| request <= self.started));
-        let key = (next.copied().unwrap_or(u32::MAX), at.depth, block);
+        let next = if self.by_return {
+            // Without a time, it waits for a subagent.
+            let returns_at = at.returns_at.map_or(0, |Millis(at)| at.min(u64::MAX - 1));
+            if self.left[block as usize] == 0 { u64::MAX } else { returns_at }
+        } else {
+            let uses = &self.uses[block as usize];
+            let next = uses.get(uses.partition_point(|&request| request <= self.started));
+            next.map_or(u64::MAX, |&request| request.into())
+        };
+        let key = (next, at.depth, block);
         self.keys[block as usize] = key;
         self.queue.insert(key);
     }
@@ -121,7 +158,8 @@ pub(super) fn hits(prompts: &Prompts, capacity: usize, mut cache: impl Cache) ->
         let (blocks, now) = (&prompt.blocks[..], Millis(prompt.at_ms));
         let found = leading(blocks, |block| is_cached[block]);
         hits += found;
-        let context = cache.looked_up(request, blocks, found, now);
+        let session = prompt.turn.map(|turn| turn.session);
+        let context = cache.looked_up(request, session, blocks, found, now);
         for &block in blocks {
             if is_cached[block as usize] {
                 cache.remove(block);
@@ -132,7 +170,8 @@ pub(super) fn hits(prompts: &Prompts, capacity: usize, mut cache: impl Cache) ->
             }
         }
         for (&block, depth) in blocks.iter().zip(0..).collect::<Vec<_>>().into_iter().rev() {
-            cache.file(block, Position { depth, chain: blocks.len() as u32, context }, now);
+            let (chain, returns_at) = (blocks.len() as u32, None);
+            cache.file(block, Position { depth, chain, context, session, returns_at }, now);
         }
         while cache.len() > capacity {
             let block = cache.evict(now).expect("a cached block is evictable");

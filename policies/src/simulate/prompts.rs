@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use super::turns::{Turn, Turns};
+
 /// The prompts of a trace, by arrival, and the answers to them.
 ///
 /// Distinct blocks are numbered from 0 by their first appearance. An id after another block is
@@ -30,6 +32,8 @@ pub struct Arrival<'a> {
     pub prompt_ms: u64,
     /// Milliseconds from there to its end.
     pub answer_ms: u64,
+    /// Its place in a session, if it has one.
+    pub turn: Option<Turn>,
 }
 
 /// A request.
@@ -44,6 +48,7 @@ pub(super) struct Prompt {
     /// As in [`Arrival`].
     pub prompt_ms: u64,
     pub answer_ms: u64,
+    pub turn: Option<Turn>,
 }
 
 impl Prompts {
@@ -59,7 +64,7 @@ impl Prompts {
         let mut in_prompts = Vec::new();
         let mut prompts = Vec::new();
         let mut own_ids = 0;
-        for Arrival { at_ms, prompt, answer, own, prompt_ms, answer_ms } in arrivals {
+        for Arrival { at_ms, prompt, answer, own, prompt_ms, answer_ms, turn } in arrivals {
             let mut before = None;
             let mut number = |id: Result<u64, u64>| {
                 let next = numbers.len() as u32;
@@ -73,7 +78,7 @@ impl Prompts {
             own_ids += own as u64;
             in_prompts.resize(numbers.len(), false);
             blocks.iter().for_each(|&block| in_prompts[block as usize] = true);
-            prompts.push(Prompt { at_ms, blocks, answer, prompt_ms, answer_ms });
+            prompts.push(Prompt { at_ms, blocks, answer, prompt_ms, answer_ms, turn });
         }
         let total = prompts.iter().map(|prompt| prompt.blocks.len()).sum();
         let distinct = in_prompts.iter().filter(|&&is_in_prompt| is_in_prompt).count();
@@ -93,6 +98,16 @@ impl Prompts {
     /// Returns the number of blocks of all prompts.
     pub fn total(&self) -> usize {
         self.total
+    }
+
+    /// Returns the number of sessions that are not nested in others.
+    pub fn sessions(&self) -> usize {
+        self.turns().starts(0).len()
+    }
+
+    /// Returns the order of the requests in sessions.
+    pub(super) fn turns(&self) -> Turns {
+        Turns::new(self.prompts.iter().map(|prompt| prompt.turn))
     }
 
     /// Returns the number of distinct blocks, those of answers included.

@@ -8,10 +8,14 @@
 //! end       its answer can be found from here; releases all blocks, the last one first
 //! ```
 //!
+//! Requests arrive at their times, or in a *closed loop*: a number of sessions run at a time, the
+//! next request of a session arrives when its think time after the end of the last one is over, and
+//! where a session ends, the next one begins.
+//!
 //! The blocks of running requests cannot be evicted, and take room from the cache. So hit rates are
 //! lower than those of [requests that take no time](super::cache::hits), and a pool can reach them.
 //! A request takes the blocks of its answer at its start and is never preempted; a pool adds them
-//! one by one.
+//! one by one. Requests larger than the pool are served elsewhere.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -21,12 +25,14 @@ use kvpool::prefix::policy::Millis;
 use super::cache::Cache;
 use super::leading;
 use super::prompts::{Prompt, Prompts};
+use super::turns::Turns;
 use crate::evictable::Position;
 
 /// The life of a block.
 #[derive(Clone, Copy, Default)]
 struct Block {
     is_cached: bool,
+    was_filled: bool,
     owners: u32,
 }
 
@@ -43,59 +49,100 @@ struct Running {
 enum Event {
     Filled,
     Ended,
+    ServedElsewhere,
+    Arrived,
+}
+
+/// What becomes of the blocks of prompts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Counts {
+    pub hits: usize,
+    /// Blocks that were computed before, and not found.
+    pub recomputed: usize,
+}
+
+/// Sessions in a closed loop.
+#[derive(Clone, Copy)]
+pub(super) struct Loop {
+    pub at_a_time: usize,
+    /// The order of sessions.
+    pub order: u64,
+    /// Whether the cache is told when a session returns, and whether it is over.
+    pub tells_returns: bool,
+    pub tells_ends: bool,
 }
 
 struct Pool<'a, C> {
     prompts: &'a [Prompt],
     cache: C,
     blocks: Vec<Block>,
+    capacity: usize,
     free: usize,
     running: Vec<Option<Running>>,
     events: BinaryHeap<Reverse<(u64, Event, u32)>>,
-    hits: usize,
+    /// In a closed loop: the order of requests, and the first ones of sessions that have not begun.
+    turns: Option<(Loop, Turns, VecDeque<u32>)>,
+    counts: Counts,
 }
 
-/// Returns the hits in a pool of `capacity` blocks.
-pub(super) fn hits(prompts: &Prompts, capacity: usize, cache: impl Cache) -> usize {
-    Pool::new(prompts, capacity, cache).run(capacity)
-}
-
-impl<'a, C: Cache> Pool<'a, C> {
-    fn new(prompts: &'a Prompts, capacity: usize, cache: C) -> Self {
-        Self {
-            prompts: &prompts.prompts,
-            cache,
-            blocks: vec![Block::default(); prompts.numbers()],
-            free: capacity,
-            running: prompts.prompts.iter().map(|_| None).collect(),
-            events: BinaryHeap::new(),
-            hits: 0,
+/// Returns the counts in a pool of `capacity` blocks.
+pub(super) fn counts(
+    prompts: &Prompts,
+    capacity: usize,
+    sessions: Option<Loop>,
+    cache: impl Cache,
+) -> Counts {
+    let mut pool = Pool {
+        prompts: &prompts.prompts,
+        cache,
+        blocks: vec![Block::default(); prompts.numbers()],
+        capacity,
+        free: capacity,
+        running: prompts.prompts.iter().map(|_| None).collect(),
+        events: BinaryHeap::new(),
+        turns: sessions.map(|sessions| {
+            let turns = prompts.turns();
+            let starts = turns.starts(sessions.order).into();
+            (sessions, turns, starts)
+        }),
+        counts: Counts::default(),
+    };
+    match sessions {
+        None => {
+            let arrivals = prompts.prompts.iter().zip(0..);
+            pool.events
+                .extend(arrivals.map(|(prompt, request)| Reverse((prompt.at_ms, Event::Arrived, request))));
         }
+        Some(sessions) => (0..sessions.at_a_time).for_each(|_| pool.begin_session(0)),
+    }
+    pool.run();
+    pool.counts
+}
+
+impl<C: Cache> Pool<'_, C> {
+    fn begin_session(&mut self, now: u64) {
+        let start = self.turns.as_mut().and_then(|(.., starts)| starts.pop_front());
+        self.events.extend(start.map(|request| Reverse((now, Event::Arrived, request))));
     }
 
-    fn run(mut self, capacity: usize) -> usize {
-        let fits = |&(_, prompt): &(u32, &Prompt)| prompt.blocks.len() + prompt.answer.len() <= capacity;
-        let mut arrivals = (0..).zip(self.prompts).filter(fits).peekable();
+    fn run(&mut self) {
         let mut waiting = VecDeque::new();
-        loop {
-            let arrival = arrivals.peek().map(|(_, prompt)| prompt.at_ms);
-            let event = self.events.peek().map(|Reverse((at_ms, ..))| *at_ms);
-            let now = match (arrival, event) {
-                (None, None) => break,
-                (Some(arrival), Some(event)) => arrival.min(event),
-                (at_ms, None) | (None, at_ms) => at_ms.unwrap_or_default(),
-            };
+        while let Some(&Reverse((now, ..))) = self.events.peek() {
             while let Some(&Reverse((at_ms, event, request))) = self.events.peek()
                 && at_ms <= now
             {
                 self.events.pop();
+                let prompt = &self.prompts[request as usize];
                 match event {
                     Event::Filled => self.fill(request),
-                    Event::Ended => self.end(request, Millis(now)),
+                    Event::Ended => self.end(request, now),
+                    Event::ServedElsewhere => self.go_on(request, now),
+                    Event::Arrived if prompt.blocks.len() + prompt.answer.len() > self.capacity => {
+                        let at_ms = now + prompt.prompt_ms + prompt.answer_ms;
+                        self.events.push(Reverse((at_ms, Event::ServedElsewhere, request)));
+                    }
+                    Event::Arrived => waiting.push_back(request),
                 }
-            }
-            while let Some((request, _)) = arrivals.next_if(|(_, prompt)| prompt.at_ms <= now) {
-                waiting.push_back(request);
             }
             while let Some(&request) = waiting.front()
                 && self.start(request, now)
@@ -103,7 +150,15 @@ impl<'a, C: Cache> Pool<'a, C> {
                 waiting.pop_front();
             }
         }
-        self.hits
+    }
+
+    /// Sends the requests that wait for the end of this one.
+    fn go_on(&mut self, request: u32, now: u64) {
+        let Some((_, turns, _)) = &mut self.turns else { return };
+        let arrive = |at_ms, request| self.events.push(Reverse((at_ms, Event::Arrived, request)));
+        if turns.ended(request, now, arrive) {
+            self.begin_session(now);
+        }
     }
 
     /// Starts a request, unless it lacks blocks.
@@ -116,8 +171,11 @@ impl<'a, C: Cache> Pool<'a, C> {
         if missing > self.free + self.cache.len() - evictable {
             return false;
         }
-        self.hits += found;
-        let context = self.cache.looked_up(request, &prompt.blocks, found, Millis(now));
+        self.counts.hits += found;
+        self.counts.recomputed +=
+            rest.iter().filter(|&&block| self.blocks[block as usize].was_filled).count();
+        let session = prompt.turn.map(|turn| turn.session);
+        let context = self.cache.looked_up(request, session, &prompt.blocks, found, Millis(now));
         for &number in hits {
             let block = &mut self.blocks[number as usize];
             if block.owners == 0 {
@@ -150,14 +208,20 @@ impl<'a, C: Cache> Pool<'a, C> {
     }
 
     /// Releases the blocks of a request.
-    fn end(&mut self, request: u32, now: Millis) {
+    fn end(&mut self, request: u32, now: u64) {
         let prompt = &self.prompts[request as usize];
         let Running { mut is_shared, context, .. } = self.running[request as usize].take().expect("it runs");
         let (_, of_answer) = is_shared.split_at_mut(prompt.blocks.len());
         for (&block, is_shared) in prompt.answer.iter().zip(of_answer) {
             *is_shared = share(&mut self.blocks, &mut self.cache, block);
         }
-        let chain = is_shared.len() as u32;
+        let (chain, mut session, mut returns_at) = (is_shared.len() as u32, None, None);
+        if let Some((sessions, turns, _)) = &self.turns {
+            session = turns.session(request);
+            returns_at = turns.returns_at(request, now).filter(|&Millis(at)| {
+                if at == u64::MAX { sessions.tells_ends } else { sessions.tells_returns }
+            });
+        }
         let blocks = prompt.blocks.iter().chain(&prompt.answer);
         for ((&number, is_shared), depth) in
             blocks.zip(is_shared).zip(0..).collect::<Vec<_>>().into_iter().rev()
@@ -169,9 +233,11 @@ impl<'a, C: Cache> Pool<'a, C> {
             }
             block.owners -= 1;
             if block.owners == 0 {
-                self.cache.file(number, Position { depth, chain, context }, now);
+                let at = Position { depth, chain, context, session, returns_at };
+                self.cache.file(number, at, Millis(now));
             }
         }
+        self.go_on(request, now);
     }
 }
 
@@ -180,7 +246,7 @@ fn share<C: Cache>(blocks: &mut [Block], cache: &mut C, number: u32) -> bool {
     let block = &mut blocks[number as usize];
     let is_first = !block.is_cached;
     if is_first {
-        *block = Block { is_cached: true, owners: 1 };
+        *block = Block { is_cached: true, was_filled: true, owners: 1 };
         cache.filled(number);
     }
     is_first

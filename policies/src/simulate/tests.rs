@@ -1,5 +1,7 @@
 //! Contenders on generated prompts.
 
+use kvpool::SessionId;
+
 use super::*;
 
 fn prompts(requests: &[&[u64]]) -> Prompts {
@@ -11,8 +13,16 @@ fn contender(name: &str) -> Contender {
 }
 
 fn hits(name: &str, prompts: &Prompts, blocks: usize) -> usize {
-    (contender(name).hit_rate(prompts, blocks, Requests::AtOnce).unwrap() * prompts.total() as f64).round()
-        as usize
+    (rate(name, prompts, blocks, Requests::AtOnce).hit_rate * prompts.total() as f64).round() as usize
+}
+
+fn rate(name: &str, prompts: &Prompts, blocks: usize, requests: Requests) -> Rate {
+    contender(name).rate(prompts, 0.0, blocks, requests).expect("it is simulated")
+}
+
+/// The contenders that are simulated if requests take no time.
+fn at_once() -> impl Iterator<Item = Contender> {
+    Contender::all().filter(|one| one.is_simulated(Requests::AtOnce))
 }
 
 #[test]
@@ -21,14 +31,14 @@ fn names_lead_to_contenders() {
         assert_eq!(one.name().parse(), Ok(one));
     }
     assert_eq!(Contender::LRU.name(), "lru");
-    assert!("mru".parse::<Contender>().unwrap_err().contains("lru, priority, s3-fifo"));
+    assert!("mru".parse::<Contender>().unwrap_err().contains("lru, priority, sessions, sessions-told, "));
 }
 
 #[test]
 fn with_full_capacity_all_contenders_have_equal_hits() {
     let prompts = prompts(&[&[1, 2, 3], &[1, 2, 4], &[5], &[1, 2, 3, 6], &[5, 7, 2]]);
     assert_eq!((prompts.distinct(), prompts.total()), (8, 14));
-    for one in Contender::all() {
+    for one in at_once() {
         assert_eq!(hits(one.name(), &prompts, 8), 6, "{one}: a block after a miss is no hit");
     }
 }
@@ -67,13 +77,11 @@ fn assert_bound(requests: &[Vec<u64>], capacities: &[usize]) {
     let requests: Vec<&[u64]> = requests.iter().map(Vec::as_slice).collect();
     let prompts = prompts(&requests);
     for &blocks in capacities {
-        let bound = contender("clairvoyant").hit_rate(&prompts, blocks, Requests::AtOnce);
-        for one in Contender::all() {
-            assert!(
-                one.hit_rate(&prompts, blocks, Requests::AtOnce) <= bound,
-                "{one} of {blocks}: {requests:?}"
-            );
+        let bound = hits("clairvoyant", &prompts, blocks);
+        for one in at_once() {
+            assert!(hits(one.name(), &prompts, blocks) <= bound, "{one} of {blocks}: {requests:?}");
         }
+        assert_eq!(hits("sessions", &prompts, blocks), hits("lru", &prompts, blocks), "{requests:?}");
     }
 }
 
@@ -90,29 +98,28 @@ fn charts_and_pictures_show_every_policy() {
     let done = AtomicUsize::new(0);
     let counted = || _ = done.fetch_add(1, Relaxed);
     let all = measure(&[&prompts, &prompts], &contenders, &[0.125, 0.5, 1.0], Requests::AtOnce, counted);
-    assert_eq!((all.len(), all[0].len(), all[0][0].len(), done.into_inner()), (2, 5, 3, 30));
+    assert_eq!((all.len(), all[0].len(), all[0][0].len(), done.into_inner()), (2, 6, 3, 36));
     assert_eq!(all[0], all[1]);
     let rates = &all[0];
     let (text, picture) = (chart(rates), draw(&[("a & b".to_owned(), rates.clone())]));
-    for one in Contender::all() {
+    for one in at_once() {
         assert!(text.contains(one.name()) && picture.contains(one.name()), "{one}");
     }
     assert!(text.contains("12.5 %") && text.contains("100 %"), "{text}");
     assert!(picture.contains("a &amp; b"));
     let running = measure(&[&prompts], &contenders, &[0.5], Requests::Running, || ());
     let names: Vec<_> = running[0].iter().map(|policy| policy[0].contender.name()).collect();
-    assert_eq!(names, ["lru", "priority", "clairvoyant"]);
+    assert_eq!(names, ["lru", "priority", "sessions", "clairvoyant"]);
     assert_eq!(chart(&[]).lines().count(), 13, "no rates are not a panic");
 }
 
 fn arrival<'a>(at_ms: u64, prompt: &'a [u64], answer: &'a [u64], answer_ms: u64) -> Arrival<'a> {
-    Arrival { at_ms, prompt, answer, own: 0, prompt_ms: 10, answer_ms }
+    Arrival { at_ms, prompt, answer, own: 0, prompt_ms: 10, answer_ms, turn: None }
 }
 
 fn running_hits(name: &str, arrivals: &[Arrival<'_>], blocks: usize) -> usize {
     let prompts = Prompts::of_arrivals(arrivals.iter().copied());
-    let rate = contender(name).hit_rate(&prompts, blocks, Requests::Running).unwrap();
-    (rate * prompts.total() as f64).round() as usize
+    (rate(name, &prompts, blocks, Requests::Running).hit_rate * prompts.total() as f64).round() as usize
 }
 
 #[test]
@@ -125,12 +132,12 @@ fn a_running_request_holds_its_blocks() {
         arrival(2000, &[1, 2], &[], 10),
         arrival(3000, &[7, 8, 9], &[], 10),
     ];
-    for name in ["lru", "priority", "clairvoyant"] {
+    for name in ["lru", "priority", "sessions", "clairvoyant"] {
         assert_eq!(running_hits(name, &requests, 5), 3, "{name}: 1 and 2 are evicted for 5 and 6");
         assert_eq!(running_hits(name, &requests, 6), 4, "{name}: 2 and 3 are");
         assert_eq!(running_hits(name, &requests, 8), 5, "{name}");
     }
-    assert_eq!(contender("sieve").hit_rate(&Prompts::default(), 1, Requests::Running), None);
+    assert_eq!(contender("sieve").rate(&Prompts::default(), 0.0, 1, Requests::Running), None);
 }
 
 #[test]
@@ -164,8 +171,105 @@ fn no_policy_exceeds_the_bound_on_running_requests() {
         (texts.iter()).map(|(number, text, answer_ms)| arrival(number * 20, text, &[], *answer_ms));
     let prompts = Prompts::of_arrivals(arrivals);
     for share in [0.02, 0.05, 0.2] {
-        let rate =
-            |name| contender(name).hit_rate(&prompts, prompts.capacity(share), Requests::Running).unwrap();
+        let rate = |name| rate(name, &prompts, prompts.capacity(share), Requests::Running).hit_rate;
         assert!(rate("lru") > 0.0 && rate("clairvoyant") > rate("lru"), "{share}");
     }
+}
+
+/// A request of a session: the blocks `first..=last`, and the think time before it.
+fn turn<'a>(session: u64, parent: Option<u64>, think_ms: u64, prompt: &'a [u64]) -> Arrival<'a> {
+    let (session, parent) = (SessionId(session), parent.map(SessionId));
+    let turn = Some(Turn { session, parent, think_ms });
+    Arrival { prompt, prompt_ms: 10, answer_ms: 100, turn, ..Arrival::default() }
+}
+
+fn in_sessions(name: &str, arrivals: &[Arrival<'_>], blocks: usize, at_a_time: usize) -> (usize, usize) {
+    let prompts = Prompts::of_arrivals(arrivals.iter().copied());
+    let rate = rate(name, &prompts, blocks, Requests::Sessions { at_a_time, orders: 1 });
+    let count = |rate: f64| (rate * prompts.total() as f64).round() as usize;
+    (count(rate.hit_rate), count(rate.recomputed.expect("in sessions")))
+}
+
+const OF_SESSIONS: [&str; 5] = ["lru", "sessions", "sessions-told", "sessions-told-ends", "clairvoyant"];
+
+#[test]
+fn a_session_continues_after_its_think_time_and_the_next_one_after_its_end() {
+    let arrivals = [
+        turn(1, None, 0, &[1, 2]),
+        turn(2, None, 0, &[11, 12]),
+        turn(1, None, 1000, &[1, 2, 3]),
+        turn(2, None, 1000, &[11, 12, 13]),
+    ];
+    for name in OF_SESSIONS {
+        assert_eq!(in_sessions(name, &arrivals, 3, 1), (4, 0), "{name}: one after the other");
+        assert_eq!(in_sessions(name, &arrivals, 6, 2), (4, 0), "{name}: side by side");
+    }
+    assert!(in_sessions("lru", &arrivals, 3, 2).1 > 0, "not enough for both");
+    let prompts = Prompts::of_arrivals(arrivals.into_iter());
+    assert_eq!(prompts.sessions(), 2);
+}
+
+#[test]
+fn the_session_that_returns_last_is_evicted() {
+    // The third begins when the first ends. Only the second returns.
+    let arrivals = [
+        turn(1, None, 0, &[1, 2]),
+        turn(2, None, 0, &[11, 12]),
+        turn(3, None, 0, &[21, 22]),
+        turn(1, None, 3_000, &[1, 2]),
+        turn(2, None, 900_000, &[11, 12]),
+    ];
+    let recomputed = |name| in_sessions(name, &arrivals, 4, 2).1;
+    assert_eq!([recomputed("lru"), recomputed("sessions-told-ends"), recomputed("clairvoyant")], [2, 0, 0]);
+    // All wait. The first returns before the second.
+    let arrivals = [
+        turn(1, None, 0, &[1, 2]),
+        turn(2, None, 0, &[11, 12]),
+        turn(3, None, 0, &[21, 22]),
+        turn(1, None, 3_000, &[1, 2]),
+        turn(2, None, 900_000, &[11, 12]),
+        turn(3, None, 2_000, &[21, 22]),
+    ];
+    let recomputed = |name| in_sessions(name, &arrivals, 4, 3).1;
+    assert_eq!(["sessions-told", "sessions-told-ends", "clairvoyant"].map(recomputed), [2, 2, 2]);
+}
+
+#[test]
+fn a_subagent_runs_between_two_turns_of_its_parent() {
+    let arrivals = [
+        turn(1, None, 0, &[1, 2]),
+        turn(7, Some(1), 50, &[1, 30]),
+        turn(7, Some(1), 50, &[1, 30, 31]),
+        turn(1, None, 100, &[1, 2, 3]),
+        turn(2, None, 0, &[50]),
+    ];
+    let prompts = Prompts::of_arrivals(arrivals.into_iter());
+    let mut turns = prompts.turns();
+    assert_eq!((prompts.sessions(), turns.starts(0)), (2, vec![0, 4]));
+    assert_eq!(turns.returns_at(0, 10), None, "it waits for the subagent");
+    let mut arrived = Vec::new();
+    let mut ended = |request, now| turns.ended(request, now, |at_ms, request| arrived.push((at_ms, request)));
+    assert!(!ended(0, 10) && !ended(1, 100) && !ended(2, 200));
+    assert!(ended(3, 400) && ended(4, 500));
+    assert_eq!(arrived, [(60, 1), (150, 2), (300, 3)]);
+    for name in OF_SESSIONS {
+        assert_eq!(in_sessions(name, &arrivals, 20, 1), (1 + 2 + 2, 0), "{name}");
+    }
+}
+
+#[test]
+fn orders_are_permutations() {
+    let arrivals: Vec<_> = (0..20).map(|session| turn(session, None, 0, &[])).collect();
+    let turns = Prompts::of_arrivals(arrivals.into_iter()).turns();
+    let (first, mut second) = (turns.starts(0), turns.starts(1));
+    assert!(first.is_sorted() && second != first && second != turns.starts(2));
+    second.sort_unstable();
+    assert_eq!(first, second);
+}
+
+/// A request larger than the pool is served elsewhere, and its session goes on.
+#[test]
+fn a_session_outgrows_the_pool() {
+    let arrivals = [turn(1, None, 0, &[1, 2]), turn(1, None, 10, &[1, 2, 3, 4]), turn(1, None, 10, &[1, 2])];
+    assert_eq!(in_sessions("lru", &arrivals, 3, 1), (2, 0));
 }

@@ -23,6 +23,7 @@
 //!   clock was read after its last release: that ticket is the *tag*. An eviction that does not
 //!   find the tag of the word's generation takes the newest ticket instead.
 //! - *A stopped thread loses no block*: a [walk](Core::evict_any) finds all evictable ones.
+//! - *Floors.* In a pool with tenants, each eviction passes [their gate](crate::block::tenants).
 //!
 //! Model: `loom-tests/tests/evictable.rs`.
 
@@ -36,6 +37,7 @@ use super::complete::note_units;
 use crate::block::core::{Core, Evictable, NotEvicted};
 use crate::block::space::FreedFrames;
 use crate::block::state::BlockWord;
+use crate::block::tenants::{EvictedFor, Tenant};
 
 /// The word of one block.
 #[derive(Clone, Copy)]
@@ -68,6 +70,14 @@ impl WordCell<'_> {
         let hit = self.0.compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed);
         hit.ok().map(|_| !word.is_owned())
     }
+}
+
+enum Exchanged {
+    Evicted(FrameId),
+    /// The block's tenant is at its floor.
+    Protected,
+    /// The word has changed.
+    Changed,
 }
 
 impl Core {
@@ -124,15 +134,24 @@ impl Core {
 
     /// Evicts one block, if no batch from `oldest` on sees it. The caller owns its frame.
     pub(crate) fn evict(&self, id: BlockId, oldest: Ticket) -> Result<FrameId, NotEvicted> {
-        let frame = self.evict_unforgotten(id, |word| self.is_unseen(id, word, oldest))?;
+        self.evict_for(id, oldest, EvictedFor::ANY)
+    }
+
+    pub(in crate::block) fn evict_for(
+        &self,
+        id: BlockId,
+        oldest: Ticket,
+        by: EvictedFor,
+    ) -> Result<FrameId, NotEvicted> {
+        let frame = self.evict_unforgotten(id, by, |word| self.is_unseen(id, word, oldest))?;
         self.forget_evicted(id);
         Ok(frame)
     }
 
-    pub(in crate::block) fn evict_in(&self, frame: FrameId, oldest: Ticket) -> bool {
+    pub(in crate::block) fn evict_in(&self, frame: FrameId, oldest: Ticket, tenant: Tenant) -> bool {
         let id = self.space.table.block_at(frame);
         let is_here = |word: BlockWord| word.frame() == frame && self.is_unseen(id, word, oldest);
-        let is_evicted = self.evict_unforgotten(id, is_here).is_ok();
+        let is_evicted = self.evict_unforgotten(id, EvictedFor::Tenant(tenant), is_here).is_ok();
         if is_evicted {
             self.forget_evicted(id);
         }
@@ -144,6 +163,7 @@ impl Core {
     pub(crate) fn evict_unforgotten(
         &self,
         id: BlockId,
+        by: EvictedFor,
         is_unseen: impl Fn(BlockWord) -> bool,
     ) -> Result<FrameId, NotEvicted> {
         loop {
@@ -154,14 +174,16 @@ impl Core {
             if !is_unseen(word) {
                 return Err(NotEvicted::Seen);
             }
-            if let Some(frame) = self.exchange_evicted(id, word) {
-                return Ok(frame);
+            match self.exchange_evicted(id, word, by) {
+                Exchanged::Evicted(frame) => return Ok(frame),
+                Exchanged::Protected => return Err(NotEvicted::Protected),
+                Exchanged::Changed => {}
             }
         }
     }
 
-    fn evict_word(&self, id: BlockId, word: BlockWord) -> Option<FrameId> {
-        let frame = self.exchange_evicted(id, word)?;
+    fn evict_word(&self, id: BlockId, word: BlockWord, by: EvictedFor) -> Option<FrameId> {
+        let Exchanged::Evicted(frame) = self.exchange_evicted(id, word, by) else { return None };
         self.forget_evicted(id);
         Some(frame)
     }
@@ -174,17 +196,26 @@ impl Core {
     }
 
     #[inline]
-    fn exchange_evicted(&self, id: BlockId, word: BlockWord) -> Option<FrameId> {
-        let next = word.evict()?;
+    fn exchange_evicted(&self, id: BlockId, word: BlockWord, by: EvictedFor) -> Exchanged {
+        let Some(next) = word.evict() else { return Exchanged::Changed };
         // Acquire: the last owners' accesses to the bytes happen before the next owner's. No
         // Release: a handle check only sees that the block is free.
-        let evicted = self
-            .space
-            .table
-            .word(id)
-            .compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed)
-            .is_ok();
-        evicted.then(|| next.frame())
+        let exchange = || {
+            let atomic = self.space.table.word(id);
+            atomic.compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed).is_ok()
+        };
+        let is_evicted = match self.tenants() {
+            None => exchange(),
+            Some(tenants) => match tenants.evict(id, by, exchange) {
+                Some(is_evicted) => {
+                    // A search may have found no room beyond the floor meanwhile.
+                    (!is_evicted).then(|| self.announce());
+                    is_evicted
+                }
+                None => return Exchanged::Protected,
+            },
+        };
+        if is_evicted { Exchanged::Evicted(next.frame()) } else { Exchanged::Changed }
     }
 
     /// Returns whether no batch in flight, from `oldest` on, sees an evictable block.
@@ -205,7 +236,7 @@ impl Core {
     }
 
     pub(in crate::block) fn can_evict(&self, id: BlockId, word: BlockWord, oldest: Ticket) -> bool {
-        word.evict().is_some() && self.is_unseen(id, word, oldest)
+        word.evict().is_some() && self.is_unseen(id, word, oldest) && !self.is_protected(id, Tenant::NONE)
     }
 
     pub(crate) fn can_evict_at(&self, frame: FrameId, oldest: Ticket) -> bool {
@@ -215,30 +246,54 @@ impl Core {
     }
 
     /// Evicts up to `wanted` blocks in the evictor's order; 0 does not mean that none is evictable.
-    pub(in crate::block) fn evict_some(&self, wanted: usize, freed: &mut dyn FnMut(&[FrameId])) -> usize {
+    pub(in crate::block) fn evict_some_for(
+        &self,
+        tenant: Tenant,
+        wanted: usize,
+        freed: &mut dyn FnMut(&[FrameId]),
+    ) -> usize {
         let Some(evictor) = self.evictor.as_ref().filter(|_| self.evictable() > 0) else { return 0 };
-        let mut got = 0;
-        evictor.evict(self, self.space.clock.oldest(), wanted, &mut |frames| {
+        let (mut got, oldest) = (0, self.space.clock.oldest());
+        let mut freed = |frames: &[FrameId]| {
             got += frames.len();
             freed(frames);
-        });
+        };
+        match self.tenants() {
+            None => evictor.evict(self, oldest, (wanted, Tenant::NONE), &mut freed),
+            Some(tenants) => {
+                tenants.count_passed_over(tenant);
+                if self.evictable_for(tenant) > 0 {
+                    evictor.evict(self, oldest, (wanted, tenant), &mut freed);
+                }
+            }
+        }
         got
     }
 
     /// Before a refusal: if the evictor finds no block, walks over all words.
     #[cold]
     pub(in crate::block) fn evict_any(&self, wanted: usize, freed: &mut dyn FnMut(&[FrameId])) -> usize {
+        self.evict_any_for(Tenant::NONE, wanted, freed)
+    }
+
+    #[cold]
+    pub(in crate::block) fn evict_any_for(
+        &self,
+        tenant: Tenant,
+        wanted: usize,
+        freed: &mut dyn FnMut(&[FrameId]),
+    ) -> usize {
         if self.knows_no_eviction() {
             return 0;
         }
-        let got = self.evict_some(wanted, freed);
-        if got > 0 || self.evictable() == 0 {
+        let got = self.evict_some_for(tenant, wanted, freed);
+        if got > 0 || self.evictable_for(tenant) == 0 {
             return got;
         }
         let state = self.evictions();
         let (mut got, mut seen) = (0, 0);
         for id in (0..self.rows() as u32).map(BlockId) {
-            match self.evict(id, state.oldest) {
+            match self.evict_for(id, state.oldest, EvictedFor::Tenant(tenant)) {
                 Ok(frame) => {
                     freed(&[frame]);
                     got += 1;
@@ -249,7 +304,7 @@ impl Core {
                 Err(NotEvicted::Seen) => {
                     seen += usize::from(self.is_seen_for_certain(id, self.word(id), state.oldest));
                 }
-                Err(NotEvicted::Owned | NotEvicted::Moving) => {}
+                Err(NotEvicted::Owned | NotEvicted::Moving | NotEvicted::Protected) => {}
             }
         }
         if got == 0 {
@@ -273,7 +328,7 @@ impl Core {
             let mut word = self.word(id);
             while word.evict().is_some() {
                 let is_unseen = self.is_unseen(id, word, oldest);
-                if let Some(frame) = self.evict_word(id, word) {
+                if let Some(frame) = self.evict_word(id, word, EvictedFor::Caller) {
                     if is_unseen {
                         freed.push(frame)
                     } else {
@@ -296,7 +351,7 @@ impl Core {
         for &Evictable { id, word } in blocks {
             let is_unseen = self.is_unseen(id, word, oldest);
             // By this very word: a later owner may have exposed it to a batch above the tag.
-            let frame = is_unseen.then(|| self.evict_word(id, word)).flatten();
+            let frame = is_unseen.then(|| self.evict_word(id, word, EvictedFor::ANY)).flatten();
             match frame {
                 Some(frame) => {
                     freed.push(frame);
@@ -310,12 +365,15 @@ impl Core {
     }
 
     /// Evicts up to `wanted` blocks through the bitmaps, to merge frames. The caller announces.
-    pub(super) fn evict_to_units(&self, wanted: usize) -> usize {
+    pub(super) fn evict_to_units(&self, wanted: usize, tenant: Tenant) -> usize {
         let early = self.evictor.as_ref().filter(|evictor| evictor.evicts_early(&[], 1));
-        let Some(evictor) = early else { return self.evict_to_free(wanted, Self::evict_some) };
+        let evict = |core: &Self, wanted: usize, freed: &mut dyn FnMut(&[FrameId])| {
+            core.evict_some_for(tenant, wanted, freed)
+        };
+        let Some(evictor) = early else { return self.evict_to_free(wanted, evict) };
         let mut units = SmallVec::new();
         let evicted = self.evict_to_free(wanted, |core, wanted, freed| {
-            core.evict_some(wanted, &mut |frames| {
+            evict(core, wanted, &mut |frames| {
                 note_units(&mut units, frames);
                 freed(frames);
             })
@@ -345,7 +403,8 @@ impl Core {
             return;
         }
         let (mut freed, oldest) = (FreedFrames::new(&self.space), self.space.clock.oldest());
-        region.frames().filter(|&frame| self.evict_in(frame, oldest)).for_each(|frame| freed.push(frame));
+        let evicted = region.frames().filter(|&frame| self.evict_in(frame, oldest, Tenant::NONE));
+        evicted.for_each(|frame| freed.push(frame));
         drop(freed);
         self.announce();
     }

@@ -8,6 +8,9 @@
 //!    sequences that were placed in the same way, so their frames complete units;
 //! 4. like a lease: in holes, in magazines, and by all other steps of the ladder.
 //!
+//! A list that gives its blocks up soon, behind a short window, grows into holes and reserves no unit,
+//! if the sequence has others: it would leave units in pieces to them. Its admission takes units.
+//!
 //! Lists leave holes: the unused ends of their last units. Free frames in holes cache nothing, so
 //! their number has [a limit](Core::holes_max). Above it, a list evicts nothing for whole units:
 //! otherwise a few blocks with owners, one in each unit, would empty the cache.
@@ -23,6 +26,7 @@ use crate::ids::{FrameId, Run};
 use super::grab::Grab;
 use crate::block::core::Core;
 use crate::block::request::AllocRequest;
+use crate::block::tenants::Tenant;
 
 /// Share of the [limit](Core::holes_max) of holes, as a shift, above which a list's end fills
 /// holes.
@@ -63,6 +67,10 @@ pub struct ListEnd {
     pub reserves: bool,
     /// The first so many frames form one run, which is not part of the list; 0: none.
     pub run: usize,
+    /// Whether it gives its blocks up soon, so that it takes holes instead of whole units.
+    pub is_short: bool,
+    /// Whose quota the blocks count for.
+    pub tenant: Tenant,
 }
 
 #[inline]
@@ -106,11 +114,16 @@ impl Core {
     ) {
         let (asked, frames) = (grab.frames + blocks, &self.space.frames);
         if let Some(next) = end.next {
-            let len = frames.extend(next, blocks as u32, end.reserves);
+            let rest = FAN - next.index() % FAN;
+            let want = if end.is_short { blocks.min(rest) } else { blocks };
+            let len = frames.extend(next, want as u32, end.reserves);
             grab.extend(len.map(|len| Run { start: next, len }));
         }
         if self.config.run_frames > 0 {
             return self.gather_beside_runs(asked, grab);
+        }
+        if end.is_short {
+            return;
         }
         for round in 0..=ROUNDS {
             let missing = (asked - grab.frames) as u32;
@@ -127,12 +140,14 @@ impl Core {
             }
             let missing = asked - grab.frames;
             let fits_holes = (is_rest && missing >> FAN_LOG2 == 0) || holes > self.holes_max();
-            if missing == 0 || fits_holes || round == ROUNDS || !self.evicts_for_units(missing, request, grab)
-            {
+            let evicts = || {
+                !fits_holes && round < ROUNDS && self.evicts_for_units(missing, (end.tenant, request), grab)
+            };
+            if missing == 0 || !evicts() {
                 return;
             }
             // Where single owned blocks are scattered, evictions make holes, up to the limit.
-            if self.evict_to_units(missing) == 0 {
+            if self.evict_to_units(missing, end.tenant) == 0 {
                 return;
             }
         }
@@ -158,9 +173,15 @@ impl Core {
         take_units(asked - grab.frames, grab);
     }
 
-    fn evicts_for_units(&self, missing: usize, request: &AllocRequest, grab: &Grab) -> bool {
+    fn evicts_for_units(
+        &self,
+        missing: usize,
+        (tenant, request): (Tenant, &AllocRequest),
+        grab: &Grab,
+    ) -> bool {
         // Otherwise an eviction would be wasted.
-        let most = self.space.frames.free_counted() + self.evictable() + self.reserved_for(request);
+        let evictable = self.evictable_for(tenant);
+        let most = self.space.frames.free_counted() + evictable + self.reserved_for(request);
         self.has_units() && most >= request.blocks - grab.frames && self.evicts_first(missing)
     }
 

@@ -11,6 +11,7 @@ use super::ladder::Aim;
 use crate::block::core::{Blocks, Core};
 use crate::block::release::repeats;
 use crate::block::request::AllocRequest;
+use crate::block::tenants::Tenant;
 use crate::block::thread_cache::INLINE_BLOCKS;
 
 impl Blocks {
@@ -99,7 +100,7 @@ impl Core {
             grab.extend(Some(run));
         }
         for (index, run) in cached {
-            if !self.evict_in(run.start, oldest) {
+            if !self.evict_in(run.start, oldest, Tenant::NONE) {
                 return Err(FrameError::Unavailable { index, frame: run.start });
             }
             grab.extend(Some(run));

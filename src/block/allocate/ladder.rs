@@ -27,10 +27,11 @@ use crate::sync::{Ordering::Relaxed, yield_now};
 
 use super::grab::Grab;
 use super::growth::ListEnd;
-use super::lists::{ListShare, lists_of};
+use super::lists::{ListShare, lists_of, tenant_of};
 use super::own::own_row;
 use crate::block::core::{Blocks, Core, WakeGuard};
 use crate::block::request::{AllocRequest, Priority};
+use crate::block::tenants::Tenant;
 use crate::block::thread_cache::{CountedRef, ThreadCache};
 
 /// Maximum number of reclaim rounds before a refusal.
@@ -68,11 +69,14 @@ impl Blocks {
         if list.is_some() {
             self.check_turn(request)?;
         }
-        let mut grab = Grab::new();
-        self.allocate_into(request, list.map_or(Aim::Any, Aim::List), &mut grab)?;
-        self.count_further(-(request.blocks as isize));
-        self.hand_out(&grab, request, take);
-        Ok(())
+        let tenant = list.map_or(Tenant::NONE, |list| list.tenant);
+        self.charged(tenant, (request, false), take, |take| {
+            let mut grab = Grab::new();
+            self.allocate_into(request, list.map_or(Aim::Any, Aim::List), &mut grab)?;
+            self.count_further(-(request.blocks as isize));
+            self.hand_out(&grab, request, take);
+            Ok(())
+        })
     }
 
     /// Like [`allocate_listed`](Self::allocate_listed), for several lists, all or nothing. `request`
@@ -85,13 +89,18 @@ impl Blocks {
     ) -> Result<(), AllocError> {
         self.check_turn(request)?;
         let mut grab = Grab::new();
-        self.allocate_into(request, Aim::Lists(shares), &mut grab)?;
-        self.count_further(-(request.blocks as isize));
-        let mut lists = lists_of(shares);
-        self.hand_out(&grab, request, |id| {
+        // Each share knows what it got once the first block is handed out.
+        let mut lists = None;
+        let mut take = |id| {
+            let lists = lists.get_or_insert_with(|| lists_of(shares));
             take(lists.next().expect("a request gets as many blocks as it asked for"), id);
-        });
-        Ok(())
+        };
+        self.charged(tenant_of(shares), (request, false), &mut take, |take| {
+            self.allocate_into(request, Aim::Lists(shares), &mut grab)?;
+            self.count_further(-(request.blocks as isize));
+            self.hand_out(&grab, request, take);
+            Ok(())
+        })
     }
 
     pub(super) fn allocate_into(
@@ -125,6 +134,17 @@ pub(in crate::block) enum Aim<'a> {
     Lists(&'a [ListShare]),
     /// In the bitmaps: one run, then few runs.
     Runs,
+}
+
+impl Aim<'_> {
+    #[inline]
+    pub(in crate::block) fn tenant(self) -> Tenant {
+        match self {
+            Self::List(list) => list.tenant,
+            Self::Lists(shares) => tenant_of(shares),
+            Self::Any | Self::Runs => Tenant::NONE,
+        }
+    }
 }
 
 impl Core {
@@ -209,13 +229,13 @@ impl Core {
     ) -> Result<(), AllocError> {
         let asked = request.blocks;
         if request.contiguous && asked > 1 {
-            return self.gather_run(cache, asked, 0, grab, wake_guard);
+            return self.gather_run(cache, (asked, 0), aim.tenant(), grab, wake_guard);
         }
         let mut end = None;
         match aim {
             Aim::List(list) => {
                 if list.run > 0 {
-                    self.gather_run(cache, list.run, asked - list.run, grab, wake_guard)?;
+                    self.gather_run(cache, (list.run, asked - list.run), list.tenant, grab, wake_guard)?;
                 }
                 end = list.next;
                 self.gather_list(list, asked - list.run, request, grab);
@@ -237,7 +257,9 @@ impl Core {
             if missing == 0 {
                 return Ok(());
             }
-            if std::mem::take(&mut keeps_run) && self.evict_into(cache, request, grab, Self::evict_some) {
+            if std::mem::take(&mut keeps_run)
+                && self.evict_into(cache, request, aim.tenant(), grab, Self::evict_some_for)
+            {
                 continue;
             }
             let near = grab.runs.last().map(|run| FrameId(run.end()));
@@ -255,8 +277,8 @@ impl Core {
                 return Ok(());
             }
             let missing = asked - grab.frames;
-            let evicted =
-                self.evicts_first(missing) && self.evict_into(cache, request, grab, Self::evict_some);
+            let evicted = self.evicts_first(missing)
+                && self.evict_into(cache, request, aim.tenant(), grab, Self::evict_some_for);
             if evicted {
                 continue;
             }
@@ -264,7 +286,9 @@ impl Core {
                 is_thorough = true;
                 continue;
             }
-            if !self.climb(grab, wake_guard) && !self.evict_into(cache, request, grab, Self::evict_any) {
+            if !self.climb(grab, wake_guard)
+                && !self.evict_into(cache, request, aim.tenant(), grab, Self::evict_any_for)
+            {
                 break;
             }
         }
@@ -275,7 +299,7 @@ impl Core {
             return Ok(());
         }
         // Before its frames are returned: a walk for the count is not needed if no others are free.
-        let error = self.exhausted_with(asked, grab.frames);
+        let error = self.exhausted_with(asked, grab.frames, aim.tenant());
         self.undo(grab);
         match error {
             // Enough was free, so `Exhausted` would be wrong. Reached by `fence_refused`.
@@ -292,8 +316,8 @@ impl Core {
     fn gather_run(
         &self,
         cache: Option<CountedRef<'_>>,
-        asked: usize,
-        more: usize,
+        (asked, more): (usize, usize),
+        tenant: Tenant,
         grab: &mut Grab,
         wake_guard: &WakeGuard<'_>,
     ) -> Result<(), AllocError> {
@@ -313,12 +337,12 @@ impl Core {
                 break;
             }
         }
-        if more > 0 && self.recount().free() + self.evictable() < asked + more {
+        if more > 0 && self.recount().free() + self.evictable_for(tenant) < asked + more {
             // An eviction for the run would be wasted.
-            return Err(self.exhausted(asked + more));
+            return Err(self.exhausted_with(asked + more, 0, tenant));
         }
         self.evict_for_reserve();
-        if let Some(run) = self.evict_run(asked, wake_guard) {
+        if let Some(run) = self.evict_run(asked, tenant, wake_guard) {
             grab.extend(Some(run));
             return Ok(());
         }
@@ -327,17 +351,17 @@ impl Core {
             // Unvisited thread caches may complete a run.
             return Err(AllocError::FenceRefused { asked, free: self.counts().free() });
         }
-        if runs.free + self.evictable() >= asked
-            && let Some(run) = self.run_through_reserve(asked as u32, FrameId(0), wake_guard)
+        if runs.free + self.evictable_for(tenant) >= asked
+            && let Some(run) = self.run_through_reserve(asked as u32, FrameId(0), tenant, wake_guard)
         {
             grab.extend(Some(run));
             return Ok(());
         }
-        let evictable = self.evictable();
+        let evictable = self.evictable_for(tenant);
         if runs.free + evictable >= asked + more {
             return Err(AllocError::NoRun { asked, longest_run: runs.longest, free: runs.free, evictable });
         }
-        Err(self.exhausted(asked + more))
+        Err(self.exhausted_with(asked + more, 0, tenant))
     }
 
     fn gather_runs(&self, cache: Option<CountedRef<'_>>, wanted: u32, grab: &mut Grab) {
@@ -398,12 +422,14 @@ impl Core {
         &self,
         cache: Option<CountedRef<'_>>,
         request: &AllocRequest,
+        tenant: Tenant,
         grab: &mut Grab,
-        evict: impl Fn(&Self, usize, &mut dyn FnMut(&[FrameId])) -> usize,
+        evict: impl Fn(&Self, Tenant, usize, &mut dyn FnMut(&[FrameId])) -> usize,
     ) -> bool {
         let missing = request.blocks - grab.frames;
-        if self.evictable() + self.reserved_for(request) < missing || self.knows_no_eviction() {
+        if self.evictable_for(tenant) + self.reserved_for(request) < missing || self.knows_no_eviction() {
             // Reclaiming comes first; if that does not suffice, an eviction would be wasted.
+            self.tenants().into_iter().for_each(|tenants| tenants.count_passed_over(tenant));
             return false;
         }
         // A thread that often needs one block would search everywhere for each.
@@ -411,7 +437,7 @@ impl Core {
         let ahead = if cache.is_some() && !self.is_awaited() { ahead } else { 0 };
         let is_urgent = request.priority == Priority::Urgent;
         let mut spare = SmallVec::<[FrameId; MAGAZINE_BLOCKS_MAX]>::new();
-        let evicted = evict(self, missing + ahead, &mut |frames| {
+        let evicted = evict(self, tenant, missing + ahead, &mut |frames| {
             for &frame in frames {
                 match self.take_evicted(frame, is_urgent) {
                     Some(frame) if grab.frames < request.blocks => grab.push(frame),
@@ -449,7 +475,7 @@ impl Core {
 
     /// Reclaims frames from elsewhere. False if another search would find nothing new.
     #[cold]
-    fn climb(&self, grab: &mut Grab, wake_guard: &WakeGuard<'_>) -> bool {
+    pub(super) fn climb(&self, grab: &mut Grab, wake_guard: &WakeGuard<'_>) -> bool {
         let was_all = grab.is_all;
         let found = self.take_back(was_all, wake_guard);
         // A refusal requires a round that visited every thread cache and found nothing.
@@ -503,17 +529,17 @@ impl Core {
     }
 
     pub(in crate::block) fn exhausted(&self, asked: usize) -> AllocError {
-        self.exhausted_with(asked, 0)
+        self.exhausted_with(asked, 0, Tenant::NONE)
     }
 
     /// Like [`exhausted`](Self::exhausted), before `grabbed` frames are returned.
-    fn exhausted_with(&self, asked: usize, grabbed: usize) -> AllocError {
+    pub(super) fn exhausted_with(&self, asked: usize, grabbed: usize, tenant: Tenant) -> AllocError {
         let counts = self.recount();
         AllocError::Exhausted {
             asked,
             free: counts.free() + grabbed,
             retired: counts.retired,
-            evictable: counts.evictable,
+            evictable: self.evictable_for(tenant),
             held: counts.held,
             in_transfer: self.counters.in_transfer(),
             oldest_batch: self.oldest_batch().map(|batch| batch.ticket),

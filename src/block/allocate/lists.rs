@@ -11,6 +11,7 @@ use super::grab::Grab;
 use super::growth::ListEnd;
 use crate::block::core::Core;
 use crate::block::request::AllocRequest;
+use crate::block::tenants::Tenant;
 
 /// What one of several lists asks for.
 pub struct ListShare {
@@ -27,6 +28,11 @@ impl ListShare {
     }
 }
 
+/// Returns the tenant of the lists, which are of one sequence.
+pub(super) fn tenant_of(shares: &[ListShare]) -> Tenant {
+    shares.first().map_or(Tenant::NONE, |share| share.end.tenant)
+}
+
 impl Core {
     /// Takes frames for each list at its end, and whole units.
     pub(super) fn gather_lists(&self, shares: &[ListShare], request: &AllocRequest, grab: &mut Grab) {
@@ -40,7 +46,7 @@ impl Core {
 
 /// Returns the list of each frame that a granted request has gathered, in their order: those of each
 /// list alone come first.
-pub(super) fn lists_of(shares: &[ListShare]) -> impl Iterator<Item = usize> {
+pub(in crate::block) fn lists_of(shares: &[ListShare]) -> impl Iterator<Item = usize> {
     let own = shares.iter().map(|share| share.own.get());
     let rest = shares.iter().map(|share| share.blocks - share.own.get());
     own.enumerate().chain(rest.enumerate()).flat_map(|(list, blocks)| std::iter::repeat_n(list, blocks))

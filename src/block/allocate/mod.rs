@@ -1,5 +1,6 @@
 //! Allocation: the ladder that a request climbs, eviction, and the reserve. Read `ladder` first.
 
+mod charge;
 mod complete;
 mod evict;
 mod fast;
@@ -20,5 +21,6 @@ pub use growth::ListEnd;
 pub(crate) use growth::unit_of;
 pub(in crate::block) use ladder::Aim;
 pub use lists::ListShare;
+pub(super) use lists::lists_of;
 #[cfg(kvpool_loom)]
 pub(in crate::block) use own::own;

@@ -27,6 +27,7 @@ use crate::config::FAN_LOG2;
 use crate::sync::Ordering::Relaxed;
 
 use crate::block::core::Core;
+use crate::block::tenants::Tenant;
 
 /// Share of the pool that slices keep free in whole units, as a shift.
 const WATERMARK_SHIFT: u32 = 5;
@@ -74,7 +75,7 @@ impl Core {
         if missing == 0 {
             return 0;
         }
-        let evicted = self.evict_to_units(missing.min(SLICE_MAX));
+        let evicted = self.evict_to_units(missing.min(SLICE_MAX), Tenant::NONE);
         let gained = frames.free_units().saturating_sub(units) << FAN_LOG2;
         let goes_on = if evicted == 0 {
             // Reached by `reclaim_task`: batches may see all evictable blocks, until they end.

@@ -4,6 +4,7 @@ use crate::ids::{FrameId, Run};
 
 use crate::block::core::{Core, WakeGuard};
 use crate::block::request::{AllocRequest, Priority};
+use crate::block::tenants::Tenant;
 
 impl Core {
     pub(in crate::block) fn reserved_for(&self, request: &AllocRequest) -> usize {
@@ -37,6 +38,7 @@ impl Core {
         &self,
         len: u32,
         near: FrameId,
+        tenant: Tenant,
         wake_guard: &WakeGuard<'_>,
     ) -> Option<Run> {
         if self.space.reserve.held() == 0 {
@@ -45,8 +47,11 @@ impl Core {
         for frame in self.space.reserve.sift(wake_guard, |_| true) {
             self.space.frames.free_run(Run { start: frame, len: 1 });
         }
-        let run =
-            self.space.frames.allocate_run(len, near).or_else(|| self.evict_run(len as usize, wake_guard));
+        let run = self
+            .space
+            .frames
+            .allocate_run(len, near)
+            .or_else(|| self.evict_run(len as usize, tenant, wake_guard));
         self.space.top_up();
         self.evict_for_reserve();
         if self.space.reserve.is_short() {

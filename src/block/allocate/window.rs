@@ -14,6 +14,7 @@ use crate::ids::{FrameId, Run, Ticket};
 use crate::sync::Ordering::Relaxed;
 
 use crate::block::core::{Core, WakeGuard};
+use crate::block::tenants::Tenant;
 
 const WINDOWS: usize = 3;
 
@@ -89,9 +90,16 @@ impl Walk {
         start - kept
     }
 
-    /// Looks up whether batches see the evictable blocks of each stretch that may contain a window.
+    /// Looks up whether batches see the evictable blocks of each stretch that may contain a window,
+    /// and whether they are protected from the tenant.
     /// `frame` is that of a cost.
-    fn look_up(&mut self, core: &Core, oldest: Ticket, len: usize, frame: impl Fn(usize) -> usize) {
+    fn look_up(
+        &mut self,
+        core: &Core,
+        (oldest, tenant): (Ticket, Tenant),
+        len: usize,
+        frame: impl Fn(usize) -> usize,
+    ) {
         let mut at = 0;
         while at < self.costs.len() {
             let fixed = self.costs[at..].iter().position(|&cost| cost == Cost::Fixed);
@@ -99,19 +107,22 @@ impl Walk {
             let stretch = if end - at < len { at..at } else { at..end };
             for place in stretch {
                 if self.costs[place] == Cost::Open {
-                    self.costs[place] = self.cost(core, oldest, frame(place));
+                    self.costs[place] = self.cost(core, (oldest, tenant), frame(place));
                 }
             }
             at = end + 1;
         }
     }
 
-    fn cost(&mut self, core: &Core, oldest: Ticket, frame: usize) -> Cost {
+    fn cost(&mut self, core: &Core, (oldest, tenant): (Ticket, Tenant), frame: usize) -> Cost {
         self.open -= 1;
         let id = core.space.table.block_at(FrameId(frame as u32));
         let word = core.word(id);
         let is_evictable = word.frame().index() == frame && word.evict().is_some();
         if !is_evictable {
+            return Cost::Fixed;
+        }
+        if core.is_protected(id, tenant) {
             return Cost::Fixed;
         }
         if core.is_unseen(id, word, oldest) {
@@ -130,7 +141,7 @@ impl Walk {
 
 impl Core {
     #[cold]
-    pub(in crate::block) fn evict_run(&self, len: usize, _: &WakeGuard<'_>) -> Option<Run> {
+    pub(in crate::block) fn evict_run(&self, len: usize, tenant: Tenant, _: &WakeGuard<'_>) -> Option<Run> {
         let region = REGION.max(WINDOWS_IN_REGION * len).next_multiple_of(FAN);
         let mut walk = Walk::default();
         for _ in 0..WINDOWS {
@@ -149,7 +160,7 @@ impl Core {
                 let kept = if region_at == 0 { 0 } else { len - 1 };
                 let (start, end) = (region_at * region, ((region_at + 1) * region).min(total));
                 let start = walk.read(self, kept, start, end);
-                walk.look_up(self, state.oldest, len, |at| start + at);
+                walk.look_up(self, (state.oldest, tenant), len, |at| start + at);
                 if at == 0 {
                     walk.head.clear();
                     walk.head.extend(walk.costs.iter().take(len - 1));
@@ -165,7 +176,7 @@ impl Core {
                 walk.costs.drain(..walk.costs.len() - kept);
                 walk.costs.append(&mut walk.head);
                 let start = first * region - kept;
-                walk.look_up(self, state.oldest, len, |at| start + at);
+                walk.look_up(self, (state.oldest, tenant), len, |at| start + at);
                 walk.cheapest(len).map(|at| (start, at))
             });
             let Some((start, at)) = cheapest else {
@@ -187,7 +198,7 @@ impl Core {
                 let frame = FrameId((start + at) as u32);
                 // Not through the reserve, which would take a frame out of the window.
                 let run = Run { start: frame, len: 1 };
-                if self.evict_in(frame, state.oldest) && self.space.wipe(run) {
+                if self.evict_in(frame, state.oldest, tenant) && self.space.wipe(run) {
                     self.space.frames.free_run(run);
                 }
             }

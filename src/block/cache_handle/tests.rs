@@ -2,7 +2,7 @@ use std::sync::Mutex;
 use std::thread::{self, JoinHandle};
 
 use super::*;
-use crate::block::{AllocRequest, BlocksConfig, Evictable, Evictor};
+use crate::block::{AllocRequest, BlocksConfig, Evictable, Evictor, Tenant};
 use crate::ids::{BlockId, DeviceId, FrameId, Ticket};
 use crate::sync::{AtomicBool, Ordering::Relaxed};
 
@@ -52,7 +52,7 @@ impl Evictor for Hostile {
 
     fn became_evictable(&self, _: &Core, _: &[Evictable], _: Ticket) {}
 
-    fn evict(&self, core: &Core, oldest: Ticket, _: usize, freed: &mut dyn FnMut(&[FrameId])) {
+    fn evict(&self, core: &Core, oldest: Ticket, _: (usize, Tenant), freed: &mut dyn FnMut(&[FrameId])) {
         self.strike();
         (0..core.rows() as u32)
             .find_map(|id| core.evict(BlockId(id), oldest).ok())

@@ -109,6 +109,8 @@ impl<'a> Pass<'a> {
     #[inline(never)]
     pub(super) fn release(&mut self, id: BlockId, frame: Option<FrameId>) -> Result<(), BlockWord> {
         let (core, counted) = (self.core, &mut self.counted);
+        // While this reference keeps the block.
+        let tenant = core.tenant_of(id);
         let is_right = |word: BlockWord| frame.is_none_or(|frame| word.frame() == frame);
         let counts = || {
             if *counted == 0 {
@@ -119,8 +121,14 @@ impl<'a> Pass<'a> {
         match core.release_if(id, is_right, counts)? {
             Outcome::Left => {}
             Outcome::Shared => self.kept += 1,
-            Outcome::Freed(frame) => self.freed(frame),
-            Outcome::Evictable(word) => self.became_evictable(id, word),
+            Outcome::Freed(frame) => {
+                core.count_freed(id, tenant);
+                self.freed(frame);
+            }
+            Outcome::Evictable(word) => {
+                core.count_kept(tenant);
+                self.became_evictable(id, word);
+            }
         }
         Ok(())
     }
@@ -164,6 +172,8 @@ impl Blocks {
         let table = self.space.table.view();
         match exposure {
             Exposure::Private => self.release_by(ids, |id| release_privately(table, id)),
+            // Blocks of a tenant are counted.
+            Exposure::Shared if self.tenants().is_some() => self.release_by(ids, |_| None),
             Exposure::Shared => self.release_by(ids, |id| release_only(table, id)),
         }
     }
@@ -178,7 +188,8 @@ impl Blocks {
     #[inline(never)]
     fn release_rest(&self, few: Few, rest: &[BlockId], fast: impl Fn(BlockId) -> Option<FrameId>) {
         let (mut pass, table) = (Pass::new(self, few), self.space.table.view());
-        pass.release_all(rest, fast, |pass, id| match release_only(table, id) {
+        let release_only = |id| if self.tenants().is_none() { release_only(table, id) } else { None };
+        pass.release_all(rest, fast, |pass, id| match release_only(id) {
             Some(frame) => pass.freed(frame),
             None => pass.release_owned(id),
         });
@@ -219,6 +230,11 @@ impl Blocks {
             pass.release_all(ids, |id| release_only(table, id), Pass::release_owned);
         } else {
             pass.expect_evictable(ids.len());
+            // Blocks of a tenant are counted.
+            if self.tenants().is_some() {
+                ids.iter().for_each(|&id| pass.release_owned(id));
+                return self.end_pass(&mut pass, ids.len(), tell);
+            }
             for (i, &id) in ids.iter().enumerate() {
                 if let Some(&next) = ids.get(i + RELEASED_AHEAD) {
                     self.prefetch_word(next);
@@ -239,7 +255,10 @@ impl Blocks {
             return;
         }
         let (mut pass, table) = (Pass::new(self, Few::new()), self.space.table.view());
-        pass.release_all(ids, |id| release_only(table, id), Pass::release_owned);
+        match self.tenants() {
+            None => pass.release_all(ids, |id| release_only(table, id), Pass::release_owned),
+            Some(_) => ids.iter().for_each(|&id| pass.release_owned(id)),
+        }
         for &run in pass.all_freed() {
             self.space.free_run(run);
             self.counters.freed(run.len as usize);
@@ -285,6 +304,7 @@ impl Core {
     pub(crate) fn give_back_hit(&self, id: BlockId, was_evictable: bool) {
         let mut pass = Pass::new(self, Few::new());
         if was_evictable {
+            self.took_cached(id);
             pass.counted = 1;
         } else {
             pass.expect_evictable(1);

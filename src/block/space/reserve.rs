@@ -5,8 +5,9 @@
 //!
 //! - At most `mark` frames are in it: unowned, unseen by batches, and wiped if the pool wipes.
 //! - While it holds fewer, the clock's word is *awaited*: every free takes the slow path, and tops
-//!   it up before any request gets what was freed. A taker sets the bit after taking; the thread
-//!   that clears it re-reads the reserve afterwards (see [`wait`](crate::block::wait)).
+//!   it up before any request gets what was freed. The end of a batch tops it up from the retire
+//!   lists of all threads. A taker sets the bit after taking; the thread that clears it re-reads
+//!   the reserve afterwards (see [`wait`](crate::block::wait)).
 //!
 //! A shrink [vacates](crate::block::Core::vacate_reserve) the reserve's frames in its region.
 //! Contiguous requests do not take from the reserve; a run may go through it.

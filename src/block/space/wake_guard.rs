@@ -8,7 +8,7 @@
 //! | `Local::surrender`: the contents of a thread cache | a parameter |
 //! | `Reserve::sift` | a parameter |
 //! | `Core::gather`, `take_back`, `take_reserved`, `evict_run` | a parameter |
-//! | `Core::allocate_into`, `give_back`, `trim`, `audit`, `reclaim_retired`, `vacate_reserve`, `Shrinking::collect`, `CacheHandle` | made there |
+//! | `Core::allocate_into`, `check_servable`, `give_back`, `trim`, `audit`, `reclaim_retired`, `vacate_reserve`, `Shrinking::collect`, `CacheHandle` | made there |
 //!
 //! Steps that only make frames available [announce](crate::block::wait) by a call. A waiting
 //! request is the head, and an announcement would wake itself forever. It [leaves its wake guard to

@@ -43,7 +43,7 @@ pub struct AllocationCounts {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Refusals {
-    /// Too few blocks were free: [`AllocError::Exhausted`].
+    /// Too few blocks were free: [`AllocError::Exhausted`], or [`AllocError::Floors`].
     pub exhausted: u64,
     /// No run of free blocks was long enough: [`AllocError::NoRun`].
     pub no_run: u64,
@@ -59,6 +59,9 @@ pub struct Refusals {
     pub device_lost: u64,
     /// The request was for zero blocks, or for another device.
     pub invalid: u64,
+    /// The request exceeded the quota of its tenant: [`AllocError::OverQuota`].
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub over_quota: u64,
 }
 
 impl Refusals {
@@ -72,6 +75,7 @@ impl Refusals {
             + self.fence_refused
             + self.device_lost
             + self.invalid
+            + self.over_quota
     }
 }
 
@@ -146,7 +150,7 @@ pub(in crate::block) struct SharedCounters {
     /// Cached blocks freed by a release that wrapped their generation around.
     outlived: StatisticU64,
     /// By reason, in the order of the fields of [`Refusals`].
-    refusals: [StatisticU64; 8],
+    refusals: [StatisticU64; 9],
     waits: StatisticU64,
     granted: StatisticU64,
     missed_deadlines: StatisticU64,
@@ -181,7 +185,7 @@ impl SharedCounters {
 
     pub(in crate::block) fn refused(&self, error: &AllocError) {
         let reason = match error {
-            AllocError::Exhausted { .. } => 0,
+            AllocError::Exhausted { .. } | AllocError::Floors { .. } => 0,
             AllocError::NoRun { .. } => 1,
             AllocError::TooLarge { .. } => 2,
             AllocError::Reserved { .. } => 3,
@@ -189,6 +193,7 @@ impl SharedCounters {
             AllocError::FenceRefused { .. } => 5,
             AllocError::DeviceLost { .. } => 6,
             AllocError::Zero | AllocError::WrongDevice { .. } => 7,
+            AllocError::OverQuota { .. } => 8,
             // Counted by `missed_deadline`.
             AllocError::Deadline { .. } => return,
         };
@@ -220,9 +225,19 @@ impl SharedCounters {
     }
 
     pub(in crate::block) fn refusals(&self) -> Refusals {
-        let [exhausted, no_run, too_large, reserved, behind, fence_refused, device_lost, invalid] =
+        let [exhausted, no_run, too_large, reserved, behind, fence_refused, device_lost, invalid, over_quota] =
             std::array::from_fn(|reason| self.refusals[reason].load(Relaxed));
-        Refusals { exhausted, no_run, too_large, reserved, behind, fence_refused, device_lost, invalid }
+        Refusals {
+            exhausted,
+            no_run,
+            too_large,
+            reserved,
+            behind,
+            fence_refused,
+            device_lost,
+            invalid,
+            over_quota,
+        }
     }
 
     pub(in crate::block) fn wait_counts(&self) -> WaitCounts {

@@ -54,14 +54,19 @@ impl Local {
         self.reclaim_at = self.retire_list.len() + RECLAIM_EVERY;
     }
 
+    /// Frees the retired frames that no batch sees: into the reserve, and the bitmaps.
+    pub(in crate::block) fn give_up_retired(&mut self, space: &FreeSpace, _: &WakeGuard<'_, impl Announce>) {
+        self.retire_list.reclaim(space.clock.oldest(), |run| space.free_run(run));
+        self.reclaim_at = self.retire_list.len() + RECLAIM_EVERY;
+    }
+
     pub(in crate::block) fn surrender(
         &mut self,
         space: &FreeSpace,
-        _: &WakeGuard<'_, impl Announce>,
+        wake_guard: &WakeGuard<'_, impl Announce>,
     ) -> usize {
         let before = self.magazines.len() + self.retire_list.len();
-        self.retire_list.reclaim(space.clock.oldest(), |run| space.free_run(run));
-        self.reclaim_at = self.retire_list.len() + RECLAIM_EVERY;
+        self.give_up_retired(space, wake_guard);
         self.magazines.flush(&space.frames);
         before - self.retire_list.len()
     }

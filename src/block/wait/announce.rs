@@ -11,6 +11,7 @@ use crate::block::core::Core;
 use crate::block::request::{AllocRequest, Priority};
 use crate::block::space::Announce;
 use crate::block::state::WaitQueue;
+use crate::block::thread_cache::ThreadCache;
 
 impl Announce for Core {
     #[inline]
@@ -174,9 +175,36 @@ impl Core {
     #[inline(never)]
     fn notify(&self) {
         self.space.top_up();
+        if self.space.reserve.is_short() {
+            self.reclaim_for_reserve();
+        }
         // Release: pairs with the Acquire in `deliver`. A swap continues others' release sequences.
         self.waiters.pending.swap(true, Release);
         self.deliver();
+    }
+
+    /// Reclaims frames that no batch sees from retire lists, whose threads may be idle or gone, while
+    /// the reserve is short. The caller announces them.
+    #[cold]
+    fn reclaim_for_reserve(&self) {
+        let oldest = self.space.clock.oldest();
+        let is_due = |cache: &&ThreadCache| {
+            let (_, retired, newest) = cache.mirror();
+            retired > 0 && newest < oldest
+        };
+        let is_shared_due = !self.shared_retire_list.is_empty() && self.shared_retire_list.is_due(oldest);
+        if !is_shared_due && !self.thread_caches.iter().any(|cache| is_due(&cache)) {
+            return;
+        }
+        let wake_guard = self.wake_guard();
+        self.reclaim_retired_with(&wake_guard);
+        // An owner that is inside is about to free frames, or to search for some.
+        let is_due = |cache: &&ThreadCache| self.space.reserve.is_short() && is_due(cache);
+        let _ = ThreadCache::visit_all(self.thread_caches.iter().filter(is_due), |local| {
+            local.give_up_retired(&self.space, &wake_guard);
+        });
+        self.space.top_up();
+        wake_guard.leave_to_queue();
     }
 
     /// Delivers a pending notification, unless another thread has the lock and delivers it.

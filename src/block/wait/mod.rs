@@ -40,7 +40,8 @@
 //! try:       search everywhere;  success => leave the queue;  an owner inside its thread cache => signal, yield;  else sleep
 //! leave:     the next head: signal, wake;  queue empty and reserve full => word &= !awaited;  reserve short after all => |=
 //! look after the queue:  signal, and the head absent for too long, and another behind it => head to `passed`, wake the next
-//! announce:  (freed frames are where searches find them);  light_fence;  word.awaited => top up the reserve, notify
+//! announce:  (freed frames are where searches find them);  light_fence;  word.awaited => top up the reserve,
+//!            from bitmaps, then from retire lists of which no batch sees a frame;  notify
 //! notify:    pending := 1;  fence;  lock free? => pending := 0, signal, wake the head;  unlock;  fence;  pending again? => again
 //! ```
 //!

@@ -7,15 +7,18 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
+use smallvec::SmallVec;
+
 use crate::error::AllocError;
 use crate::ids::BlockId;
 use crate::sync::{call, heavy_fence};
 
-use crate::block::allocate::{Aim, Grab, ListEnd};
+use crate::block::allocate::{Aim, Grab, ListEnd, ListShare, lists_of};
 use crate::block::core::Blocks;
 use crate::block::latency::Operation;
-use crate::block::request::AllocRequest;
+use crate::block::request::{AllocRequest, Priority};
 use crate::block::state::{Absence, Class, Key, QueuePlace, WaitQueue};
+use crate::block::tenants::Tenant;
 
 #[must_use = "dropping the place leaves the queue"]
 pub(crate) struct Waiting<'a> {
@@ -48,11 +51,39 @@ impl Blocks {
         });
         Waiting { blocks: self, key, entered, is_fenced: false, is_sure: false, has_tried: false }
     }
+
+    /// Refuses a waiting request that floors of other tenants keep from its blocks, so that it does
+    /// not wait until one is lowered. `kept` are blocks that it has and keeps.
+    pub(crate) fn check_floors(
+        &self,
+        request: &AllocRequest,
+        tenant: Tenant,
+        kept: impl IntoIterator<Item = BlockId>,
+    ) -> Result<(), AllocError> {
+        let Some(tenants) = self.tenants() else { return Ok(()) };
+        let asked = request.blocks;
+        let is_reserved = request.priority != Priority::Urgent || (request.contiguous && asked > 1);
+        let unavailable = tenants.kept_from(tenant, kept) + if is_reserved { self.reserve() } else { 0 };
+        let most = self.total().saturating_sub(unavailable);
+        if asked > most {
+            let error = AllocError::Floors { asked, most };
+            self.count_refusal(&error);
+            return Err(error);
+        }
+        Ok(())
+    }
 }
 
 impl<'a> Waiting<'a> {
-    /// Refuses a request that, by the counts, cannot be met while it keeps `kept` evictable blocks.
-    pub(crate) fn check_counts(&self, request: &AllocRequest, kept: usize) -> Result<(), AllocError> {
+    /// Refuses a request of a tenant that, by the counts, cannot be met while it keeps `kept` evictable
+    /// blocks.
+    pub(crate) fn check_counts(
+        &self,
+        request: &AllocRequest,
+        tenant: Tenant,
+        kept: usize,
+    ) -> Result<(), AllocError> {
+        self.blocks.check_floors(request, tenant, [])?;
         // Otherwise a search may find frames that are not counted.
         if self.is_sure {
             let counts = self.blocks.recount();
@@ -102,32 +133,85 @@ impl Waiting<'_> {
         list: Option<ListEnd>,
         take: &mut dyn FnMut(BlockId),
     ) -> Result<(), AllocError> {
+        self.allocate_for(request, list.map_or(Aim::Any, Aim::List), take)
+    }
+
+    /// As [`allocate`](Self::allocate), for several lists, all or nothing: see
+    /// [`Blocks::allocate_for_lists`].
+    pub(crate) fn allocate_for_lists(
+        &mut self,
+        request: &AllocRequest,
+        shares: &[ListShare],
+        take: &mut dyn FnMut(usize, BlockId),
+    ) -> Result<(), AllocError> {
+        let mut blocks = SmallVec::<[BlockId; 16]>::new();
+        self.allocate_for(request, Aim::Lists(shares), &mut |id| blocks.push(id))?;
+        lists_of(shares).zip(blocks).for_each(|(list, id)| take(list, id));
+        Ok(())
+    }
+
+    fn allocate_for(
+        &mut self,
+        request: &AllocRequest,
+        aim: Aim<'_>,
+        take: &mut dyn FnMut(BlockId),
+    ) -> Result<(), AllocError> {
+        // Before the counts are read: for a tenant, they may refuse it.
         self.has_tried = true;
         if !self.is_fenced {
             // Pairs with the light fences of frees: they see the bit, or we find what they freed.
             self.is_fenced = heavy_fence();
         }
+        let blocks = self.blocks;
+        let mut has_searched = false;
+        let allocated = blocks.charged(aim.tenant(), (request, true), take, |take| {
+            has_searched = true;
+            self.search(request, aim, take)
+        });
+        match allocated {
+            // By the counts, after all thread caches were visited: as a search that found nothing.
+            Err(AllocError::Exhausted { .. }) if !has_searched => self.end_search(allocated, true, false),
+            _ => allocated,
+        }
+    }
+
+    fn search(
+        &mut self,
+        request: &AllocRequest,
+        aim: Aim<'_>,
+        take: &mut dyn FnMut(BlockId),
+    ) -> Result<(), AllocError> {
         // The pool may have shrunk or its device failed since the request entered the queue.
         self.blocks.check_request(request).inspect_err(|error| self.blocks.counters.refused(error))?;
-        self.check_counts(request, 0)?;
-        let (mut grab, aim) = (Grab::new(), list.map_or(Aim::Any, Aim::List));
+        self.check_counts(request, aim.tenant(), 0)?;
+        let mut grab = Grab::new();
         let wake_guard = self.blocks.wake_guard();
         let gathered = self
             .blocks
             .with_thread_cache(|cache| self.blocks.gather(cache, request, aim, &mut grab, &wake_guard));
         // An announcement would signal this place itself, which would search again forever.
         wake_guard.leave_to_queue();
-        self.is_sure = self.is_fenced && grab.is_sure;
-        let is_refused = !self.is_fenced || grab.is_refused;
-        match gathered {
-            Ok(()) => {
-                self.blocks.counters.granted(grab.frames);
-                if list.is_some() {
-                    self.blocks.count_further(-(grab.frames as isize));
-                }
-                self.blocks.latencies().record(Operation::Wait, self.entered);
-                self.blocks.hand_out(&grab, request, take);
+        if gathered.is_ok() {
+            self.blocks.counters.granted(grab.frames);
+            if !matches!(aim, Aim::Any) {
+                self.blocks.count_further(-(grab.frames as isize));
             }
+            self.blocks.latencies().record(Operation::Wait, self.entered);
+            self.blocks.hand_out(&grab, request, take);
+        }
+        self.end_search(gathered, grab.is_sure, grab.is_refused)
+    }
+
+    fn end_search(
+        &mut self,
+        gathered: Result<(), AllocError>,
+        is_sure: bool,
+        is_refused: bool,
+    ) -> Result<(), AllocError> {
+        self.is_sure = self.is_fenced && is_sure;
+        let is_refused = !self.is_fenced || is_refused;
+        match gathered {
+            Ok(()) => {}
             // Without its fences it may sleep while a block is free. Reached by `fence_refused`.
             Err(AllocError::Exhausted { asked, .. } | AllocError::NoRun { asked, .. }) if is_refused => {
                 let error = AllocError::FenceRefused { asked, free: self.blocks.counts().free() };

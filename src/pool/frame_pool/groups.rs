@@ -21,8 +21,8 @@ use super::hashes::FrameKey;
 pub enum Need {
     /// All: layers that attend to all tokens.
     All,
-    /// The last ones, or all if there are fewer: layers that attend to a window. 0: a group that caches
-    /// nothing, and has no say.
+    /// The last ones, or all if there are fewer: layers that attend to a window. 0: a group that
+    /// caches nothing, and has no say.
     Last(usize),
     /// The last one: layers with a state, whose key is that of the tokens up to the boundary.
     At,
@@ -33,8 +33,8 @@ pub enum Need {
 pub struct HitGroup<'a> {
     /// Keys of the blocks of a prompt, in order.
     pub keys: &'a [FrameKey],
-    /// Number of units in a block. Groups with blocks of 16 and of 64 tokens have 1 and 4: a hit ends
-    /// with a whole block of each.
+    /// Number of units in a block. Groups with blocks of 16 and of 64 tokens have 1 and 4: a hit
+    /// ends with a whole block of each.
     pub block_units: NonZeroUsize,
     /// What it needs.
     pub need: Need,
@@ -66,9 +66,9 @@ impl Group {
 }
 
 impl FramePool {
-    /// Takes a reference on each frame that the groups of layers need at the longest boundary at which
-    /// all of them have it. Returns the boundary, in units, and the frames of each group, ascending by
-    /// place: nothing is hit for a part of the groups.
+    /// Takes a reference on each frame that the groups of layers need at the longest boundary at
+    /// which all of them have it. Returns the boundary, in units, and the frames of each group,
+    /// ascending by place: nothing is hit for a part of the groups.
     ///
     /// It counts as one lookup, of the first group's blocks.
     ///
@@ -113,7 +113,7 @@ impl FramePool {
         if let Some(first) = checked.first() {
             let (cache, hits) = (&self.0.cache, boundary / first.units);
             cache.count_lookup(first.hashes.len(), hits, false);
-            cache.looked_up(&first.hashes, hits, None);
+            cache.looked_up(&first.hashes, hits, None, None);
         }
         Ok((boundary, frames))
     }

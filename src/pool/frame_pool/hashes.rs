@@ -151,7 +151,7 @@ impl FramePool {
         });
         blocks.count_further(hits as isize);
         cache.count_lookup(hashes.len(), hits, false);
-        cache.looked_up(&hashes, hits, last);
+        cache.looked_up(&hashes, hits, last, None);
         Ok(hits)
     }
 

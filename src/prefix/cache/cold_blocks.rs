@@ -10,10 +10,10 @@
 
 use crate::block::{Blocks, Core, Evictable};
 use crate::ids::{BlockId, Ticket};
-use crate::sync::Ordering::Release;
+use crate::sync::{Ordering::*, fence};
 
-use super::super::queues::Entry;
-use super::{BlockHash, PolicyInfo, PrefixCache};
+use super::super::queues::{Entry, Queues};
+use super::{BlockHash, NAMELESS, PolicyInfo, PrefixCache};
 
 /// Number of blocks of earlier eras that a search for cold blocks evicts at once.
 const STALE_MAX: usize = 1024;
@@ -27,42 +27,78 @@ pub(crate) struct ColdBlock {
 }
 
 impl PrefixCache {
-    /// Takes up to `wanted` blocks, without duplicates. Evicts blocks of earlier eras.
+    /// Returns the cached blocks with their hashes and groups of layers.
+    pub(crate) fn cached_blocks(&self, core: &Core) -> Vec<(BlockId, BlockHash, u32)> {
+        let era = self.era();
+        let cached = |id| {
+            let word = core.word(id);
+            let row = self.row(id);
+            let (hash, group, is_of_era) = (row.hash(), row.group(), row.is_of(era));
+            // The row counts only if the word did not change while the row was read.
+            fence(Acquire);
+            let now = core.word(id);
+            (word.is_cached() && is_of_era && now == word && hash != NAMELESS).then_some((id, hash, group))
+        };
+        (0..core.rows() as u32).map(BlockId).filter_map(cached).collect()
+    }
+
+    /// Takes up to `wanted` blocks, without duplicates, and without demoted and retained ones.
+    /// Evicts blocks of earlier eras.
     pub(crate) fn take_coldest(&self, core: &Core, wanted: usize) -> Vec<ColdBlock> {
-        let (mut cold, mut passed_over, era) = (Vec::new(), Vec::new(), self.era());
-        let mut stale = Vec::new();
+        let (mut cold, mut passed_over) = (Vec::new(), (Vec::new(), Vec::new()));
+        for (_, queues) in self.all_queues() {
+            self.take_coldest_of(queues, core, wanted, &mut cold, &mut passed_over);
+        }
+        // In this order, so that no evictable block seems to be protected in between.
+        cold.iter().for_each(|cold| core.took_cached(cold.id));
+        core.count_not_evictable(cold.len());
+        let (mut passed_over, mut stale) = passed_over;
+        self.evict_stale(core, &mut stale, &mut passed_over);
+        self.enqueue(passed_over);
+        cold
+    }
+
+    /// Adds to the blocks that were taken, and to those that were passed over or are stale.
+    fn take_coldest_of(
+        &self,
+        queues: &Queues,
+        core: &Core,
+        wanted: usize,
+        cold: &mut Vec<ColdBlock>,
+        (passed_over, stale): &mut (Vec<BlockId>, Vec<BlockId>),
+    ) {
+        let era = self.era();
+        if queues.beside.is_used() {
+            self.end_retention(queues, core, wanted - cold.len());
+        }
         while cold.len() < wanted {
-            let Some(entry) = self.take_next(0) else { break };
+            let Some(entry) = self.take_next_of(queues, 0) else { break };
             let mut next = Some(entry.first);
             while let Some(id) = next {
                 if cold.len() == wanted {
-                    self.queues.put_back(&self.rows, Entry { first: id, ..entry });
+                    queues.put_back(&self.rows, Entry { first: id, ..entry });
                     break;
                 }
-                next = self.queues.below(&self.rows, entry.queue, id);
-                let is_in_place = self.queues.enqueued(&self.rows, entry.queue, id).dequeue();
+                next = queues.below(&self.rows, entry.queue, id);
+                let is_in_place = queues.enqueued(&self.rows, entry.queue, id).dequeue();
                 // The next release of an owned block enqueues it again.
                 if !core.word(id).is_evictable() {
                     continue;
                 }
                 if !is_in_place {
-                    self.queues.enqueue(&self.rows, [id]);
+                    self.enqueue([id]);
                 } else if !self.row(id).is_of(era) {
                     stale.push(id);
-                } else if entry.queue == self.queues.useless() {
+                } else if entry.queue == queues.useless() {
                     passed_over.push(id);
                 } else {
                     cold.extend(self.take_cold(core, id));
                 }
             }
             if stale.len() >= STALE_MAX {
-                self.evict_stale(core, &mut stale, &mut passed_over);
+                self.evict_stale(core, stale, passed_over);
             }
         }
-        core.count_not_evictable(cold.len());
-        self.evict_stale(core, &mut stale, &mut passed_over);
-        self.queues.enqueue(&self.rows, passed_over);
-        cold
     }
 
     /// Evicts blocks of earlier eras; adds those that are being moved to `left`.
@@ -88,7 +124,7 @@ impl PrefixCache {
 
     pub(crate) fn put_back(&self, pool: &Blocks, cold: &[ColdBlock]) {
         self.release_cold(pool, cold, |kept, _| {
-            self.queues.enqueue(&self.rows, kept.iter().map(|kept| kept.id));
+            self.enqueue_again(kept.iter().map(|kept| kept.id));
         });
     }
 
@@ -102,7 +138,7 @@ impl PrefixCache {
             // Counts the release. Release: as in `keep`.
             self.order.fetch_add(1, Release);
             kept.iter().for_each(|kept| self.row(kept.id).set_tag(kept.word, tag));
-            self.queues.enqueue(&self.rows, kept.iter().map(|kept| kept.id));
+            self.enqueue_again(kept.iter().map(|kept| kept.id));
         });
         if is_evictable && !is_in_line {
             pool.announce();
@@ -120,7 +156,7 @@ impl PrefixCache {
             });
             given_up.0 = pool.evict_released(kept, &mut |id| stay.push(id));
             given_up.1 = stay.len();
-            self.queues.enqueue(&self.rows, stay);
+            self.enqueue(stay);
         });
         given_up
     }

@@ -72,7 +72,7 @@ impl PrefixCache {
 
     pub(super) fn tell_further(&self, further: &Further, era: u64) {
         for &(id, hash) in further.hashes.iter().filter(|(id, _)| self.row(*id).is_of(era)) {
-            self.events.publish_in(era, || KvEvent::Removed { block: id, hash });
+            self.events.publish_in(era, || KvEvent::Removed { block: id, hash, group: 0 });
         }
     }
 
@@ -212,7 +212,7 @@ impl PrefixCache {
         let Some(names) = &self.names else { return false };
         // Published before a lookup can hit the block by it.
         let before = self.events.subscriptions_now();
-        let announced = self.events.publish_to(era, 0..=before, || self.stored(id, hash));
+        let announced = self.events.publish_to(era, 0..=before, || self.stored(id, hash, 0));
         if !names.add(id, self.row(id).holds(&hash, era), hash) {
             return false;
         }
@@ -227,7 +227,7 @@ impl PrefixCache {
         let is_lost = announced.is_some_and(|position| self.events.may_be_lost(position));
         let (told, now) = (if is_lost { 0 } else { before }, self.events.subscriptions_now());
         if now != told {
-            self.events.publish_to(era, told + 1..=now, || self.stored(id, hash));
+            self.events.publish_to(era, told + 1..=now, || self.stored(id, hash, 0));
         }
         true
     }
@@ -283,7 +283,7 @@ impl PrefixCache {
             }
             let entry = std::iter::once((key_of(hash), id));
             self.index.remove_all(entry, |id| self.registered(core, id));
-            self.events.publish_in(era, || KvEvent::Removed { block: id, hash });
+            self.events.publish_in(era, || KvEvent::Removed { block: id, hash, group: 0 });
             true
         });
         known.len()

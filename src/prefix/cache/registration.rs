@@ -13,6 +13,7 @@ use super::{BlockHash, KvEvent, PrefixCache, Since, key_of};
 
 struct Registered {
     hash: BlockHash,
+    group: u32,
     handle: BlockHandle,
     era: u64,
     /// The newest subscription to which the block was announced.
@@ -74,7 +75,7 @@ impl PrefixCache {
         for (handle, stored) in blocks {
             let (id, row) = (handle.id, self.row(handle.id));
             // The row cannot change until the block is cached; `seal_cached` checks the handle.
-            let (hash, noted) = (row.hash(), row.era());
+            let (hash, group, noted) = (row.hash(), row.group(), row.era());
             // Blocks noted before a clear are neither found nor announced. After a later clear, the
             // reader of the event can tell by its era.
             let is_found = row.is_of(self.era());
@@ -82,13 +83,13 @@ impl PrefixCache {
             self.tell_late(core, &mut registered, &mut subscriptions);
             // Published before the block can be evicted, which publishes its removal.
             let announce = || {
-                let stored = || stored.map_or_else(|| self.stored(id, hash), |stored| *stored);
+                let stored = || stored.map_or_else(|| self.stored(id, hash, group), |stored| *stored);
                 self.events.publish_to(noted, 0..=subscriptions, stored)
             };
             let announced = is_found.then(announce).flatten();
             if core.seal_cached(handle) {
                 let told = if is_found { subscriptions } else { u64::MAX };
-                let mut block = Registered { hash, handle, era: noted, told };
+                let mut block = Registered { hash, group, handle, era: noted, told };
                 if announced.is_some_and(|position| self.events.may_be_lost(position)) {
                     // A subscriber that lost it may have listed the blocks before this one was
                     // cached. Reached by the model `followed_while_a_stored_block_is_lost`.
@@ -97,7 +98,7 @@ impl PrefixCache {
                 }
                 registered.push(block);
             } else if announced.is_some() {
-                self.events.publish_in(noted, || KvEvent::Removed { block: id, hash });
+                self.events.publish_in(noted, || KvEvent::Removed { block: id, hash, group });
             }
         }
         self.tell_late(core, &mut registered, &mut subscriptions);
@@ -134,12 +135,12 @@ impl PrefixCache {
     /// Reached by the models that subscribe during a registration, or lose its event.
     #[cold]
     fn tell_late_of(&self, core: &Core, block: &mut Registered, now: u64) {
-        let (hash, handle, id) = (block.hash, block.handle, block.handle.id);
+        let (hash, handle, id, group) = (block.hash, block.handle, block.handle.id, block.group);
         if block.told >= now {
             return;
         }
         let before = std::mem::replace(&mut block.told, now);
-        let stored = || self.stored(id, hash);
+        let stored = || self.stored(id, hash, group);
         if self.events.publish_to(block.era, before + 1..=now, stored).is_some() {
             // Its removal may have been published before. Pairs with the light fence of that
             // `publish`: it follows ours, or we see the word that the eviction left.
@@ -147,7 +148,7 @@ impl PrefixCache {
             let word = core.word(id);
             let is_there = is_fenced && word.is_cached() && word.is_of(handle.generation);
             if !is_there {
-                let removed = || KvEvent::Removed { block: id, hash };
+                let removed = || KvEvent::Removed { block: id, hash, group };
                 self.events.publish_to(block.era, before + 1..=now, removed);
             }
         }
@@ -155,9 +156,10 @@ impl PrefixCache {
 
     /// Returns an event without tokens, for a block filled before the subscription.
     #[cold]
-    pub(super) fn stored(&self, block: BlockId, hash: BlockHash) -> KvEvent {
-        let block_tokens = self.hasher().block_tokens() as u32;
-        let (tokens, extra_keys) = (SmallVec::new(), Box::default());
-        KvEvent::Stored { block, hash, parent: None, tokens, block_tokens, extra_keys }
+    pub(super) fn stored(&self, block: BlockId, hash: BlockHash, group: u32) -> KvEvent {
+        // A state has no hasher.
+        let hasher = self.hashers.get(group as usize).unwrap_or(&self.hashers[0]);
+        let (block_tokens, tokens) = (hasher.block_tokens() as u32, SmallVec::new());
+        KvEvent::Stored { block, hash, parent: None, tokens, block_tokens, group, extra_keys: Box::default() }
     }
 }

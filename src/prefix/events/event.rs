@@ -18,12 +18,18 @@ pub enum KvEvent {
         block: BlockId,
         /// The hash by which it is found.
         hash: BlockHash,
-        /// Hash of the block before it; `None` for a first block, and if `tokens` are unknown.
+        /// Hash of the block before it; `None` for a first block, and if `tokens` are unknown. Of a
+        /// checkpoint of a state: hash of the last block, of group 0, of the tokens before it.
         parent: Option<BlockHash>,
-        /// Its tokens; empty if appended before the subscription, or imported without a sequence.
+        /// Its tokens; empty if appended before the subscription, or imported without a sequence,
+        /// and of a checkpoint.
         tokens: SmallVec<[u32; 16]>,
-        /// Number of tokens per block; of the first group of layers, if its `tokens` are unknown.
+        /// Number of tokens per block of its group; of a checkpoint, that of group 0.
         block_tokens: u32,
+        /// The group of layers to which it belongs: see
+        /// [`Pool::cache_groups`](crate::Pool::cache_groups). 0 in a frame pool.
+        #[cfg_attr(feature = "serde", serde(default))]
+        group: u32,
         /// The extra keys that touch its tokens, each after the position of its first token
         /// relative to the block's, which may be negative. Empty if unknown.
         extra_keys: Box<[(i64, ExtraKey)]>,
@@ -34,6 +40,9 @@ pub enum KvEvent {
         block: BlockId,
         /// The hash by which it was found.
         hash: BlockHash,
+        /// The group of layers to which it belonged; 0 in a frame pool.
+        #[cfg_attr(feature = "serde", serde(default))]
+        group: u32,
     },
     /// No block stored before can be found any more.
     Cleared,

@@ -10,7 +10,7 @@ use super::*;
 use crate::ids::BlockId;
 
 fn removed(block: u32) -> KvEvent {
-    KvEvent::Removed { block: BlockId(block), hash: BlockHash::new(u128::from(block), 7) }
+    KvEvent::Removed { block: BlockId(block), hash: BlockHash::new(u128::from(block), 7), group: 0 }
 }
 
 fn block(event: &KvEvent) -> u32 {
@@ -49,6 +49,7 @@ fn events_come_in_order_and_whole() {
         parent: Some(BlockHash::new(3, 4)),
         tokens: SmallVec::from_slice(&[1, 2, 3]),
         block_tokens: 3,
+        group: 0,
         extra_keys: Box::new([(-1, ExtraKey::new(8..12, b"image"))]),
     };
     queue.publish(|| stored.clone());

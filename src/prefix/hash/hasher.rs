@@ -7,7 +7,7 @@ use smallvec::{SmallVec, smallvec};
 use super::check::Check;
 use super::function::{Function, put};
 use super::keys::Extra;
-use super::{BlockHash, HashKey, Hashing, PrefixKeys, PrefixRoot};
+use super::{BlockHash, HashKey, Hashing, PrefixKeys, PrefixRoot, Weights};
 use crate::error::Invalid;
 
 /// Hash function of a pool: [`Hashing`] with the secrets of a [`HashKey`], for blocks of one size.
@@ -126,7 +126,7 @@ impl PrefixHasher {
     /// [`Invalid`] for a key of zero bytes.
     pub fn root(&self, keys: &PrefixKeys<'_>) -> Result<PrefixRoot, Invalid> {
         keys.check()?;
-        if keys.fields().iter().all(|(_, value)| value.is_none()) {
+        if keys.is_plain() && keys.weights == Weights::default() {
             return Ok(self.bare);
         }
         Ok(self.hash_root(keys))
@@ -135,8 +135,13 @@ impl PrefixHasher {
     fn hash_root(&self, keys: &PrefixKeys<'_>) -> PrefixRoot {
         let mut parts =
             HashInput::new(Domain::Root).number(self.block_tokens as u64).part(self.name.as_bytes());
-        // The second place was that of a removed key: hashes stay the same.
-        for value in [keys.salt, None, keys.adapter] {
+        let Weights { model, adapter } = keys.weights;
+        let mut weights = [0; 16];
+        weights[..8].copy_from_slice(&model.0.to_le_bytes());
+        weights[8..].copy_from_slice(&adapter.0.to_le_bytes());
+        // Hashes before the first change of weights have no versions.
+        let weights = Some(&weights[..]).filter(|_| keys.weights != Weights::default());
+        for value in [keys.salt, weights, keys.adapter] {
             parts = match value {
                 None => parts.number(0),
                 Some(value) => parts.number(1).part(value),

@@ -5,6 +5,17 @@ use std::ops::Range;
 
 use super::BlockHash;
 use crate::error::Invalid;
+use crate::ids::WeightsVersion;
+
+/// The versions of the weights that K and V are computed with.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub struct Weights {
+    /// Version of the model.
+    pub model: WeightsVersion,
+    /// Version of the sequence's adapter; 0 without one.
+    pub adapter: WeightsVersion,
+}
 
 /// Everything besides tokens that the blocks of a sequence depend on; sequences share blocks only
 /// if it is equal.
@@ -24,6 +35,7 @@ pub struct PrefixKeys<'a> {
     pub(super) salt: Option<&'a [u8]>,
     pub(super) adapter: Option<&'a [u8]>,
     pub(super) extra: &'a [ExtraKey],
+    pub(super) weights: Weights,
 }
 
 /// The key of tokens that stand for data which their ids do not identify, such as an image.
@@ -78,7 +90,8 @@ impl ExtraKey {
 impl<'a> PrefixKeys<'a> {
     /// Returns keys with no field set.
     pub const fn new() -> Self {
-        Self { salt: None, adapter: None, extra: &[] }
+        let weights = Weights { model: WeightsVersion(0), adapter: WeightsVersion(0) };
+        Self { salt: None, adapter: None, extra: &[], weights }
     }
 
     /// Sets a secret shared by the requests that may share these blocks.
@@ -95,6 +108,20 @@ impl<'a> PrefixKeys<'a> {
         self
     }
 
+    /// Sets the versions of the weights, for hashes that are computed outside of a pool, by a
+    /// [hasher](super::PrefixHasher). A pool sets its
+    /// [current](crate::prefix::PrefixCache::weights) ones, and ignores these.
+    #[must_use]
+    pub const fn weights(mut self, weights: Weights) -> Self {
+        self.weights = weights;
+        self
+    }
+
+    /// Returns the name of the adapter.
+    pub(crate) const fn adapter_name(&self) -> Option<&'a [u8]> {
+        self.adapter
+    }
+
     /// Sets the keys of ranges of tokens, such as images.
     #[must_use]
     pub const fn extra_keys(mut self, keys: &'a [ExtraKey]) -> Self {
@@ -109,6 +136,11 @@ impl<'a> PrefixKeys<'a> {
     pub(crate) fn check_extra(&self, tokens: usize) -> Result<(), Invalid> {
         let mut keys = self.extra.iter().zip(0..);
         keys.try_for_each(|(key, index)| key.check(0, tokens).map_err(|error| error.at(index)))
+    }
+
+    /// Returns whether only the versions of the weights and extra keys may be set.
+    pub(crate) const fn is_plain(&self) -> bool {
+        self.salt.is_none() && self.adapter.is_none()
     }
 
     pub(super) fn fields(&self) -> [(&'static str, Option<&'a [u8]>); 2] {

@@ -17,7 +17,7 @@ impl Bench {
         Self { policy, queues, order: 0 }
     }
 
-    fn release(&mut self, blocks: &[u32], now: u64, priority: CachePriority, keep_until: Option<u64>) {
+    fn release(&mut self, blocks: &[u32], now: u64, priority: CachePriority) {
         for (depth, &block) in blocks.iter().enumerate().rev() {
             self.order += 1;
             let released = Released {
@@ -29,7 +29,8 @@ impl Bench {
                 context: 0,
                 state: 0,
                 priority,
-                keep_until: keep_until.map(Millis),
+                session: None,
+                returns_at: None,
             };
             let place = self.policy.place(&released, Millis(now));
             self.queues[place.queue as usize].insert((place.rank, block), place.state);
@@ -59,7 +60,7 @@ fn every_policy_is_found_by_its_name_and_no_other_is() {
         assert!((1..=QUEUES_MAX).contains(&kind.build().queues()), "{kind}");
     }
     let error = "mru".parse::<PolicyKind>().unwrap_err().to_string();
-    assert_eq!(error, "no eviction policy is called \"mru\"; there are lru, priority");
+    assert_eq!(error, "no eviction policy is called \"mru\"; there are lru, priority, sessions");
 }
 
 #[test]
@@ -81,8 +82,8 @@ fn without_heads_there_is_no_victim_and_with_one_it_is_that() {
 #[test]
 fn lru_takes_the_end_of_the_oldest_prefix_first() {
     let mut bench = Bench::new(PolicyKind::Lru);
-    bench.release(&[1, 2, 3], 5, High, Some(1000));
-    bench.release(&[4, 5], 4, Low, None);
+    bench.release(&[1, 2, 3], 5, High);
+    bench.release(&[4, 5], 4, Low);
     assert_eq!(bench.evict_all(6), [3, 2, 1, 5, 4]);
     assert_eq!(bench.evict(6), None);
 }
@@ -91,40 +92,7 @@ fn lru_takes_the_end_of_the_oldest_prefix_first() {
 fn lower_priorities_go_first() {
     let mut bench = Bench::new(PolicyKind::Priority);
     for (first, priority) in [(1, High), (3, Low), (5, Normal), (7, Low)] {
-        bench.release(&[first, first + 1], 0, priority, None);
+        bench.release(&[first, first + 1], 0, priority);
     }
     assert_eq!(bench.evict_all(0), [4, 3, 8, 7, 6, 5, 2, 1]);
-}
-
-#[test]
-fn what_is_kept_stays_until_its_time_ends_while_others_can_go() {
-    let mut bench = Bench::new(PolicyKind::Priority);
-    bench.release(&[1], 0, Low, Some(100));
-    bench.release(&[2], 1, Normal, None);
-    bench.release(&[3], 2, High, None);
-    bench.release(&[4], 3, Low, None);
-    assert_eq!(bench.evict(99), Some(4), "the only low block without retention");
-    assert_eq!(bench.evict(99), Some(2));
-    assert_eq!(bench.evict(100), Some(1), "expired, it ranks by its priority");
-    assert_eq!(bench.evict(100), Some(3));
-}
-
-#[test]
-fn what_was_kept_goes_by_its_age_among_its_like() {
-    let mut bench = Bench::new(PolicyKind::Priority);
-    bench.release(&[1], 0, Normal, None);
-    bench.release(&[2], 1, Normal, Some(50));
-    bench.release(&[3], 2, Normal, None);
-    bench.release(&[4], 3, Normal, Some(3));
-    assert_eq!(bench.evict_all(60), [1, 2, 3, 4], "retention that ends now has no effect");
-}
-
-#[test]
-fn promises_are_broken_rather_than_an_allocation_refused() {
-    let mut bench = Bench::new(PolicyKind::Priority);
-    bench.release(&[1], 0, High, Some(100));
-    bench.release(&[2, 3], 0, Normal, Some(300));
-    bench.release(&[4], 0, Normal, Some(200));
-    bench.release(&[5], 0, Normal, Some(u64::MAX));
-    assert_eq!(bench.evict_all(50), [4, 3, 2, 5, 1]);
 }

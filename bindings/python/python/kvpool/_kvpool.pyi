@@ -1,10 +1,10 @@
 # Types of the compiled module. `mypy.stubtest` compares this file with the module. `stubs.py` writes the docstrings and
 # the defaults.
 
-from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence as Items
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence as Items
 from os import PathLike
 from types import TracebackType
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar, final, type_check_only
+from typing import Any, Generic, Literal, Protocol, Self, TypedDict, TypeVar, final, type_check_only
 
 from typing_extensions import Buffer  # known to every type checker; not imported when the package runs
 
@@ -16,14 +16,37 @@ class _Array(Protocol):
     @property
     def __array_interface__(self) -> dict[str, Any]: ...
 
+@type_check_only
+class _HintLimits(TypedDict, total=False):
+    pinned_bytes: int
+    session_bytes: int
+    longest: float
+
+@type_check_only
+class _TenantLimits(TypedDict, total=False):
+    quota: int
+    floor: int
+
+@type_check_only
+class _Hints(Protocol):
+    # As the `KvHintsEnvelope` of vLLM.
+    @property
+    def protocol_version(self) -> str: ...
+    @property
+    def message_id(self) -> str: ...
+    @property
+    def actions(self) -> Items[Any]: ...
+
 _T = TypeVar("_T")
 _Buffer = Buffer | _Array
 _Priority = Literal["normal", "high", "urgent"]
 _Part = Literal["k", "v", "k_scales", "v_scales"]
 _Dtype = Literal["f32", "f16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8"]
 _Numbers = Iterable[int] | _Buffer
+_Config = str | PathLike[str] | Mapping[str, Any]
 _Settings = str | PathLike[str] | Mapping[str, Any]
-_TierWord = Literal["stored", "hit", "miss", "late", "busy", "failed"]
+_Envelope = Mapping[str, Any] | Buffer | _Hints
+_TierWord = Literal["stored", "hit", "miss", "late", "busy", "declined", "failed"]
 
 __version__: str
 
@@ -224,6 +247,12 @@ class Sequence:
     def block_hashes(self) -> list[str]:
         """Hashes of the full blocks of its known tokens, in order; empty without a prefix cache."""
     @property
+    def versions(self) -> list[VersionRange]:
+        """The versions of the weights with which its tokens were computed, in the order of their
+        positions; empty without a prefix cache. Blocks that it fills after a batch of other
+        versions than those of its hashes are not found.
+        """
+    @property
     def blocks(self) -> list[int]:
         """Ids of its blocks, in order."""
     @property
@@ -240,6 +269,11 @@ class Sequence:
     def extra_key(self, start: int, end: int, key: bytes) -> None:
         """Gives the tokens from `start` up to `end`, before the first of them is announced, a key that
         separates them from equal tokens: that of an image, for example.
+        """
+    def expect_return(self, seconds: float) -> None:
+        """Tells that the next request of its session is expected in `seconds` seconds: when a tool
+        that it calls returns, for example. Takes effect when the sequence is closed, with policies
+        that use it and in `SessionInfo.returns_at_ms`; has no effect without a prefix cache.
         """
     def fork(self, id: int) -> Sequence:
         """Opens another sequence that shares every block until one of the two writes."""
@@ -291,6 +325,299 @@ class BlockTable:
     def row(self, row: int) -> list[int]:
         """Returns the entries of one sequence, including padding."""
     def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class LayerCache:
+    """One cache of a layer: the bytes of an entry, and the entries that a sequence keeps.
+
+    The entry is one of these: K and V of `kv_heads` heads with `head_dim` elements (`v_dim` of V,
+    if that differs); `latent` elements, one vector for all heads; or a number of `bytes`.
+    `side_bytes` lie beside a latent entry or one of bytes, for example the keys of a sparse index.
+
+    A sequence keeps an entry for each token, unless one of these is given: `window`, the tokens
+    that a token attends to, itself included, with the first `sinks` ones; `chunk`, the tokens since
+    the last multiple of that length; `ratio`, one entry for as many tokens; `state=True`, one entry
+    whatever the number of tokens. With `follows` the layer reads the cache of the layer of that
+    number, and has no entry, or `bytes` beside that one's.
+    """
+    def __new__(
+        cls,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        v_dim: int | None = None,
+        latent: int | None = None,
+        bytes: int | None = None,
+        side_bytes: int = 0,
+        window: int | None = None,
+        sinks: int = 0,
+        chunk: int | None = None,
+        ratio: int | None = None,
+        state: bool = False,
+        follows: int | None = None,
+    ) -> Self: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    __hash__ = None  # type: ignore[assignment]
+
+@final
+class LayerGroup(_Record):
+    """Layers that keep the same entries with the same bytes: the blocks of one serve all."""
+    @property
+    def kind(self) -> Literal["all", "compressed", "window", "chunk", "state"]:
+        """What a sequence keeps: "all" tokens, "compressed" ones, a "window", a "chunk", or a
+        "state".
+        """
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of the window or chunk."""
+    @property
+    def sinks(self) -> int:
+        """First tokens that a window keeps too (attention sinks)."""
+    @property
+    def ratio(self) -> int:
+        """Tokens per entry."""
+    @property
+    def layers(self) -> list[int]:
+        """Layers, in order."""
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of an entry, over all layers."""
+    @property
+    def block_tokens(self) -> int | None:
+        """Tokens of a block; None of a state."""
+    @property
+    def block_frames(self) -> int:
+        """Frames of a block, or of a state: those of a state are consecutive."""
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block, or of a state, with padding."""
+    @property
+    def waste(self) -> float:
+        """Share of a block that is padding, from 0 to 1."""
+    @property
+    def shares_blocks_of(self) -> int | None:
+        """Earlier group in whose blocks these entries lie, if any. Such blocks are those of that
+        group, and what is said of them here is said of both together.
+        """
+    @property
+    def lists(self) -> list[int]:
+        """Lists of blocks of a sequence that have these layers: one for each frame of a block;
+        none of a state.
+        """
+    @property
+    def state(self) -> int | None:
+        """Number of the state that a sequence has here."""
+
+@final
+class LayerPlace(_Record):
+    """Where a cache of a layer lies."""
+    @property
+    def group(self) -> int:
+        """Number of the group."""
+    @property
+    def list(self) -> int | None:
+        """Number of the list whose frames have the layer; None of a state."""
+    @property
+    def state(self) -> int | None:
+        """Number of the state; None of a layer with entries in blocks."""
+    @property
+    def index(self) -> int:
+        """Position among the layers of the group in a frame of that list, or in the state."""
+
+@final
+class LayerGroups:
+    """The layers of a model in groups, for a pool of a model whose layers differ (`Pool.layered`).
+
+    `LayerGroups(layers)` takes for each layer a `LayerCache`, a list of several, or None if it
+    caches nothing. `dtype` is that of K, V and latent vectors; `step_tokens` the largest number of
+    tokens by which a sequence grows in one step, for `frames_held` and `sequences_in`.
+
+    Raises BuildError, which names the layer.
+    """
+    def __new__(
+        cls, layers: Iterable[LayerCache | Items[LayerCache] | None], *, dtype: _Dtype = "bf16", step_tokens: int = 1
+    ) -> Self: ...
+    @staticmethod
+    def from_config(config: _Config, *, dtype: _Dtype | None = None, step_tokens: int = 1) -> LayerGroups:
+        """Groups the layers of a Hugging Face `config.json`: its path or that of its folder, a mapping
+        with its keys, or its text. `dtype` is that of K and V, by default the configuration's.
+
+        Layers that draft tokens are left out. Raises BuildError, with the field that is missing, or
+        that hints at a kind of layer which is not known.
+        """
+    @property
+    def groups(self) -> list[LayerGroup]:
+        """The groups, in order of their numbers."""
+    @property
+    def layers(self) -> int:
+        """Number of layers, with those that cache nothing."""
+    @property
+    def lists(self) -> int:
+        """Number of lists of blocks that a sequence has."""
+    @property
+    def list_tokens(self) -> list[int]:
+        """Tokens of a block in each list."""
+    @property
+    def states(self) -> int:
+        """Number of states that a sequence has."""
+    @property
+    def dtype(self) -> _Dtype:
+        """Name of the type of the elements of K, V and latent vectors."""
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes of a frame: blocks of all groups, and states, are frames of this size."""
+    @property
+    def hit_tokens(self) -> int:
+        """Number of tokens of which a hit in the prefix cache is a multiple."""
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes per token that a sequence keeps for as long as it grows."""
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes of a long sequence that do not grow with it: states, and full windows."""
+    @property
+    def waste(self) -> float:
+        """Largest share of a group's blocks that is padding, from 0 to 1."""
+    def places(self, layer: int) -> list[LayerPlace]:
+        """Returns where the caches of a layer lie: none if it caches nothing. A layer that follows
+        another has that one's first place.
+        """
+    def frames_held(self, tokens: int) -> int:
+        """Returns the largest number of frames that a sequence has held by the time that it has
+        `tokens` tokens.
+        """
+    def sequences_in(self, memory: int, tokens: int) -> int:
+        """Returns how many sequences of `tokens` tokens fit into `memory` bytes."""
+
+@final
+class GroupedSequence:
+    """One request's tokens in every group of layers: a list of blocks for each frame of a block, all
+    of one length, and a run of frames for each state. Closed when it is collected; also a context
+    manager.
+
+    Lists are numbered as in `LayerGroup.lists`, states as in `LayerGroup.state`. One thread at a
+    time may use a sequence: another call meanwhile raises Busy.
+    """
+    @property
+    def id(self) -> int:
+        """Its id, unique among the open sequences of its pool."""
+    @property
+    def priority(self) -> _Priority:
+        """Priority of its allocations."""
+    @property
+    def committed(self) -> int:
+        """Number of final tokens: the length without drafted tokens."""
+    @property
+    def announced(self) -> int:
+        """Number of tokens whose ids are known; 0 in a pool without a prefix cache."""
+    @property
+    def cached_prefix(self) -> int:
+        """Number of tokens at admission whose blocks were cached in all groups. If the sequence began
+        with fewer, no state was kept behind them.
+        """
+    @property
+    def next_cut(self) -> int | None:
+        """Length at which to end a chunk of the prompt, for a `Batch.checkpoint` that serves later
+        prompts. None: there is none ahead, or the pool has no states or no prefix cache.
+        """
+    @property
+    def lists(self) -> int:
+        """Number of lists of blocks."""
+    @property
+    def states(self) -> list[range]:
+        """The frames of each state, as ranges: the same until the sequence is closed. Kernels
+        overwrite them in the order of the tokens. If an append begins at position 0, they hold
+        nothing yet.
+        """
+    @property
+    def versions(self) -> list[VersionRange]:
+        """The versions of the weights with which its tokens were computed, in the order of their
+        positions; empty without a prefix cache. Blocks that it fills after a batch of other
+        versions than those of its hashes are not found.
+        """
+    @property
+    def held_blocks(self) -> int:
+        """Number of blocks that it holds, without those given up, in all lists and states."""
+    @property
+    def reserved_blocks(self) -> int:
+        """Number of blocks reserved beyond its tokens, in all lists."""
+    @property
+    def closed(self) -> bool:
+        """Whether the sequence was closed."""
+    def blocks(self, list: int) -> list[int]:
+        """Returns the ids of the blocks of a list, in order: 0, the null block, for each that was
+        given up behind a window.
+        """
+    def blocks_given_up(self, list: int) -> int:
+        """Returns the number of blocks of a list that were given up behind its window."""
+    def announce(self, tokens: _Numbers) -> None:
+        """Tells the ids of tokens that will be appended, so that the prefix cache can find them."""
+    def extra_key(self, start: int, end: int, key: bytes) -> None:
+        """Gives the tokens from `start` up to `end`, before the first of them is announced, a key that
+        separates them from equal tokens: that of an image, for example.
+        """
+    def expect_return(self, seconds: float) -> None:
+        """Tells that the next request of its session is expected in `seconds` seconds: when a tool
+        that it calls returns, for example. Takes effect when the sequence is closed, with policies
+        that use it and in `SessionInfo.returns_at_ms`; has no effect without a prefix cache.
+        """
+    def fork(self, id: int) -> GroupedSequence:
+        """Opens another sequence that shares every block until one of the two writes. In a pool with
+        states it raises InvalidSequenceArgument: they are not shared.
+        """
+    def commit(self, length: int) -> None:
+        """Makes drafted tokens final, up to this length."""
+    def accept(self, tokens: _Numbers) -> None:
+        """Makes the drafted tokens with these ids final, and removes the other drafted ones."""
+    def truncate(self, length: int) -> None:
+        """Removes tokens from the end, down to this length.
+
+        Raises SequenceError, and changes nothing: of the kind BehindWindow if a group has given up
+        tokens that the next one would see; of the kind StateAhead in a pool with states, unless no
+        tokens are left.
+        """
+    def reserve(self, tokens: int) -> None:
+        """Reserves the blocks that the next `tokens` tokens need in all groups, or raises OutOfBlocks.
+        Does not wait: see `Pool.reserve_grouped`.
+        """
+    def release_reservation(self) -> int:
+        """Releases the reserved blocks, and returns their number."""
+    def preempt(self) -> PreemptReport:
+        """Closes the sequence to make room, and returns how many blocks became free or stay in the
+        prefix cache, and how many tokens are still cached. Admit it again, with the same id.
+        """
+    def close(self) -> None:
+        """Closes the sequence: its blocks are freed, or stay in the prefix cache, as do its states if
+        it ends with a full block in every list. Does nothing if it is closed already.
+        """
+    def __len__(self) -> int: ...
+    def __bool__(self) -> bool: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+
+@final
+class GroupedAppend(_Record):
+    """Result of an append to a grouped sequence."""
+    @property
+    def start(self) -> int:
+        """Position of the first new token."""
+    @property
+    def stop(self) -> int:
+        """Position behind the last new token."""
+    @property
+    def new_blocks(self) -> int:
+        """Number of blocks taken in all lists, from reservations or allocated, including copies."""
+    @property
+    def copied(self) -> list[tuple[int, int, int]]:
+        """The copies on write, which the engine makes before its own writes: number of the list,
+        and frames from and to.
+        """
+    @property
+    def restored(self) -> list[tuple[int, int, int]]:
+        """At the first append behind a cached prefix, the copies that restore the states, which
+        the engine makes before its own writes: number of the state, and frames from and to.
+        """
 
 @final
 class Batch:
@@ -374,6 +701,70 @@ class Batch:
         self, sequence: Sequence, layer: int, start: int, stop: int, dtype: _Dtype | None = None
     ) -> tuple[bytes, bytes]:
         """Loads K and V of tokens in one layer, as `(k, v)` in bytes; the inverse of `store`."""
+    def append_grouped(
+        self, sequences: Items[GroupedSequence], tokens: Items[int | _Numbers]
+    ) -> list[GroupedAppend]:
+        """Appends tokens to each sequence. An entry of `tokens` is a number of tokens, those announced
+        first, or the ids of tokens behind the announced ones.
+
+        Raises OutOfBlocks if there are too few blocks: `sequences` are the ids of those that lack
+        them. No sequence has grown then, and the others keep what they need as reservations, for
+        the next try. An error about one sequence or its tokens has its position in `row`.
+        """
+    def draft_grouped(self, sequence: GroupedSequence, tokens: int) -> GroupedAppend:
+        """Appends drafted tokens to a sequence: `accept` or `commit` makes some of them final. Refused
+        in a pool with states, which cannot be taken back.
+        """
+    def checkpoint(self, sequence: GroupedSequence) -> list[tuple[int, int, int]]:
+        """Keeps the states of a sequence behind all of its tokens, so that later prompts with the same
+        tokens can be hit here. Returns the copies that the engine makes, behind the batch's own
+        work on the sequence: number of the state, and frames from and to. None are needed if the
+        states are cached already, or cannot be found later.
+
+        Raises InvalidSequenceArgument unless the sequence ends with a full block in every list, as
+        at `next_cut`; OutOfBlocks if there are no blocks for the copies.
+        """
+    def block_tables(
+        self, sequences: Items[GroupedSequence], out: Iterable[BlockTable | _Buffer | None]
+    ) -> list[int]:
+        """Fills a table for each list, as `block_table` does: `out` has a `BlockTable`, a `[rows,
+        width]` int32 or int64 buffer, or None for each list. Returns for each the number of columns
+        that hold frames, 0 for None.
+
+        The null block's frame stands in place of blocks that were given up behind a window. Nothing
+        is written if a buffer is refused; `list` is its list.
+        """
+    def csr_table_grouped(
+        self, sequences: Items[GroupedSequence], list: int, indptr: _Buffer, indices: _Buffer, last_page_len: _Buffer
+    ) -> int:
+        """Writes the table of one list in compressed sparse rows, as `csr_table` does. Returns the
+        number of blocks.
+        """
+    def slot_mappings(
+        self, sequences: Items[GroupedSequence], starts: _Numbers, stops: _Numbers, out: Iterable[_Buffer | None]
+    ) -> int:
+        """Writes the slots of tokens `starts[i]` to `stops[i]` of each sequence, one sequence behind
+        the other, for each list: `frame * block_tokens + offset`, with the tokens of the list's
+        blocks. `out` has a one-dimensional int32 or int64 buffer, or None, for each list. Returns
+        their number.
+
+        Nothing is written if a buffer is refused, with its `list`, or a token: SequenceError of the
+        kind BehindWindow for one that was given up.
+        """
+    def entry_mapping(
+        self,
+        sequences: Items[GroupedSequence],
+        starts: _Numbers,
+        stops: _Numbers,
+        list: int,
+        ratio: int,
+        out: _Buffer,
+    ) -> int:
+        """Writes the slots of the compressed entries in one list that tokens `starts[i]` to `stops[i]`
+        of each sequence complete, one for each `ratio` tokens (`LayerGroup.ratio`): `frame *
+        (block_tokens / ratio) + offset`, into a one-dimensional int32 or int64 buffer. Returns
+        their number.
+        """
     def finish(self) -> None:
         """Ends the batch. The work that uses its tables must have ended.
 
@@ -453,6 +844,11 @@ class PinnedPrefix:
 @final
 class PrefixCache:
     """The prefix cache of a pool. `Pool.prefix_cache` returns it."""
+    @property
+    def now_ms(self) -> int:
+        """The time of the cache's clock in milliseconds, as in the answers of `Pool.hint` and in
+        `SessionInfo`.
+        """
     def stats(self) -> CacheStats:
         """Returns counts of lookups, hits and evictions."""
     def blocks(self) -> list[tuple[int, str]]:
@@ -464,6 +860,19 @@ class PrefixCache:
         """
     def evict(self, keep: int = 0) -> int:
         """Evicts blocks without an owner until `keep` are left. Returns how many were evicted."""
+    def begin_version(self, version: int, *, adapter: bytes | None = None) -> int:
+        """Sets the version of the model's weights, or of an adapter's: requests that begin after the
+        call find cached blocks of this version only, here, in tiers and on other nodes. Returns the
+        version before; a new pool has version 0. Takes the same time for any number of blocks.
+
+        Call it between the last batch that computes with the old weights and the first one that
+        computes with the new ones. The number is the engine's, the same in all pools that exchange
+        blocks, and never that of other weights. Blocks of an earlier version are found again after
+        a return to it. Sequences go on: see `Sequence.versions`. Raises CacheError for an adapter
+        without bytes.
+        """
+    def weights(self, adapter: bytes | None = None) -> tuple[int, int]:
+        """Returns the current versions of the weights of the model, and of an adapter (0 without one)."""
     def uncache(self, hashes: list[str]) -> tuple[int, int]:
         """Makes all blocks of these hashes unfindable, because their contents are wrong; their owners
         keep them: also those that were written before and are registered later. Returns the number
@@ -683,20 +1092,30 @@ class Map:
 class Pool:
     """A pool of KV-cache blocks.
 
-    `Pool(layout, blocks)` reserves host memory for `blocks` blocks, and one more for the null block.
+    `Pool(layout, blocks)` reserves host memory for `blocks` blocks, and one more for the null
+    block.
 
     - `blocks_max`: size up to which `resize` can grow it.
     - `reserve`: blocks that only urgent requests get.
-    - `prefix_cache`: True or the name of an eviction policy: "lru" or "priority".
+    - `prefix_cache`: True or the name of an eviction policy: "lru", "priority" or "sessions".
     - `events`: number of the cache's events that subscribers can receive late.
     - `hashing`: "fast" (default), or "keyed" for hostile tenants; `hash_key`: 32 bytes, the same in
       all processes whose caches exchange blocks; random by default. They and `events` are refused
       without a prefix cache.
+    - `hints`: True to take hints about sessions and cached blocks (`hint`), or a mapping with
+      limits: `pinned_bytes` at a time (default: a quarter of the pool), `session_bytes` of one
+      session (the whole pool), and `longest`, the seconds of one hint (3,600). Needs a prefix
+      cache.
+    - `tenants`: a mapping from the number of each tenant to its limits, a mapping with `quota`, the
+      bytes that it may hold, and `floor`, those below which no eviction for others takes it; each
+      may be left out. `set_tenant` adds further ones. Needs a prefix cache.
     - `storage`: False for a pool that only manages frame numbers.
     - `device`: "host" (default), or "cuda:N" in a build with the feature `cuda`.
     - `null_block`: whether block 0 in frame 0 is set aside, to pad tables.
     - `threads`: number of threads expected to use it; sizes caches.
     - `zero_on_free`: wipe the bytes of freed blocks.
+
+    `Pool.layered` builds one for a model whose layers differ.
 
     All methods are safe to call from any thread; short ones keep the GIL.
     """
@@ -707,19 +1126,57 @@ class Pool:
         *,
         blocks_max: int | None = None,
         reserve: int = 0,
-        prefix_cache: bool | Literal["lru", "priority"] | None = None,
+        prefix_cache: bool | Literal["lru", "priority", "sessions"] | None = None,
         events: int | None = None,
         hashing: Literal["fast", "keyed"] | None = None,
         hash_key: bytes | None = None,
+        hints: bool | _HintLimits | None = None,
+        tenants: Mapping[int, _TenantLimits] | None = None,
         storage: bool = True,
         device: str | None = None,
         null_block: bool = True,
         threads: int | None = None,
         zero_on_free: bool = False,
     ) -> Self: ...
+    @staticmethod
+    def layered(
+        groups: LayerGroups,
+        *,
+        memory: int | None = None,
+        blocks: int | None = None,
+        blocks_max: int | None = None,
+        reserve: int = 0,
+        prefix_cache: bool | Literal["lru", "priority", "sessions"] | None = None,
+        events: int | None = None,
+        hashing: Literal["fast", "keyed"] | None = None,
+        hash_key: bytes | None = None,
+        hints: bool | _HintLimits | None = None,
+        threads: int | None = None,
+        copier: Callable[[list[tuple[int, int]]], object] | None = None,
+    ) -> Pool:
+        """Builds a pool for a model whose layers differ: `memory` bytes, the null block among them, or
+        `blocks` frames beside that one. The other arguments are those of `Pool`.
+
+        The engine holds the bytes: the pool deals out frames of `groups.frame_bytes` bytes. Its
+        sequences are those of `admit_grouped`, with a list of blocks for each frame of a block of a
+        group, and a run of frames for each state. Calls for other sequences are refused.
+
+        Blocks can be moved if there is a `copier`: a function that takes pairs of frames, from and
+        to, and returns when the engine has copied the bytes. It is called on another thread, while
+        nothing writes the first and nothing else uses the second ones, and must not wait for other
+        calls of this package, nor for the main thread, which may wait for it at the end of the
+        interpreter for up to two seconds. An exception cancels the moves. An admission that finds
+        no run for a state then waits while blocks are moved for it. The pool keeps the copier until
+        it is closed: close it if the copier is a method of an object that has the pool.
+
+        Raises BuildError, also for memory of less than two frames.
+        """
+    @property
+    def groups(self) -> LayerGroups | None:
+        """The groups of layers, of a pool for a model whose layers differ; otherwise None."""
     @property
     def layout(self) -> Layout:
-        """Shape of the blocks."""
+        """Shape of the blocks; of a layered pool, the bytes of a frame as elements."""
     @property
     def total_blocks(self) -> int:
         """Number of blocks, without the null block."""
@@ -784,13 +1241,17 @@ class Pool:
         adapter: bytes | None = None,
         extra_keys: list[tuple[int, int, bytes]] | None = None,
         reuse_tail: bool = False,
+        session: int | None = None,
+        tenant: int | None = None,
     ) -> Sequence:
         """Opens a sequence, with the cached prefix of `tokens` if they are given: its length is then
         the number of cached tokens, and the others must be appended.
 
         Only sequences with equal `salt` and `adapter` share blocks. `extra_keys` are
         start, end and key of ranges of tokens, such as images: from these on, keys must be equal
-        too. `reuse_tail` also allows hits that fill a block in part.
+        too. `reuse_tail` also allows hits that fill a block in part. `session` is the number of the
+        conversation that the request continues, `tenant` that of the tenant whose quota its new
+        blocks count for.
         """
     def try_admit(
         self,
@@ -805,6 +1266,8 @@ class Pool:
         reuse_tail: bool = False,
         contiguous: bool = False,
         leave: int = 0,
+        session: int | None = None,
+        tenant: int | None = None,
     ) -> Sequence:
         """Opens a sequence with the cached prefix of its prompt, and reserves the blocks for the rest
         of it and for `headroom` tokens, or raises OutOfBlocks. Never waits. Admits only if `leave`
@@ -823,15 +1286,63 @@ class Pool:
         reuse_tail: bool = False,
         contiguous: bool = False,
         leave: int = 0,
+        session: int | None = None,
+        tenant: int | None = None,
         timeout: float | None = None,
     ) -> Call[Sequence]:
         """Opens a sequence with the cached prefix of its prompt, and reserves the blocks for the rest
         of it and for `headroom` tokens; waits in the queue if necessary. Appends within them cannot
         fail. Admits only if `leave` blocks stay available besides, for running sequences.
         """
+    def try_admit_grouped(
+        self,
+        id: int,
+        prompt: _Numbers,
+        *,
+        headroom: int = 0,
+        priority: _Priority = "normal",
+        salt: bytes | None = None,
+        adapter: bytes | None = None,
+        extra_keys: list[tuple[int, int, bytes]] | None = None,
+        leave: int = 0,
+        chunk: int | None = None,
+        session: int | None = None,
+    ) -> GroupedSequence:
+        """Opens a sequence in every group of layers, with the longest prefix that is cached in all,
+        and reserves the blocks for the rest of its prompt and for `headroom` tokens in all groups,
+        or raises OutOfBlocks. Never waits.
+
+        - `leave`: blocks that stay available besides, for running sequences.
+        - `chunk`: largest number of tokens of an append. Of layers with a window, blocks for the
+          window and one chunk are reserved, not those of the whole prompt; later appends allocate.
+        - `session`: number of the conversation that the request continues. All but its last two
+          checkpoints are then evicted before other cached blocks.
+        """
+    def admit_grouped(
+        self,
+        id: int,
+        prompt: _Numbers,
+        *,
+        headroom: int = 0,
+        priority: _Priority = "normal",
+        salt: bytes | None = None,
+        adapter: bytes | None = None,
+        extra_keys: list[tuple[int, int, bytes]] | None = None,
+        leave: int = 0,
+        chunk: int | None = None,
+        session: int | None = None,
+        timeout: float | None = None,
+    ) -> Call[GroupedSequence]:
+        """As `try_admit_grouped`, but waits in the queue if necessary: in one place of it for the
+        blocks of all groups. Raises Timeout after `timeout` seconds. Cancelling passes the turn on.
+        """
     def reserve(self, sequence: Sequence, tokens: int, *, timeout: float | None = None) -> Call[None]:
         """Reserves the blocks that the next `tokens` tokens of a sequence need, and waits for them if
         necessary, before admissions of its priority.
+        """
+    def reserve_grouped(self, sequence: GroupedSequence, tokens: int, *, timeout: float | None = None) -> Call[None]:
+        """As `reserve`, for a sequence in a pool of a model whose layers differ: the blocks of all its
+        lists, or none.
         """
     def blocks_needed(
         self,
@@ -856,15 +1367,15 @@ class Pool:
         Raises KvPoolError, of the kind TooManyBatches, if 4,096 batches are in flight.
         """
     def view(self, owner: Lease | Sequence, place: int, layer: int, part: _Part = "k") -> Tensor:
-        """Returns the bytes of one block in one layer, where they are stored: `[block_tokens, kv_heads,
-        head_dim]`. `place` is the block's index in the lease or sequence; `part` is "k" or "v", or
-        "k_scales" or "v_scales" of a layout with dynamic scales.
+        """Returns the bytes of one block in one layer, where they are stored: `[block_tokens,
+        kv_heads, head_dim]`. `place` is the block's index in the lease or sequence; `part` is "k"
+        or "v", or "k_scales" or "v_scales" of a layout with dynamic scales.
 
-        Writable unless the block is sealed or shared. While the view, or an array made of it, exists,
-        its block stays allocated and pinned: it is neither moved nor evicted, and its lease or
-        sequence cannot be closed, truncated, split, forked or moved to another pool. While a writable
-        one exists, its block does not become final: the batch that filled it does not end without an
-        exception, and `commit` and `seal` are refused.
+        Writable unless the block is sealed or shared. While the view, or an array made of it,
+        exists, its block stays allocated and pinned: it is neither moved nor evicted, and its lease
+        or sequence cannot be closed, truncated, split, forked or moved to another pool. While a
+        writable one exists, its block does not become final: the batch that filled it does not end
+        without an exception, and `commit` and `seal` are refused.
         """
     def plane(self, layer: int, part: _Part = "k") -> Tensor:
         """Returns the memory of all frames of one layer: `[frames, block_tokens, kv_heads, head_dim]`,
@@ -896,10 +1407,42 @@ class Pool:
         It tries again for a tenth of a second: `Thread.join` may return before the thread has given
         back what it cached of the pool.
         """
+    def hint(self, envelope: _Envelope) -> dict[str, Any]:
+        """Carries out the hints in an envelope about the future use of cached blocks, in order, and
+        returns what became of them: `{"message_id": ..., "outcomes": [{"action_id": ...,
+        "outcome": "accepted", "blocks": 25}, ...]}`. Releases the GIL.
+
+        The envelope is that of vLLM and Dynamo: a mapping, an object with its attributes (vLLM's
+        `KvHintsEnvelope`), or MessagePack in a bytes-like object. It has `protocol_version`,
+        `message_id` and `actions` of `action_id`, `action_type`, `action_version` and `payload`.
+        The payload names the blocks by `session_id`, by `block_hashes`, or by `sequence_id` with
+        `start` and `end`; types are kv.retain (`priority`, `ttl_seconds`), kv.pin (`ttl_seconds`),
+        kv.demote, kv.evict, kv.prefetch and kv.release.
+
+        The outcome is "accepted", "clipped" (granted in part, `until` a time of the cache's clock),
+        "deferred" (until owners release the blocks), "missing", or "rejected", with `reason` and
+        `detail`: also for an action that is not understood, and for all in a pool without hints.
+        Raises InvalidArgument for an envelope that is refused as a whole.
+        """
+    def sessions(self) -> list[SessionInfo]:
+        """Returns the sessions of a pool with hints, those used last first; 65,536 of them are
+        remembered. Looks all of their blocks up: for diagnosis, not for every step.
+        """
+    def set_tenant(self, tenant: int, *, quota: int | None = None, floor: int = 0) -> None:
+        """Sets the limits of a tenant in bytes, and adds it if the pool does not know it: up to 64.
+        A quota below what the tenant holds evicts nothing by itself.
+
+        Raises InvalidArgument if the pool was built without `tenants`, for a quota below the floor,
+        and for floors that exceed the pool together.
+        """
+    def tenants(self) -> list[TenantInfo]:
+        """Returns what the tenants of the pool hold, in the order in which they were added."""
     def trim(self) -> None:
         """Gives the free blocks in threads' caches back to all."""
     def map(self, title: str = "kvpool") -> Map:
-        """Returns a picture of all frames: which are free, owned, cached or fixed."""
+        """Returns a picture of all frames: which are free, owned, cached or fixed. The groups of a
+        layered pool have a shade each.
+        """
     def defragment(self, *, order: int | None = None, budget_bytes: int | None = None) -> Call[DefragmentReport]:
         """Compacts the pool: moves sealed blocks together, while others are allocated and freed.
         Evictable blocks in their way are dropped.
@@ -955,8 +1498,8 @@ class Pool:
     def settled(self, ticket: int, *, timeout: float | None = None) -> Call[None]:
         """Waits until every batch up to the one of this number has ended."""
     def close(self) -> None:
-        """Closes the pool: later calls on this object raise Closed, and streams of events end. Memory is
-        returned when its leases, sequences, batches and views are gone too.
+        """Closes the pool: later calls on this object raise Closed, and streams of events end. Memory
+        is returned when its leases, sequences, batches and views are gone too.
         """
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: object) -> None: ...
@@ -1333,6 +1876,91 @@ class Audit(_Record):
         """References on owned blocks."""
 
 @final
+class VersionRange(_Record):
+    """Tokens of a sequence that were computed with the same versions of the weights. They end
+    where the next range begins, or the sequence ends.
+    """
+    @property
+    def start(self) -> int:
+        """Position of the first of them."""
+    @property
+    def model(self) -> int:
+        """Version of the model."""
+    @property
+    def adapter(self) -> int | None:
+        """Version of the adapter, 0 without one; None if it changed after the batch had begun."""
+
+@final
+class SessionInfo(_Record):
+    """A session, as a pool with hints knows it. Times are milliseconds of the cache's clock, which
+    `PrefixCache.now_ms` reads.
+    """
+    @property
+    def id(self) -> int:
+        """Its number."""
+    @property
+    def requests(self) -> int:
+        """Number of its requests that were closed."""
+    @property
+    def cached_blocks(self) -> int:
+        """Blocks of its last closed request that are cached, in all groups of layers."""
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of these blocks; a block that several sessions share counts for each."""
+    @property
+    def last_use_ms(self) -> int:
+        """When its last request was closed."""
+    @property
+    def returns_at_ms(self) -> int | None:
+        """When its next request is expected."""
+    @property
+    def retained_until_ms(self) -> int | None:
+        """Until when its blocks are retained or pinned."""
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes that it has pinned until then."""
+
+@final
+class TenantInfo(_Record):
+    """What a tenant of a pool holds, and its limits. Counters are since the pool was built."""
+    @property
+    def id(self) -> int:
+        """Its number."""
+    @property
+    def quota_bytes(self) -> int | None:
+        """Bytes that it may hold."""
+    @property
+    def floor_bytes(self) -> int:
+        """Bytes below which no eviction for others takes it."""
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that it holds, owned and cached."""
+    @property
+    def owned_bytes(self) -> int:
+        """Bytes of its blocks that have owners, perhaps of other tenants."""
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of its cached blocks without owners."""
+    @property
+    def lookup_blocks(self) -> int:
+        """Full blocks of its prompts that were looked up."""
+    @property
+    def hit_blocks(self) -> int:
+        """Those of them that were cached."""
+    @property
+    def hit_tokens(self) -> int:
+        """Tokens of these blocks."""
+    @property
+    def evicted_blocks(self) -> int:
+        """Its blocks that were evicted, for itself or for others."""
+    @property
+    def protected_evictions(self) -> int:
+        """Evictions that passed over its cached blocks because of its floor."""
+    @property
+    def refused_requests(self) -> int:
+        """Requests that were refused because of its quota."""
+
+@final
 class CacheStats(_Record):
     """Counts of the prefix cache since the pool was built."""
     @property
@@ -1396,6 +2024,9 @@ class Event(_Record):
     @property
     def block_tokens(self) -> int | None:
         """Tokens per block."""
+    @property
+    def group(self) -> int | None:
+        """The group of layers of the block: a list of a sequence, or behind them a state."""
     @property
     def extra_keys(self) -> list[tuple[int, bytes]]:
         """Position relative to the block's first token, and key, of each extra key of a stored
@@ -1670,8 +2301,9 @@ class FramePool:
 
 @final
 class Tier:
-    """Values of one size by key, in a store that several processes share: a kvpool node, or the memory of
-    this process.
+    """Values of one size by key, in a store that several processes share, a kvpool node, or in one of
+    this process: its memory, or a directory on a local drive, which survives a restart
+    (`Tier.from_settings({"tier": "file:///var/cache/kvpool?size=200GiB", ...})`).
 
     Keys are bytes. Values are contiguous buffers of `value_bytes` bytes. `namespace` names what the
     keys do not: the model, and the revision of its weights. Tiers with the same size and namespace
@@ -1684,6 +2316,8 @@ class Tier:
     - "miss": the store does not have it;
     - "late": the deadline passed;
     - "busy": too many values wait to be stored, or too many keys to be looked up, and this one was dropped;
+    - "declined": the store did not take the value, by its settings: a local drive that is full
+      takes a new key when it is put for the second time;
     - "failed": the store failed, or what it has is not the value. `stats().last_failure` has the reason.
 
     The store is not trusted, and no failure of it raises. When a call has returned, or was cancelled,
@@ -1791,6 +2425,9 @@ class TierStats(_Record):
     def overdue(self) -> int:
         """Keys that had no answer by the deadline of their call."""
     @property
+    def declined(self) -> int:
+        """Values that the store declined by its settings."""
+    @property
     def dropped_puts(self) -> int:
         """Values that were dropped because too many waited."""
     @property
@@ -1816,14 +2453,14 @@ class TierStats(_Record):
 class EvictionOrder:
     """The order in which the blocks of a cache are evicted, by one of kvpool's policies.
 
-    A cache that finds its blocks by keys of bytes reports each of its blocks here, and asks which ones
-    to evict. `policy` is "lru" or "priority"; `blocks_max` is the cache's size.
+    A cache that finds its blocks by keys of bytes reports each of its blocks here, and asks which
+    ones to evict. `policy` is "lru" or "priority"; `blocks_max` is the cache's size.
 
-    A block is *held* or evictable. Requests that have not ended order their blocks by use: `use`, with
-    the number of the request from `begin`, and the last position first. The end of a request,
-    `finish`, shows the policy the whole request: hits, length, and what it continued. From then on those of
-    its blocks that no other request uses are the policy's to order; blocks of requests that have not ended are
-    evicted behind those.
+    A block is *held* or evictable. Requests that have not ended order their blocks by use: `use`,
+    with the number of the request from `begin`, and the last position first. The end of a request,
+    `finish`, shows the policy the whole request: hits, length, and what it continued. From then on
+    those of its blocks that no other request uses are the policy's to order; blocks of requests
+    that have not ended are evicted behind those.
 
     All methods are safe to call from any thread, and keep the GIL.
     """
@@ -1835,10 +2472,13 @@ class EvictionOrder:
     def evictable(self) -> int:
         """Number of evictable blocks."""
     def begin(self) -> int:
-        """Returns the number of a request that begins: greater than those before. It is kept until `finish`."""
+        """Returns the number of a request that begins: greater than those before. It is kept until
+        `finish`.
+        """
     def insert(self, key: bytes, request: int | None = None, position: int = 0, *, evictable: bool = False) -> None:
-        """Adds a block that the cache has got, for this request and at this position in it; for none if the
-        number is None. It is held unless `evictable`. A block that is there already is replaced.
+        """Adds a block that the cache has got, for this request and at this position in it; for none
+        if the number is None. It is held unless `evictable`. A block that is there already is
+        replaced.
         """
     def remove(self, key: bytes) -> None:
         """Forgets a block that the cache has dropped by itself."""
@@ -1847,21 +2487,21 @@ class EvictionOrder:
     def release(self, key: bytes) -> None:
         """Has a block be evicted when its turn comes, which its latest use decides."""
     def use(self, keys: Items[tuple[bytes, int]], request: int) -> None:
-        """Notes that a request, which has not ended, uses these blocks at these positions. Unknown keys, and
-        blocks with a later use, are skipped.
+        """Notes that a request, which has not ended, uses these blocks at these positions. Unknown
+        keys, and blocks with a later use, are skipped.
         """
     def touch(self, keys: Items[bytes]) -> None:
-        """Has these blocks be the latest that were used, the first one the latest of all. Unknown keys are
-        skipped.
+        """Has these blocks be the latest that were used, the first one the latest of all. Unknown keys
+        are skipped.
         """
     def finish(self, keys: Items[bytes], reused: set[bytes], request: int | None = None) -> None:
-        """Ends a request: `keys` are its blocks, first to last, and `reused` those of them that it had found
-        in the cache. Blocks that the cache does not have any more are named too. `request` is its number,
-        if it has one. Blocks that other requests use stay theirs.
+        """Ends a request: `keys` are its blocks, first to last, and `reused` those of them that it had
+        found in the cache. Blocks that the cache does not have any more are named too. `request` is
+        its number, if it has one. Blocks that other requests use stay theirs.
         """
     def evict(self, count: int, protected: Iterable[bytes] | None = None) -> list[bytes] | None:
-        """Takes `count` evictable blocks that are not in `protected`, in the order of their eviction, and
-        returns their keys. None, and nothing is taken, if there are fewer.
+        """Takes `count` evictable blocks that are not in `protected`, in the order of their eviction,
+        and returns their keys. None, and nothing is taken, if there are fewer.
         """
     def clear(self) -> None:
         """Forgets all blocks. Requests that have not ended keep their numbers."""

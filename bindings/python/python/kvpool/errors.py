@@ -32,6 +32,7 @@ __all__ = [
     "NoRun",
     "NodeError",
     "OutOfBlocks",
+    "OverQuota",
     "PoolLost",
     "ResizeError",
     "SequenceError",
@@ -76,7 +77,7 @@ class OutOfBlocks(KvPoolError, MemoryError):
 
     Fields by ``kind``: ``asked`` always; ``free``, ``retired``, ``evictable``, ``held``,
     ``in_transfer`` and ``oldest_batch`` for ``Exhausted``; ``total`` for ``TooLarge``; ``total`` and ``reserve`` for
-    ``Reserved``; ``priority``, ``waiting`` and ``lacking`` for ``Behind``.
+    ``Reserved``; ``priority``, ``waiting`` and ``lacking`` for ``Behind``; ``most`` for ``Floors``.
     """
 
     asked: int
@@ -86,6 +87,11 @@ class OutOfBlocks(KvPoolError, MemoryError):
 class NoRun(OutOfBlocks):
     """Enough blocks are free or evictable, but no run is long enough. Fields: ``longest_run``, ``free``
     and ``evictable``."""
+
+
+class OverQuota(OutOfBlocks):
+    """The request would take its ``tenant`` beyond its ``quota`` of blocks, of which it holds ``held``, and has too
+    few cached blocks of its own to evict. Others may still get blocks."""
 
 
 class Timeout(KvPoolError, TimeoutError):

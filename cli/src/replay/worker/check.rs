@@ -6,6 +6,7 @@ use kvpool::Batch;
 use kvpool_load::{Access, slots};
 
 use super::super::scheduler::Running;
+use super::super::tally::TableRuns;
 use super::{Open, Worker, states};
 
 /// The frame of the null block, in tables in place of a block that was given up.
@@ -40,8 +41,12 @@ impl Worker<'_> {
     /// Counts the runs of a sequence's block tables, and reads back every token through them.
     pub(super) fn check_all(&mut self, batch: &Batch, running: &Running<Open>) -> Result<(), String> {
         let Running { job, held, sequence: Open { sequence, listed, counts, .. }, .. } = running;
+        let lists = sequence.lists();
+        let counts = *counts && self.is_steady();
+        self.tally.lists.resize_with(if lists > 1 { lists } else { 0 }, TableRuns::default);
         self.frames.clear();
-        for list in 0..sequence.lists() {
+        for list in 0..lists {
+            let before = self.frames.len();
             batch.block_table([sequence.list(list)], &mut self.table).map_err(|error| error.to_string())?;
             let table = self.table.row(0);
             let blocks = (*held as usize).div_ceil(sequence.list(list).block_tokens());
@@ -50,11 +55,14 @@ impl Worker<'_> {
                 return Err(format!("request {}: a table of {found} blocks for {held} tokens", job.request));
             }
             self.frames.extend(table.iter().filter(|&&frame| frame != NULL));
+            if let Some(tables) = self.tally.lists.get_mut(list).filter(|_| counts) {
+                tables.count(&self.frames[before..], running.is_done());
+            }
             if self.at.options.verify {
                 self.check_list(running, list)?;
             }
         }
-        if *counts && self.is_steady() {
+        if counts {
             self.tally.tables.count(&self.frames, running.is_done());
             self.tally.listed.count(&listed.blocks, running.is_done());
         }

@@ -8,6 +8,7 @@ use tokio::time::interval;
 
 use super::super::interface::Answer;
 use super::*;
+use crate::hints::{HintsAnswer, HintsEnvelope};
 use crate::metrics::Scrape;
 use crate::topology::{PeerLink, TopologyReport};
 
@@ -163,6 +164,10 @@ impl Admin for Verbose {
 
     fn scrape(&self) -> Answer<'_, Scrape> {
         self.0.scrape()
+    }
+
+    fn hints(&self, order: HintsEnvelope) -> Answer<'_, HintsAnswer> {
+        self.0.hints(order)
     }
 
     fn trim(&self, order: TrimOrder) -> Answer<'_, TrimOutcome> {

@@ -49,6 +49,7 @@ async fn every_route_is_answered_or_refused_by_name() {
         ("POST /audit", "{}", 200),
         ("POST /trim", "{}", 200),
         ("POST /trim", "{\"keep\": 0}", 501),
+        ("POST /hints", r#"{"protocol_version": "1", "message_id": "", "actions": []}"#, 501),
         ("GET /sequences", "", 501),
         ("GET /migrations", "", 501),
         ("POST /defrag", "{}", 501),

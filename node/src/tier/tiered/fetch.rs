@@ -26,7 +26,7 @@ use super::link::{FrameLanding, Link, TierReport};
 type Read = (usize, Arc<OnceLock<Vec<Origin>>>);
 
 impl Link {
-    pub(super) async fn bring_back(&self, hashes: &[BlockHash], deadline: Instant) -> TierReport {
+    pub(in super::super) async fn bring_back(&self, hashes: &[BlockHash], deadline: Instant) -> TierReport {
         let (began, mut report) = (Instant::now(), TierReport::default());
         // Kept until the rest has arrived.
         let Ok(here) = self.pool.export_prefix(0, hashes) else { return report };

@@ -91,9 +91,11 @@ impl Link {
         let (mut export, values) = pack(self, export, missing).await?;
         let outcomes = if values.is_empty() { Vec::new() } else { self.put(values, deadline).await };
         report.note(&outcomes);
-        let stored = places.iter().zip(&outcomes).filter(|(_, outcome)| **outcome == Outcome::Stored);
-        leaving.extend(stored.map(|(place, _)| *place as u32));
-        report.moved_blocks = leaving.len() - report.present_blocks;
+        // A store that declines a block will not have it: so it is evicted, as without a tier.
+        let leaves = |outcome: &Outcome| matches!(outcome, Outcome::Stored | Outcome::Declined);
+        let left = places.iter().zip(&outcomes).filter(|(_, outcome)| leaves(outcome));
+        leaving.extend(left.map(|(place, _)| *place as u32));
+        report.moved_blocks = outcomes.iter().filter(|outcome| **outcome == Outcome::Stored).count();
         report.bytes = (report.moved_blocks * self.packed_bytes) as u64;
         leaving.sort_unstable();
         export.retain(&leaving)?;

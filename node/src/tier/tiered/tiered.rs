@@ -101,7 +101,7 @@ impl Tiered {
         deadline: Instant,
     ) -> Result<TierReport, PrefixError> {
         let Some(cache) = self.link.pool.prefix_cache() else { return Ok(TierReport::default()) };
-        let hashes = cache.hasher().hashes(keys, tokens)?;
+        let hashes = cache.hashes(keys, tokens)?;
         Ok(self.bring_back_hashes(&hashes, deadline).await)
     }
 

@@ -105,20 +105,20 @@ fn attach(inner: &Arc<Inner>, link: &Arc<LinkShared>) -> Result<PeerId, Transpor
     };
     let index = index.unwrap_or_else(|| state.add_peer(&link.peer));
     let peer = PeerId(index);
-    let mut streams = Vec::with_capacity(data.len());
-    for socket in data {
-        let stream = Stream::new();
+    let streams: Vec<_> = data.iter().map(|_| Stream::new()).collect();
+    if let Some(entry) = state.peers.get_mut(&index) {
+        entry.links.push(Attached { link: link.clone(), streams: streams.clone() });
+    }
+    // A runtime that ends drops what is spawned here and now, and `Ending` takes the lock.
+    drop(state);
+    for (socket, stream) in data.into_iter().zip(streams) {
         let (read, write) = socket.split();
         let this = (peer, link.clone());
         inner.runtime.spawn(receive::run(inner.clone(), this.clone(), stream.clone(), read));
-        inner.runtime.spawn(send::run(inner.clone(), this, stream.clone(), write));
-        streams.push(stream);
+        inner.runtime.spawn(send::run(inner.clone(), this, stream, write));
     }
     let ending = Ending { inner: inner.clone(), peer, link: link.clone() };
     inner.runtime.spawn(async move { drop(ending.link.closed().await) });
-    if let Some(entry) = state.peers.get_mut(&index) {
-        entry.links.push(Attached { link: link.clone(), streams });
-    }
     Ok(peer)
 }
 
