@@ -27,6 +27,8 @@ pub fn program() -> Command {
     }
     // Tests run at the same time: each node takes free ports, unless a flag says otherwise.
     command.env("KVPOOL_ADMIN", "127.0.0.1:0").env("KVPOOL_LISTEN", "127.0.0.1:0");
+    // On a busy machine, migrations may take longer than the default.
+    command.env("KVPOOL_DRAIN", "60s");
     command
 }
 
