@@ -171,7 +171,7 @@ pub use pool::{
 };
 #[doc(inline)]
 pub use sequence::{
-    AdmitRequest, Append, Appended, Batch, BlockTable, Copied, CsrTable, Finish, FinishError,
+    AdmitRequest, AnySequence, Append, Appended, Batch, BlockTable, Copied, CsrTable, Finish, FinishError,
     GroupedAppended, GroupedSequence, Listed, Moved, MovedEntry, PinnedInfo, PinnedPrefix, ResumeOptions,
     Sequence, SequenceBuilder, SequenceView, Since, StateCopy, Stepped, TOKENS_MAX, Tokens, VersionRange,
     Window,

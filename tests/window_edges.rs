@@ -9,7 +9,7 @@ use kvpool::prefix::PrefixConfig;
 use kvpool::storage::groups::{GroupOptions, LayerCache, LayerGroups, Reach, Row};
 use kvpool::{
     AdmitRequest, Batch, BlockId, BlockTable, Dtype, KvLayout, LowestPriorityFirst, Pool, Preempt, Sequence,
-    SequenceError, SequenceId, TOKENS_MAX, Tokens, TransferError, Window,
+    SequenceId, TOKENS_MAX, Tokens, Window,
 };
 use pollster::block_on;
 
@@ -223,9 +223,9 @@ fn a_preempted_sequence_keeps_what_its_window_hits() {
     assert_eq!(pool.sequence(ID).tokens(&cut).unwrap().len(), 0);
 }
 
-/// Every way to another pool refuses it, and leaves it as it was.
+/// What is left of it goes to another pool, and gives up blocks there.
 #[test]
-fn a_sequence_without_its_first_blocks_stays() {
+fn a_sequence_without_its_first_blocks_goes() {
     let (pool, target) = (pool(200, 4, window(8)), pool(200, 4, window(8)));
     let mut sequence = pool.sequence(ID).open().unwrap();
     for _ in 0..10 {
@@ -233,25 +233,13 @@ fn a_sequence_without_its_first_blocks_stays() {
     }
     let (given_up, held) = (sequence.blocks_given_up(), pool.stats().used);
     assert!(given_up > 0);
-    let is_behind = |error: &TransferError| {
-        matches!(error, TransferError::Sequence(SequenceError::BehindWindow { position: 0, .. }))
-    };
-    let failed = block_on(pool.migrate(sequence, &target)).unwrap_err();
-    assert!(is_behind(&failed.error), "{}", failed.error);
-    let failed = block_on(pool.preempt(*failed.sequence, Preempt::Swap(&target))).unwrap_err();
-    assert!(is_behind(&failed.error), "{}", failed.error);
-    let sequence = *failed.sequence;
-    let error = block_on(pool.replicate(&sequence, &target)).unwrap_err();
-    assert!(is_behind(&error), "{error}");
-    let error = pool.export_copy(&sequence).map(drop).unwrap_err();
-    assert!(is_behind(&error), "{error}");
-    let (error, sequence) = match pool.export(sequence) {
-        Ok(_) => panic!("exported"),
-        Err(failed) => (failed.error, *failed.sequence),
-    };
-    assert!(is_behind(&error), "{error}");
+    let gone = block_on(pool.preempt(sequence, Preempt::Swap(&target))).unwrap();
+    let mut sequence = gone.swapped.unwrap().sequence;
     assert_eq!((sequence.len(), sequence.blocks_given_up()), (40, given_up));
-    assert_eq!((pool.stats().used, target.stats().used), (held, 0));
+    assert_eq!((pool.stats().used, target.stats().used), (0, held));
+    append(&target, &mut sequence, Tokens::Final(4));
+    append(&target, &mut sequence, Tokens::Final(1));
+    assert_eq!(sequence.blocks_given_up(), given_up + 2);
     drop(sequence);
     assert_eq!((pool.audit().unwrap().owned, target.audit().unwrap().owned), (0, 0));
 }

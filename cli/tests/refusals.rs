@@ -296,7 +296,9 @@ fn a_manifest_that_lies_about_lengths_or_hashes_reserves_nothing() {
         (Box::new(|json| json["checksums"] = Value::Array(Vec::new())), "checksums"),
         (Box::new(|json| json["version"] = 9.into()), "version of the manifest: got 9"),
         (
-            Box::new(move |json| json["contents"]["Sequence"]["known"]["tokens"] = wrong_tokens.into()),
+            Box::new(move |json| {
+                json["contents"]["Sequence"]["lists"][0]["known"]["tokens"] = wrong_tokens.into()
+            }),
             "hashes at index 1: got another hash, expected that of the manifest's tokens",
         ),
     ];

@@ -1,6 +1,7 @@
 //! Copies the blocks of an export into an import within the process: piece by piece, in few runs.
 
 use crate::error::{StorageError, TransferError};
+use crate::sequence::AnySequence;
 
 use super::export::Export;
 use super::import::Import;
@@ -12,7 +13,7 @@ use super::route::Route;
 const PIECE_BYTES: usize = 64 << 20;
 
 /// Makes the import forget blocks if the source was cleared since the export; returns their number.
-pub(super) fn forget_cleared(export: &Export, import: &mut Import) -> usize {
+pub(super) fn forget_cleared<S: AnySequence>(export: &Export<S>, import: &mut Import) -> usize {
     if export.is_current() {
         return 0;
     }
@@ -23,9 +24,9 @@ pub(super) fn forget_cleared(export: &Export, import: &mut Import) -> usize {
 impl Route {
     /// Copies the blocks that an import misses. Calls `is_abandoned` between pieces, and fails with
     /// [`TransferError::Dropped`] if it is. On an error the written bytes are meaningless.
-    pub(super) fn carry(
+    pub(super) fn carry<S: AnySequence>(
         &self,
-        export: &Export,
+        export: &Export<S>,
         import: &mut Import,
         is_abandoned: IsAbandoned<'_>,
     ) -> Result<Carried, TransferError> {
@@ -44,7 +45,12 @@ impl Route {
     }
 
     /// Copies a piece, and returns the number of runs.
-    fn copy(&self, export: &Export, import: &mut Import, places: &[u32]) -> Result<usize, TransferError> {
+    fn copy<S: AnySequence>(
+        &self,
+        export: &Export<S>,
+        import: &mut Import,
+        places: &[u32],
+    ) -> Result<usize, TransferError> {
         let (here, there) = (export.piece(places)?, import.piece(places)?);
         // SAFETY: while the holds live, no thread writes the frames of the source's piece, and no
         // other thread accesses those of the target's.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::error::{Invalid, TransferError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::{BlockHash, ColdBlock, Origin};
-use crate::sequence::{BlockRefs, Outline, Sequence, Sequences};
+use crate::sequence::{AnySequence, BlockRefs, Outline, Sequence, Sequences};
 use crate::storage::Storage;
 
 use super::checksum::checksums;
@@ -33,22 +33,22 @@ const PIECE_BYTES: usize = 64 << 20;
 /// its next write to a block goes to a copy. Dropping the export closes the sequence; cached blocks
 /// return to their places. A transport's [hold](Piece) on blocks outlives that.
 #[must_use = "dropping an export closes its sequence"]
-pub struct Export {
+pub struct Export<S: AnySequence = Sequence> {
     /// Dropped before the sequence.
     held: Arc<HeldBlocks>,
     contents: Contents,
-    sequence: Option<Sequence>,
+    sequence: Option<S>,
     heads: Option<HeadRange>,
     /// Era of the cache when its hashes were read.
     era: u64,
 }
 
-impl Export {
+impl<S: AnySequence> Export<S> {
     /// Exports a sequence that stays open.
-    pub(crate) fn copy_of(end: &End, sequence: &Sequence) -> Result<Self, TransferError> {
+    pub(crate) fn copy_of(end: &End, sequence: &S) -> Result<Self, TransferError> {
         let era = end.era();
-        let refs = sequence.depart(&end.sequences)?;
-        let outline = sequence.outline();
+        let refs = sequence.lists().depart(&end.sequences)?;
+        let outline = sequence.lists().outline();
         let ids = refs.blocks.iter().copied().map(Some).collect();
         let id = Some(sequence.id());
         let held = HeldBlocks::new(end, TransferDirection::Export, id, ids, Refs::Listed(refs));
@@ -56,7 +56,7 @@ impl Export {
     }
 
     /// Exports a sequence that is closed at the end.
-    pub(crate) fn of(end: &End, sequence: Sequence) -> Result<Self, MigrateError> {
+    pub(crate) fn of(end: &End, sequence: S) -> Result<Self, MigrateError<S>> {
         match Self::copy_of(end, &sequence) {
             Ok(mut export) => {
                 export.sequence = Some(sequence);
@@ -66,6 +66,12 @@ impl Export {
         }
     }
 
+    fn new(held: HeldBlocks, contents: Contents, era: u64) -> Self {
+        Self { held: Arc::new(held), contents, sequence: None, heads: None, era }
+    }
+}
+
+impl Export {
     /// Exports up to `wanted` evictable blocks, in eviction order.
     pub(crate) fn coldest(end: &End, wanted: usize) -> Result<Self, TransferError> {
         let era = end.era();
@@ -105,11 +111,9 @@ impl Export {
         let held = HeldBlocks::new(end, TransferDirection::Export, None, ids, Refs::Listed(refs));
         Ok(Self::new(held, Contents::Cached(CachedBlocks { blocks, is_chain: true }), era))
     }
+}
 
-    fn new(held: HeldBlocks, contents: Contents, era: u64) -> Self {
-        Self { held: Arc::new(held), contents, sequence: None, heads: None, era }
-    }
-
+impl<S: AnySequence> Export<S> {
     fn end(&self) -> &End {
         self.held.end()
     }
@@ -263,12 +267,12 @@ impl Export {
     }
 
     /// Ends the export without a transfer: returns the sequence, or puts cached blocks back.
-    pub fn cancel(mut self) -> Option<Sequence> {
+    pub fn cancel(mut self) -> Option<S> {
         self.sequence.take()
     }
 }
 
-impl Drop for Export {
+impl<S: AnySequence> Drop for Export<S> {
     /// References are released first: a sequence that is closed or continues finds its blocks
     /// unshared. Transports keep the blocks that they hold.
     fn drop(&mut self) {
@@ -276,7 +280,7 @@ impl Drop for Export {
     }
 }
 
-impl std::fmt::Debug for Export {
+impl<S: AnySequence> std::fmt::Debug for Export<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let id = self.outline().map(|outline| outline.id);
         f.debug_struct("Export").field("sequence", &id).field("blocks", &self.len()).finish_non_exhaustive()

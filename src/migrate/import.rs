@@ -15,8 +15,8 @@ use std::sync::Arc;
 use crate::block::Blocks;
 use crate::error::{AllocError, Invalid, TransferError};
 use crate::ids::{BlockHandle, BlockId, SequenceId};
-use crate::prefix::{BlockHash, KvEvent, Origin, Since, is_older};
-use crate::sequence::{Arrival, BlockRefs, Outline, ResumeOptions, Sequence};
+use crate::prefix::{BlockHash, KvEvent, Origin, PrefixCache, Since, is_older};
+use crate::sequence::{AnySequence, Arrival, BlockRefs, GroupedSequence, Outline, ResumeOptions, Sequence};
 use crate::storage::Storage;
 use crate::storage::backend::check;
 
@@ -72,16 +72,18 @@ struct Cached {
 pub enum Imported {
     /// A sequence, open in this pool.
     Sequence(Box<Sequence>),
+    /// A sequence with several groups of layers, open in this pool.
+    Grouped(Box<GroupedSequence>),
     /// Number of cached blocks that the source's pool need not keep.
     Cached(usize),
 }
 
 impl Imported {
-    /// Returns the sequence, if it is one.
+    /// Returns the sequence, if it is one of one list.
     pub fn sequence(self) -> Option<Sequence> {
         match self {
             Self::Sequence(sequence) => Some(*sequence),
-            Self::Cached(_) => None,
+            Self::Grouped(_) | Self::Cached(_) => None,
         }
     }
 }
@@ -112,10 +114,13 @@ impl Import {
 
     fn of_form(end: &End, manifest: &Manifest) -> Result<Self, TransferError> {
         end.check_alive()?;
-        let hasher = end.sequences.cache().map(|cache| cache.hasher());
-        let agrees = hasher.is_some_and(|hasher| manifest.hashing() == Some(hasher.fingerprint()));
-        if let Some(hasher) = hasher.filter(|_| agrees) {
-            manifest.check_hashes(hasher)?;
+        let print = |cache: &PrefixCache| manifest.hashing() == Some(cache.hasher().fingerprint());
+        let agrees = end.sequences.cache().is_some_and(|cache| print(cache));
+        if let Contents::Sequence(outline) = manifest.contents() {
+            outline.check_groups(&end.sequences)?;
+        }
+        if let Some(cache) = end.sequences.cache().filter(|_| agrees) {
+            manifest.check_hashes(cache)?;
         }
         let mut import = match manifest.contents() {
             Contents::Sequence(outline) => {
@@ -153,7 +158,7 @@ impl Import {
     pub(super) fn arriving(end: &End, arrival: Arrival, refs: BlockRefs) -> Self {
         let id = arrival.id();
         let ids: Vec<_> = refs.blocks.iter().copied().map(Some).collect();
-        let missing = (arrival.shared() as u32..ids.len() as u32).collect();
+        let missing = arrival.missing();
         Self::reserved(end, Some(id), ids, refs, missing, Arriving::Sequence(Box::new(arrival)))
     }
 
@@ -340,10 +345,10 @@ impl Import {
         match &mut self.gather {
             Some(gather) => {
                 gather.add(manifest)?;
-                if let (Arriving::Sequence(arrival), Contents::Sequence(Outline { known: Some(known), .. })) =
+                if let (Arriving::Sequence(arrival), Contents::Sequence(outline)) =
                     (&mut self.arriving, manifest.contents())
                 {
-                    arrival.join(known);
+                    arrival.join(&outline.lists);
                 }
                 Ok(())
             }
@@ -452,8 +457,12 @@ impl Import {
         let end = held.end().clone();
         match std::mem::replace(&mut self.arriving, Arriving::Committed) {
             Arriving::Sequence(arrival) => {
-                let sequence = Box::new(arrival.commit(refs));
-                Ok((Imported::Sequence(sequence), BlockRefs::new(&end.sequences)))
+                let sequence = arrival.commit(refs);
+                let imported = match end.sequences.has_one_list() {
+                    true => Imported::Sequence(Box::new(Sequence::of_lists(sequence))),
+                    false => Imported::Grouped(Box::new(sequence)),
+                };
+                Ok((imported, BlockRefs::new(&end.sequences)))
             }
             Arriving::Cached(cached) => {
                 let count = refs.blocks.len();

@@ -6,14 +6,14 @@
 use crate::config::FRAME_BITS;
 use crate::error::Invalid;
 use crate::ids::SequenceId;
-use crate::prefix::{BlockHash, ChainHash, ORIGINS_MAX, Origin, PrefixHasher};
-use crate::sequence::{Outline, TOKENS_MAX};
+use crate::prefix::{BlockHash, CACHE_GROUPS_MAX, ChainHash, ORIGINS_MAX, Origin, PrefixCache};
+use crate::sequence::{ListOutline, Outline, TOKENS_MAX};
 
 use super::form::{PackedForm, other_form};
 use super::heads::HeadRange;
 
 /// Version of the manifests that this library writes and reads.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 
 /// Maximum number of blocks before a cached one in its chain: no list is longer than a pool.
 const DEPTH_MAX: u32 = (1 << FRAME_BITS) - 1;
@@ -110,52 +110,69 @@ impl Manifest {
         let tokens_max = TOKENS_MAX as u32;
         at_most("tokens", u64::from(outline.length), tokens_max)?;
         at_most("committed tokens", u64::from(outline.committed), outline.length)?;
-        let Some(known) = &outline.known else { return Ok(()) };
+        for (what, count) in [("lists of blocks", outline.lists.len()), ("states", outline.states.len())] {
+            at_most(what, count as u64, CACHE_GROUPS_MAX as u32)?;
+        }
+        outline.lists.iter().try_for_each(|list| self.check_list(outline, list))
+    }
+
+    fn check_list(&self, outline: &Outline, list: &ListOutline) -> Result<(), Invalid> {
+        let block_tokens = u64::from(list.keeps.block_tokens);
+        if block_tokens == 0 {
+            return Err(Invalid::new("tokens", 0, "at least 1 in a block"));
+        }
+        let blocks = u64::from(outline.length).div_ceil(block_tokens);
+        at_most("blocks given up", u64::from(list.front), blocks as u32)?;
+        let Some(known) = &list.known else { return Ok(()) };
         if self.hashing.is_none() {
             return Err(other_hashing());
         }
         check_origins(&known.origins)?;
         known.versions.check(outline.length as usize, !known.is_stale)?;
         let announced = known.tokens.len() as u64;
-        at_most("announced tokens", announced, tokens_max)?;
+        at_most("announced tokens", announced, TOKENS_MAX as u32)?;
         at_most("extra keys", known.extra_keys.len() as u64, EXTRA_KEYS_MAX)?;
         for (place, key) in (0..).zip(&known.extra_keys) {
             key.check(0, TOKENS_MAX).map_err(|error| error.at(place))?;
         }
-        exactly("hashes", known.hashes.len() as u64, announced / u64::from(self.form.block_tokens()))?;
+        exactly("hashes", known.hashes.len() as u64, announced / block_tokens)?;
         let want = u64::from(outline.committed);
         if known.is_cut { Ok(()) } else { exactly("announced tokens", announced.min(want), want) }
     }
 
     /// Checks the hashes against the tokens, if there are tokens and the pool hashes alike.
-    pub(super) fn check_hashes(&self, hasher: &PrefixHasher) -> Result<(), Invalid> {
-        let Contents::Sequence(Outline { known: Some(known), .. }) = &self.contents else { return Ok(()) };
-        if known.is_stale {
-            return Ok(());
-        }
-        let (mut place, mut wrong) = (0, None);
-        let mut chain = ChainHash::after(known.root, 0).with(hasher, &known.extra_keys);
-        let whole = known.tokens.len() / hasher.block_tokens() * hasher.block_tokens();
-        chain.fill(hasher, &known.tokens[..whole], |hash| {
-            if known.hashes.get(place) != Some(&hash) {
-                wrong.get_or_insert(place);
+    pub(super) fn check_hashes(&self, cache: &PrefixCache) -> Result<(), Invalid> {
+        let Contents::Sequence(outline) = &self.contents else { return Ok(()) };
+        for (list, known) in (0..).zip(outline.lists.iter().map(|list| &list.known)) {
+            let Some(known) = known.as_ref().filter(|known| !known.is_stale) else { continue };
+            let (mut place, mut wrong, hasher) = (0, None, cache.hasher_of(list));
+            let mut chain = ChainHash::after(known.root, 0).with(hasher, &known.extra_keys);
+            let whole = known.tokens.len() / hasher.block_tokens() * hasher.block_tokens();
+            chain.fill(hasher, &known.tokens[..whole], |hash| {
+                if known.hashes.get(place) != Some(&hash) {
+                    wrong.get_or_insert(place);
+                }
+                place += 1;
+            });
+            if let Some(place) = wrong {
+                let limit = "that of the manifest's tokens";
+                return Err(Invalid::new("hashes", "another hash", limit).at(place));
             }
-            place += 1;
-        });
-        wrong.map_or(Ok(()), |place| {
-            Err(Invalid::new("hashes", "another hash", "that of the manifest's tokens").at(place))
-        })
+        }
+        Ok(())
     }
 
     /// Checks that the source of this manifest holds other heads of the same blocks.
     pub(super) fn check_same_blocks(&self, other: &Self) -> Result<(), Invalid> {
         let without_times = |contents: &Contents| {
             let mut contents = contents.clone();
-            if let Contents::Sequence(Outline { known: Some(known), .. }) = &mut contents {
-                (known.keep_left_ms, known.returns_in_ms) = (None, None);
-                // Each source has its own cache; the target joins the origins. With batches of
-                // other weights, its hashes are stale; those of the hashes are in the root.
-                (known.is_stale, known.origins, known.versions) = Default::default();
+            if let Contents::Sequence(outline) = &mut contents {
+                for known in outline.lists.iter_mut().flat_map(|list| &mut list.known) {
+                    (known.keep_left_ms, known.returns_in_ms) = (None, None);
+                    // Each source has its own cache; the target joins the origins. With batches of
+                    // other weights, its hashes are stale; those of the hashes are in the root.
+                    (known.is_stale, known.origins, known.versions) = Default::default();
+                }
             }
             contents
         };
@@ -188,7 +205,7 @@ impl Manifest {
     /// Returns the number of blocks.
     pub fn blocks(&self) -> usize {
         match &self.contents {
-            Contents::Sequence(outline) => outline.length.div_ceil(self.form.block_tokens().max(1)) as usize,
+            Contents::Sequence(outline) => outline.blocks() as usize,
             Contents::Cached(cached) => cached.blocks.len(),
         }
     }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::block::{AllocRequest, Waiting};
 use crate::error::{AllocError, TransferError};
-use crate::sequence::{Arrival, BlockRefs, ResumeOptions, Sequence};
+use crate::sequence::{AnySequence, Arrival, BlockRefs, GroupedSequence, ResumeOptions};
 
 use super::carry::forget_cleared;
 use super::export::Export;
@@ -23,29 +23,25 @@ const COPIED_AT_ONCE: usize = 256 << 10;
 /// ```
 ///
 /// Only reads the source. Dropping the copy undoes it.
-pub(crate) struct SequenceCopy {
+pub(crate) struct SequenceCopy<S: AnySequence> {
     began: Instant,
     tokens: usize,
     route: Route,
-    export: Export,
+    export: Export<S>,
     arrival: Arrival,
     refs: BlockRefs,
 }
 
-impl SequenceCopy {
+impl<S: AnySequence> SequenceCopy<S> {
     /// Opens the copy, with the same id, tokens, committed length and priority.
-    pub(crate) fn begin(
-        route: Route,
-        sequence: &Sequence,
-        room: ResumeOptions,
-    ) -> Result<Self, TransferError> {
+    pub(crate) fn begin(route: Route, sequence: &S, room: ResumeOptions) -> Result<Self, TransferError> {
         let began = Instant::now();
         // Before the source's: what is cleared here first, and then there, is not found there.
         let era = route.to.era();
         let export = Export::copy_of(&route.from, sequence)?;
         let arrival = Arrival::open(export.outline_for(&route.to), &route.to.sequences, era, room)?;
         let refs = BlockRefs::new(&route.to.sequences);
-        Ok(Self { began, tokens: sequence.len(), route, export, arrival, refs })
+        Ok(Self { began, tokens: sequence.lists().length(), route, export, arrival, refs })
     }
 
     pub(crate) fn request(&self) -> AllocRequest {
@@ -66,7 +62,7 @@ impl SequenceCopy {
 
     /// Copies the bytes, and completes the sequence: blocks found in the source's cache can then be
     /// found in the target's. If the future is dropped or fails, there is no effect.
-    pub(crate) async fn copy(self) -> Result<(Sequence, MigrationReport), TransferError> {
+    pub(crate) async fn copy(self) -> Result<(S, MigrationReport), TransferError> {
         let Self { began, tokens, route, export, arrival, refs } = self;
         let mut import = Import::arriving(&route.to, arrival, refs);
         let shared_blocks = import.shared_blocks();
@@ -78,11 +74,13 @@ impl SequenceCopy {
         let (export, mut import, mut carried) = done.await?;
         // No await from here on: the caller receives the new sequence, or nothing has happened.
         forget_cleared(&export, &mut import);
-        let Imported::Sequence(arrived) = import.commit_as(&|_, _| None)?.0 else {
-            unreachable!("of the outline of a sequence")
+        let arrived = match import.commit_as(&|_, _| None)?.0 {
+            Imported::Sequence(only) => GroupedSequence::of_one(*only),
+            Imported::Grouped(lists) => *lists,
+            Imported::Cached(_) => unreachable!("of the outline of a sequence"),
         };
         drop(export);
         carried.took = began.elapsed();
-        Ok((*arrived, MigrationReport { tokens, shared_blocks, carried }))
+        Ok((S::of_lists(arrived), MigrationReport { tokens, shared_blocks, carried }))
     }
 }

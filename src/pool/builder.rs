@@ -161,6 +161,12 @@ impl PoolBuilder {
         self
     }
 
+    /// Keeps the bytes in host memory, as by default, but not for a [layered](Pool::layered) pool.
+    pub fn host_storage(mut self) -> Self {
+        self.backing = Backing::Host;
+        self
+    }
+
     /// Builds the pool without storage: it manages frames only, and the engine holds the bytes.
     pub fn without_storage(mut self) -> Self {
         self.backing = Backing::None;
@@ -296,9 +302,9 @@ impl PoolBuilder {
     }
 
     /// Sets the tokens of a block in each [group](Self::groups), where the layers of one have fewer
-    /// bytes per token than those of another. Default: those of the layout in all. Requires a pool
-    /// of which the engine holds the bytes ([`without_storage`](Self::without_storage),
-    /// [`engine_copies`](Self::engine_copies)).
+    /// bytes per token than those of another. Default: those of the layout in all. A pool with
+    /// storage copies and moves such blocks, but only the engine knows what lies in them: they are
+    /// not [stored](crate::Batch::store), loaded or lent out as tiles.
     ///
     /// Tables, slots and [`Sequence::block_tokens`](crate::Sequence::block_tokens) of a group count
     /// in its own tokens. A prefix is hit up to a boundary of blocks in every group, so at
@@ -334,7 +340,8 @@ impl PoolBuilder {
     /// Sequences are opened by [`Pool::admit_grouped`]. [`GroupedSequence::state`] names the
     /// frames, and they stay there. A prefix is hit where its states were kept: by
     /// [`Batch::checkpoint`](crate::Batch::checkpoint), and when a sequence is closed at the end of
-    /// a block. Requires a pool [without storage](Self::without_storage).
+    /// a block. A pool with storage makes the copies itself;
+    /// [`Batch::store_state`](crate::Batch::store_state) writes the bytes there.
     ///
     /// [`GroupedSequence::state`]: crate::GroupedSequence::state
     ///
@@ -371,6 +378,11 @@ impl PoolBuilder {
     pub fn states(mut self, frames: impl IntoIterator<Item = usize>) -> Self {
         self.states = frames.into_iter().collect();
         self
+    }
+
+    /// Returns the layout of a frame, for a [storage](Self::storage).
+    pub fn layout(&self) -> &KvLayout {
+        &self.layout
     }
 
     /// Returns the window of each list of blocks that a sequence has; `None` keeps all tokens.
@@ -504,9 +516,6 @@ impl PoolBuilder {
         let has_storage = !matches!(self.backing, Backing::None | Backing::Engine(_));
         if !self.states.is_empty() {
             let refused = |got: &dyn std::fmt::Display, limit| Err(Invalid::new("states", got, limit));
-            if has_storage {
-                return refused(&"a pool with storage", "a pool without, whose engine copies states");
-            }
             if self.states.len() > GROUPS_MAX {
                 let limit = format_args!("at most {GROUPS_MAX}");
                 return Err(Invalid::new("states", self.states.len(), limit));
@@ -537,10 +546,6 @@ impl PoolBuilder {
     fn check_list_tokens(&self, tokens: &[usize]) -> Result<(), Invalid> {
         let refused =
             |got: &dyn std::fmt::Display, limit: String| Err(Invalid::new("list_tokens", got, limit));
-        if !matches!(self.backing, Backing::None | Backing::Engine(_)) {
-            let what = if self.layered.is_some() { "layered" } else { "list_tokens" };
-            return Err(Invalid::new(what, "a pool with storage", "a pool without"));
-        }
         if tokens.len() != self.windows.len() {
             return refused(&tokens.len(), format!("{}, one for each group", self.windows.len()));
         }

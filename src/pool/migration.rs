@@ -8,7 +8,7 @@ use crate::migrate::{
     self, BringBackReport, Kind, MigrateError, MigrationReport, OffloadReport, Route, SequenceCopy,
 };
 use crate::prefix::PrefixKeys;
-use crate::sequence::{ResumeOptions, Sequence};
+use crate::sequence::{AnySequence, ResumeOptions};
 
 use super::Pool;
 use super::wait::{CallUntil, Wait};
@@ -62,11 +62,11 @@ impl Pool {
     /// are the same, [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
     /// [`TransferError::NoStorage`], [`TransferError::Alloc`] if the sequence can never fit, or has
     /// no room at the deadline, [`TransferError::Sequence`], [`TransferError::Storage`].
-    pub fn migrate<'a>(
+    pub fn migrate<'a, S: AnySequence>(
         &'a self,
-        mut sequence: Sequence,
+        mut sequence: S,
         to: &'a Self,
-    ) -> Wait<impl CallUntil<Output = Result<(Sequence, MigrationReport), MigrateError>, Future: Send>> {
+    ) -> Wait<impl CallUntil<Output = Result<(S, MigrationReport), MigrateError<S>>, Future: Send>> {
         Wait::new(move |deadline| async move {
             loop {
                 let mut refused = match self.migrate_by(sequence, to, deadline).await {
@@ -78,7 +78,7 @@ impl Pool {
                     }
                     outcome => return outcome,
                 };
-                match self.wait_for_writers(&refused.sequence, deadline, refused.error.clone()).await {
+                match self.wait_for_writers(&*refused.sequence, deadline, refused.error.clone()).await {
                     Ok(()) => sequence = *refused.sequence,
                     Err(error) => {
                         refused.error = error;
@@ -89,12 +89,12 @@ impl Pool {
         })
     }
 
-    async fn migrate_by(
+    async fn migrate_by<S: AnySequence>(
         &self,
-        sequence: Sequence,
+        sequence: S,
         to: &Self,
         deadline: Option<Instant>,
-    ) -> Result<(Sequence, MigrationReport), MigrateError> {
+    ) -> Result<(S, MigrationReport), MigrateError<S>> {
         // The future that a deadline cancels only borrows the sequence.
         let room = ResumeOptions::new();
         let moved = traced!("kvpool.migrate", self.copy_to(&sequence, to, (Class::Growth, room), deadline));
@@ -105,16 +105,16 @@ impl Pool {
     }
 
     /// Copies a sequence, and waits for room until the deadline, if any.
-    pub(super) async fn copy_to(
+    pub(super) async fn copy_to<S: AnySequence>(
         &self,
-        sequence: &Sequence,
+        sequence: &S,
         to: &Self,
         (class, room): (Class, ResumeOptions),
         deadline: Option<Instant>,
-    ) -> Result<(Sequence, MigrationReport), TransferError> {
+    ) -> Result<(S, MigrationReport), TransferError> {
         let mut copy = SequenceCopy::begin(self.route_to(to)?, sequence, room)?;
         match copy.take_now(true) {
-            Err(AllocError::Behind { .. } | AllocError::Exhausted { .. }) => {
+            Err(AllocError::Behind { .. } | AllocError::Exhausted { .. } | AllocError::NoRun { .. }) => {
                 let request = copy.request();
                 let attempt = |place: &mut Waiting<'_>| copy.take_in_turn(place);
                 to.in_turns(&request, class, deadline, attempt).await?;
@@ -130,11 +130,11 @@ impl Pool {
     /// set ([`Wait::until`]), until which it waits for such batches. Dropping the future cancels
     /// the copy, but the id stays open in the other pool until the current piece is copied. Errors
     /// are those of [`migrate`](Self::migrate).
-    pub fn replicate<'a>(
+    pub fn replicate<'a, S: AnySequence>(
         &'a self,
-        sequence: &'a Sequence,
+        sequence: &'a S,
         to: &'a Self,
-    ) -> Wait<impl CallUntil<Output = Result<(Sequence, MigrationReport), TransferError>, Future: Send>> {
+    ) -> Wait<impl CallUntil<Output = Result<(S, MigrationReport), TransferError>, Future: Send>> {
         Wait::new(move |deadline| async move {
             let kind: Kind = |counts| &mut counts.replicated;
             match deadline {
@@ -144,12 +144,12 @@ impl Pool {
         })
     }
 
-    async fn replicate_as(
+    async fn replicate_as<S: AnySequence>(
         &self,
-        sequence: &Sequence,
+        sequence: &S,
         to: &Self,
         kind: Kind,
-    ) -> Result<(Sequence, MigrationReport), TransferError> {
+    ) -> Result<(S, MigrationReport), TransferError> {
         let copied = async {
             let mut copy = SequenceCopy::begin(self.route_to(to)?, sequence, ResumeOptions::new())?;
             copy.take_now(false)?;
@@ -165,13 +165,13 @@ impl Pool {
     }
 
     /// Waits only if the copy fails because of a batch in flight; other errors are immediate.
-    pub(super) async fn replicate_settled(
+    pub(super) async fn replicate_settled<S: AnySequence>(
         &self,
-        sequence: &Sequence,
+        sequence: &S,
         to: &Self,
         deadline: Option<Instant>,
         kind: Kind,
-    ) -> Result<(Sequence, MigrationReport), TransferError> {
+    ) -> Result<(S, MigrationReport), TransferError> {
         loop {
             let refused = match self.replicate_as(sequence, to, kind).await {
                 Err(error @ TransferError::BeingWritten { .. }) => error,
@@ -181,15 +181,15 @@ impl Pool {
         }
     }
 
-    async fn wait_for_writers(
+    async fn wait_for_writers<S: AnySequence>(
         &self,
-        sequence: &Sequence,
+        sequence: &S,
         deadline: Option<Instant>,
         refused: TransferError,
     ) -> Result<(), TransferError> {
         // While borrowed here, the sequence gets no further writers: one wait is enough, unless the
         // copy failed because of a batch that was just beginning.
-        let settled = self.settled(sequence);
+        let settled = self.settled(sequence.lists().first());
         match settled.until(deadline).await {
             Ok(()) => Ok(()),
             Err(SettleError::Deadline { batch }) => {

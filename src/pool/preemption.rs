@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::error::TransferError;
 use crate::ids::{PoolTag, SequenceId};
 use crate::migrate::{Kind, MigrateError, MigrationReport};
-use crate::sequence::{Footprint, GroupedSequence, Sequence};
+use crate::sequence::{AnySequence, Footprint, GroupedSequence, Sequence};
 use crate::sync::call;
 
 use super::Pool;
@@ -27,7 +27,7 @@ pub enum Preempt<'a> {
 /// that the sequence had, unless other threads concurrently share or release these blocks.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Preempted {
+pub struct Preempted<S: AnySequence = Sequence> {
     /// Id of the sequence.
     pub id: SequenceId,
     /// Blocks that became free here, or will when the batches in flight that may read them end.
@@ -42,15 +42,15 @@ pub struct Preempted {
     /// Other tokens, which have to be recomputed.
     pub tokens_lost: usize,
     /// The sequence in the other pool; `None` if it was closed.
-    pub swapped: Option<Swapped>,
+    pub swapped: Option<Swapped<S>>,
 }
 
 /// A sequence that was swapped to another pool.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Swapped {
+pub struct Swapped<S: AnySequence = Sequence> {
     /// The sequence, which belongs to the other pool.
-    pub sequence: Sequence,
+    pub sequence: S,
     /// Tag of the other pool.
     pub pool: PoolTag,
     /// The copied blocks.
@@ -65,15 +65,15 @@ impl GroupedSequence {
     /// Of [`tokens_kept`](Preempted::tokens_kept), an admission may hit fewer: those behind the
     /// window of a group are gone, and it needs a checkpoint of every state. A state that a batch in
     /// flight writes is no checkpoint yet: its blocks count as freed.
-    pub fn preempt(self) -> Preempted {
+    pub fn preempt(self) -> Preempted<Self> {
         let _call = call();
         let (id, tokens) = (self.id(), self.len());
-        Preempted::of(id, tokens, self.close_counted(), None)
+        Preempted::of(id, tokens, self.close_counted(true), None)
     }
 }
 
-impl Preempted {
-    fn of(id: SequenceId, tokens: usize, closed: Footprint, swapped: Option<Swapped>) -> Self {
+impl<S: AnySequence> Preempted<S> {
+    fn of(id: SequenceId, tokens: usize, closed: Footprint, swapped: Option<Swapped<S>>) -> Self {
         let found = closed.found.min(tokens);
         let tokens_kept = if swapped.is_some() { tokens } else { found };
         Self {
@@ -123,22 +123,22 @@ impl Pool {
     /// # Errors
     /// Those of [`migrate`](Self::migrate) for a swap, else [`TransferError::ForeignSequence`]. The
     /// sequence is returned unchanged.
-    pub fn preempt<'a>(
+    pub fn preempt<'a, S: AnySequence>(
         &'a self,
-        sequence: Sequence,
+        sequence: S,
         how: Preempt<'a>,
-    ) -> Wait<impl CallUntil<Output = Result<Preempted, MigrateError>, Future: Send>> {
+    ) -> Wait<impl CallUntil<Output = Result<Preempted<S>, MigrateError<S>>, Future: Send>> {
         Wait::new(move |deadline| self.preempt_by(sequence, how, deadline))
     }
 
-    async fn preempt_by(
+    async fn preempt_by<S: AnySequence>(
         &self,
-        sequence: Sequence,
+        sequence: S,
         how: Preempt<'_>,
         deadline: Option<Instant>,
-    ) -> Result<Preempted, MigrateError> {
+    ) -> Result<Preempted<S>, MigrateError<S>> {
         let swapped = match how {
-            _ if !self.owns(&sequence) => {
+            _ if !self.owns(sequence.lists().first()) => {
                 let error = TransferError::ForeignSequence { id: sequence.id(), pool: self.tag() };
                 return Err(MigrateError { error, sequence: Box::new(sequence) });
             }
@@ -151,8 +151,8 @@ impl Pool {
                 }
             }
         };
-        let (id, tokens) = (sequence.id(), sequence.len());
-        let closed = sequence.close_counted(swapped.is_none());
+        let (id, tokens) = (sequence.id(), sequence.lists().length());
+        let closed = sequence.close(swapped.is_none());
         Ok(Preempted::of(id, tokens, closed, swapped))
     }
 }

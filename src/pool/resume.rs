@@ -1,7 +1,7 @@
 use crate::block::Class;
 use crate::error::TransferError;
 use crate::migrate::{Kind, MigrationReport};
-use crate::sequence::{ResumeOptions, Sequence};
+use crate::sequence::{AnySequence, ResumeOptions};
 
 use super::Pool;
 use super::wait::{CallUntil, Wait};
@@ -23,14 +23,15 @@ impl Pool {
     /// [`TransferError::Alloc`] if there is no room at the deadline of [`Wait::until`], or never
     /// can be; [`TransferError::ForeignSequence`] if all handles of the sequence's pool were
     /// dropped, and those of [`replicate`](Self::replicate).
-    pub fn resume<'a>(
+    pub fn resume<'a, S: AnySequence>(
         &'a self,
-        swapped: &'a Sequence,
+        swapped: &'a S,
         options: ResumeOptions,
-    ) -> Wait<impl CallUntil<Output = Result<(Sequence, MigrationReport), TransferError>, Future: Send>> {
+    ) -> Wait<impl CallUntil<Output = Result<(S, MigrationReport), TransferError>, Future: Send>> {
         Wait::new(move |deadline| async move {
-            let (id, pool) = (swapped.id(), swapped.pool_tag());
-            let from = swapped.pool().ok_or(TransferError::ForeignSequence { id, pool })?;
+            let (id, first) = (swapped.id(), swapped.lists().first());
+            let pool = first.pool_tag();
+            let from = first.pool().ok_or(TransferError::ForeignSequence { id, pool })?;
             let resumed = from.copy_to(swapped, self, (Class::Admission, options), deadline);
             let resumed = traced!("kvpool.resume", resumed).await;
             let kind: Kind = |counts| &mut counts.swapped_in;

@@ -8,7 +8,7 @@ use crate::migrate::{
     OffloadReport, Remote, Remotes,
 };
 use crate::prefix::{BlockHash, PrefixKeys};
-use crate::sequence::{BlockRefs, Sequence};
+use crate::sequence::{AnySequence, BlockRefs, Sequence};
 
 use super::Pool;
 
@@ -22,7 +22,7 @@ impl Pool {
     /// # Errors
     /// [`TransferError::ForeignSequence`], [`TransferError::BeingWritten`],
     /// [`TransferError::NoStorage`], [`TransferError::Handle`]. The sequence is returned unchanged.
-    pub fn export(&self, sequence: Sequence) -> Result<Export, MigrateError> {
+    pub fn export<S: AnySequence>(&self, sequence: S) -> Result<Export<S>, MigrateError<S>> {
         match self.end() {
             Ok(end) => Export::of(&end, sequence),
             Err(error) => Err(MigrateError { error, sequence: Box::new(sequence) }),
@@ -30,7 +30,7 @@ impl Pool {
     }
 
     /// Begins to copy a sequence, which stays open, or fails like [`export`](Self::export).
-    pub fn export_copy(&self, sequence: &Sequence) -> Result<Export, TransferError> {
+    pub fn export_copy<S: AnySequence>(&self, sequence: &S) -> Result<Export<S>, TransferError> {
         Export::copy_of(&self.end()?, sequence)
     }
 
@@ -58,7 +58,9 @@ impl Pool {
     /// [`TransferError::Invalid`], [`TransferError::NoStorage`], [`TransferError::Sequence`] if the
     /// id is open here, [`TransferError::Alloc`] if there is no room; nothing was reserved.
     pub fn import(&self, manifest: &Manifest) -> Result<Import, TransferError> {
-        self.check_shares_cache()?;
+        if manifest.sequence().is_none() {
+            self.check_shares_cache()?;
+        }
         let import = Import::new(&self.end()?, manifest)?;
         self.0.migrations().stale_blocks += import.stale_blocks() as u64;
         Ok(import)

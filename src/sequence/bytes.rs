@@ -46,12 +46,26 @@ use std::ops::Range;
 
 use crate::block::BlockWord;
 use crate::error::{SequenceError, StorageError};
-use crate::ids::BlockId;
+use crate::ids::{BlockId, Run};
+use crate::storage::backend::check;
 use crate::storage::{Element, Elements, ElementsMut, HostTile, Storage};
 
 use super::batch::Batch;
+use super::grouped::GroupedSequence;
 use super::plan::pieces;
 use super::sequence::{Access, Sequence};
+
+impl GroupedSequence {
+    /// Returns where the bytes of a state are, frame by frame.
+    fn state_runs(&self, state: usize) -> Result<Vec<Run>, SequenceError> {
+        let Some(of) = self.states.get(state) else {
+            let limit = format_args!("less than {}", self.states.len());
+            return Err(SequenceError::invalid(self.id(), "state", state, limit));
+        };
+        let frame = |id| self.parts[0].pool_blocks().frame(id);
+        Ok(of.latest().map(|id| Run { start: frame(id), len: 1 }).collect())
+    }
+}
 
 impl Batch {
     /// Stores K and V of tokens in one layer, as in [`Storage::store`].
@@ -207,6 +221,61 @@ impl Batch {
         Ok(unsafe { (k.as_mut(), v.as_mut()) })
     }
 
+    /// Stores the bytes of a [state](GroupedSequence::state), packed frame by frame. If this batch is
+    /// abandoned, the sequence begins again.
+    ///
+    /// # Errors
+    /// [`SequenceError::NotWritable`] while a transfer reads the state; [`SequenceError::Invalid`] if
+    /// there is no such state, or it is that of a cached prefix before the first append, which
+    /// restores it; [`SequenceError::ForeignSequence`], [`SequenceError::NoStorage`], and
+    /// [`SequenceError::Storage`] for another number of bytes. Nothing was stored.
+    pub fn store_state(
+        &mut self,
+        sequence: &mut GroupedSequence,
+        state: usize,
+        bytes: &[u8],
+    ) -> Result<(), SequenceError> {
+        self.check(&sequence.parts[0].sequences, sequence.id())?;
+        sequence.catch_up();
+        let (id, position) = (sequence.id(), sequence.len());
+        let runs = sequence.state_runs(state)?;
+        let of = &mut sequence.states[state];
+        if of.is_to_be_restored() {
+            return Err(SequenceError::invalid(id, "state", "one to be restored", "one behind an append"));
+        }
+        if let Some(block) = of.shared() {
+            return Err(SequenceError::NotWritable { id, position, block });
+        }
+        let storage = self.byte_storage()?;
+        let packed = check::packed_bytes(bytes.len(), runs.len() * storage.layout().packed_bytes());
+        packed.map_err(StorageError::from)?;
+        self.step.note(&mut of.run, 0, None);
+        let storage = self.byte_storage()?;
+        // SAFETY: the run belongs to this sequence alone, which is borrowed mutably; it is not sealed,
+        // so it does not move, and no transfer reads it.
+        let stored = self.settled(storage).and_then(|()| unsafe { storage.unpack(&runs, bytes) });
+        Ok(self.step.sequences.noting_loss(stored)?)
+    }
+
+    /// Loads the bytes of a state: the inverse of [`store_state`](Self::store_state). Before the first
+    /// append behind a cached prefix, they are those of the checkpoint.
+    ///
+    /// # Errors
+    /// As [`store_state`](Self::store_state). Nothing was loaded.
+    pub fn load_state(
+        &self,
+        sequence: &GroupedSequence,
+        state: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), SequenceError> {
+        self.check(&sequence.parts[0].sequences, sequence.id())?;
+        let (runs, storage) = (sequence.state_runs(state)?, self.byte_storage()?);
+        // SAFETY: the sequence is borrowed, and writes its run only through `&mut`. A checkpoint is
+        // sealed; where it moves, this batch keeps the frames that it reads.
+        let loaded = self.settled(storage).and_then(|()| unsafe { storage.pack(&runs, bytes) });
+        Ok(self.step.sequences.noting_loss(loaded)?)
+    }
+
     fn readable(
         &self,
         sequence: &Sequence,
@@ -268,6 +337,7 @@ impl Batch {
         index: usize,
         word: BlockWord,
     ) -> Result<(HostTile, usize), SequenceError> {
+        self.check_layout(sequence)?;
         let (storage, block_tokens) = (self.byte_storage()?, sequence.kind.block_tokens as usize);
         // SAFETY: the caller's promise.
         let tile = self.settled(storage).and_then(|()| unsafe { storage.tile(layer, word.frame()) });
@@ -284,7 +354,20 @@ impl Batch {
         self.step.sequences.0.storage.as_deref().ok_or(SequenceError::NoStorage)
     }
 
+    /// Returns an error if the blocks of a list have other tokens than those of the layout: only the
+    /// engine knows what lies in them.
+    fn check_layout(&self, sequence: &Sequence) -> Result<(), SequenceError> {
+        let (has, of) = (sequence.block_tokens(), self.byte_storage()?.layout().block_tokens());
+        match has == of {
+            true => Ok(()),
+            false => Err(SequenceError::invalid(sequence.id(), "tokens of a block", has, of)),
+        }
+    }
+
     fn fill_slots(&mut self, sequence: &Sequence, tokens: Range<usize>) -> Result<(), SequenceError> {
+        if self.step.sequences.0.storage.is_some() {
+            self.check_layout(sequence)?;
+        }
         let mut slots = std::mem::take(&mut self.slots);
         slots.clear();
         let filled = self.slot_mapping(sequence, tokens, &mut slots);

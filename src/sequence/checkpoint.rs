@@ -130,8 +130,8 @@ impl Sequences {
 
 impl Batch {
     /// Keeps the states of a sequence, so that prompts with the same tokens can be hit here.
-    /// Returns the copies that the engine makes, behind the batch's own work on the sequence and
-    /// before later work. Empty: no copies are needed, because the states are cached already; or
+    /// Returns the copies: in a pool with storage, it has made or enqueued them; otherwise the engine
+    /// makes them, behind the batch's own work on the sequence and before later work. Empty: no copies are needed, because the states are cached already; or
     /// none can be found, because tokens are unknown or not final, a block was uncached, the cache
     /// was cleared, or the pool has no states or no prefix cache. Also before the first append
     /// behind a cached prefix.
@@ -171,19 +171,25 @@ impl Batch {
         new.as_ref().and_then(|new| sequence.demote_dominated(new));
         let end = ListEnd { tenant: sequence.parts[0].tenant, ..ListEnd::default() };
         pool.allocate_listed(&request, Some(end), &mut |id| blocks.push(id))?;
-        new.into_iter().for_each(|new| sequence.note_checkpoint(new));
         let mut rest = &blocks[..];
-        let mut copies = Vec::with_capacity(hashes.len());
-        for (state, hashes) in sequence.states.iter().zip(hashes) {
+        let copy = |(state, hashes): (&State, TokenHashes)| {
             let (own, others) = rest.split_at(hashes.hashes().len());
             rest = others;
-            let (mut copy, made) = state.checkpoint(hashes, own);
-            copies.push(made);
-            let tokens = own.len() * block_tokens as usize;
-            let growth = Growth::plan(0, 0, tokens, block_tokens).expect("the builder checks states");
-            self.step.note(&mut copy, 0, None);
-            self.make_final(&mut copy, &growth);
+            state.checkpoint(hashes, own)
+        };
+        let mut made: Vec<_> = sequence.states.iter().zip(hashes).map(copy).collect();
+        for (_, copies) in &made {
+            // SAFETY: the copy was just allocated and has no other owner. The run is written only
+            // through the sequence, which is borrowed mutably, and work on a stream is in order.
+            unsafe { self.copy_frames(&copies.frames) }?;
         }
-        Ok(copies)
+        new.into_iter().for_each(|new| sequence.note_checkpoint(new));
+        for (copy, _) in &mut made {
+            let tokens = copy.list.tokens() as usize;
+            let growth = Growth::plan(0, 0, tokens, block_tokens).expect("the builder checks states");
+            self.step.note(copy, 0, None);
+            self.make_final(copy, &growth);
+        }
+        Ok(made.into_iter().map(|(_, copies)| copies).collect())
     }
 }

@@ -14,7 +14,7 @@ use super::window::ListKind;
 
 /// Blocks that the close of a sequence would give back. `blocks == freed + cached + shared`
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Footprint {
+pub struct Footprint {
     /// Number of its blocks, including reserved ones.
     pub blocks: usize,
     /// Reserved blocks, and uncached ones that only this sequence references: they become free.
@@ -117,9 +117,9 @@ impl SequenceView {
 }
 
 impl GroupedSequence {
-    /// Closes the sequence to come back, and returns what it gave back, in all groups and states.
-    /// Found is at most what all of them have: what is behind a window may be gone at a checkpoint.
-    pub(crate) fn close_counted(mut self) -> Footprint {
+    /// Closes the sequence, and returns what it gave back, in all groups and states. `comes_back`: it
+    /// is preempted, and will look up its prompt again. Found is at most what all of them have: what is behind a window may be gone at a checkpoint.
+    pub(crate) fn close_counted(mut self, comes_back: bool) -> Footprint {
         self.catch_up();
         let sequences = self.parts[0].sequences.clone();
         let kind = ListKind { window: None, ..sequences.kinds()[0] };
@@ -133,7 +133,7 @@ impl GroupedSequence {
         let (blocks, cached) = (runs.len(), runs.iter().filter(|&id| is_cached(id)).count());
         let runs = Footprint { blocks, cached, freed: blocks - cached, ..Footprint::default() };
         let first = &self.parts[0];
-        if first.lookup.is_none() {
+        if comes_back && first.lookup.is_none() {
             sequences.note_preempted(self.id());
         }
         let of = |part: &Sequence| Footprint::of(&sequences, part.kind, part.blocks(), part.reserved.len());

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use crate::block::{AllocRequest, ListEnd, Waiting};
 use crate::error::{AllocError, SequenceError};
-use crate::ids::BlockId;
+use crate::ids::{BlockId, Priority, SequenceId, SessionId};
 use crate::sync::call;
 
 use super::admit::{AdmitRequest, Needs};
@@ -54,6 +54,24 @@ struct Hit {
 }
 
 impl Sequences {
+    /// Opens a sequence in every group, without blocks.
+    pub(super) fn open_grouped(
+        &self,
+        id: SequenceId,
+        priority: Priority,
+        session: Option<SessionId>,
+    ) -> Result<GroupedSequence, SequenceError> {
+        let mut lists = self.register_grouped(id, priority)?.into_iter();
+        let mut open = |group| {
+            let list = lists.next().expect("each group has a list, and a state two");
+            Sequence::new(self.clone(), id, priority, list).in_group(group)
+        };
+        let parts = (0..self.kinds().len() as u32).map(&mut open).collect();
+        let states = 0..self.states().len();
+        let states = states.map(|state| State::new(state, open(u32::MAX), open(u32::MAX))).collect();
+        Ok(GroupedSequence::new(parts, states, session))
+    }
+
     /// Opens a sequence in every group, without blocks. Fails if no free can satisfy the request.
     pub(crate) fn grouped_admission<'a>(
         &self,
@@ -78,21 +96,9 @@ impl Sequences {
         let now = options.weights_now(self);
         let known: Vec<_> =
             groups.map(|group| options.hashes(self, group as u32, now)).collect::<Result<_, _>>()?;
-        let lists = self.register_grouped(request.id(), request.urgency())?;
-        let part = |((group, list), known)| {
-            let part = Sequence::new(self.clone(), request.id(), request.urgency(), list);
-            part.in_group(group).with(known, options.reuses_tail).of_tenant(tenant)
-        };
-        let mut lists = lists.into_iter();
-        let parts = (0..).zip(lists.by_ref().take(known.len())).zip(known).map(part).collect();
-        let mut of_state = || {
-            let list = lists.next().expect("a state has two lists");
-            Sequence::new(self.clone(), request.id(), request.urgency(), list).in_group(u32::MAX)
-        };
-        let states = 0..self.states().len();
-        let states = states.map(|state| State::new(state, of_state(), of_state())).collect();
-        let session = request.session_id();
-        let mut sequence = GroupedSequence::new(parts, states, session);
+        let mut sequence = self.open_grouped(request.id(), request.urgency(), request.session_id())?;
+        let parts = sequence.parts.iter_mut().zip(known);
+        parts.for_each(|(part, known)| (part.known, part.tenant) = (known, tenant));
         sequence.announce(request.prompt())?;
         let mut admission = GroupedAdmission { request, sequence, needs };
         // The parts may have begun before and after a clear.

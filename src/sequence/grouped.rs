@@ -76,6 +76,10 @@ pub struct GroupedSequence {
 }
 
 impl GroupedSequence {
+    pub(crate) fn of_one(part: Sequence) -> Self {
+        Self::new(vec![part], Vec::new(), None)
+    }
+
     pub(super) fn new(parts: Vec<Sequence>, states: Vec<State>, session: Option<SessionId>) -> Self {
         Self { parts, states, cached: 0, hit: 0, session }
     }
@@ -408,7 +412,8 @@ impl Batch {
     /// # Errors
     /// As [`append`](Self::append). No group has grown. Sealed last blocks may be open again; after
     /// a failed copy on write the earlier copies stay, in blocks that may have been reserved.
-    /// [`SequenceError::Invalid`] for drafts in a pool with states, which cannot be taken back.
+    /// [`SequenceError::Invalid`] for drafts in a pool with states, which cannot be taken back, and
+    /// [`SequenceError::NotWritable`] while a transfer reads them.
     ///
     /// # Panics
     /// If the storage panics during a copy; then as after an error.
@@ -424,6 +429,9 @@ impl Batch {
             return Err(SequenceError::invalid(sequence.id(), "tokens", "drafts", limit));
         }
         sequence.catch_up();
+        if let Some(block) = sequence.states.iter().find_map(State::shared) {
+            return Err(SequenceError::NotWritable { id: sequence.id(), position: sequence.len(), block });
+        }
         let (mut plans, mut lacking) = (SmallVec::<[Plan; 8]>::new(), Counts::new());
         for part in &mut sequence.parts {
             let plan = self.plan_and_open(part, tokens)?;
@@ -434,8 +442,8 @@ impl Batch {
         let opened = catch_unwind(AssertUnwindSafe(|| self.open_parts(sequence, &plans)));
         // Whatever the outcome: a copy is noted from the beginning of its block, in its part alone.
         self.note_in_all(sequence);
-        let copied = match opened {
-            Ok(Ok(copied)) => copied,
+        let (copied, restored) = match opened {
+            Ok(Ok(made)) => made,
             // Reached by `a_failed_copy_grows_no_group`.
             Ok(Err(error)) => {
                 sequence.unreserve(&lacking);
@@ -453,11 +461,10 @@ impl Batch {
         }
         sequence.unreserve(&lacking);
         let length = sequence.parts[0].list.tokens();
-        let mut restored = Vec::new();
         if length as usize > from {
             for state in &mut sequence.states {
                 self.step.note(&mut state.run, 0, None);
-                restored.extend(state.restored());
+                state.restored();
                 state.at = length;
             }
         }
@@ -515,13 +522,22 @@ impl Batch {
         &mut self,
         sequence: &mut GroupedSequence,
         plans: &[Plan],
-    ) -> Result<Vec<(usize, Copied)>, SequenceError> {
-        let mut copies = Vec::new();
+    ) -> Result<(Vec<(usize, Copied)>, Vec<StateCopy>), SequenceError> {
+        let (mut copies, mut restored) = (Vec::new(), Vec::new());
+        if plans.iter().any(Option::is_some) {
+            restored.extend(sequence.states.iter().filter_map(State::copies_of_source));
+        }
+        for state in &restored {
+            // SAFETY: the run has no other owner, and is written only through the sequence, which is
+            // borrowed mutably. The checkpoint is sealed, and its frames stay until this batch ends:
+            // the sequence has references, and gives them back under the batch.
+            unsafe { self.copy_frames(&state.frames) }?;
+        }
         for (group, (part, plan)) in sequence.parts.iter_mut().zip(plans).enumerate() {
             let Some(growth) = plan else { continue };
             copies.extend(self.open_tail(part, growth)?.map(|copied| (group, copied)));
         }
-        Ok(copies)
+        Ok((copies, restored))
     }
 
     /// Stores K and V of tokens in one layer of a group, as [`store`](Self::store).

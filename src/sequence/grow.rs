@@ -178,20 +178,30 @@ impl Batch {
     }
 
     fn copy(&self, from: BlockId, to: BlockId) -> Result<Copied, SequenceError> {
-        let shared = &self.step.sequences.0;
-        let frames = FrameMove::new(shared.blocks.frame(from), shared.blocks.frame(to));
-        let copied = match (&shared.storage, &self.step.stream) {
-            (None, _) => Ok(()),
-            // SAFETY: the destination was just allocated and has no other owner. The source is in
-            // the sequence's list, which holds a reference: it is not freed, and not written, being
-            // shared or written only through this sequence, which is borrowed mutably.
-            (Some(storage), None) => unsafe { storage.copy(&[frames]) },
-            // SAFETY: as above; the batch keeps a reference on the source until the stream has done
-            // the copy, and writes to the destination follow on this stream or after it is settled.
-            (Some(storage), Some(stream)) => unsafe { storage.copy_on(stream, &[frames]) },
-        };
-        self.step.sequences.noting_loss(copied)?;
+        let blocks = &self.step.sequences.0.blocks;
+        let frames = FrameMove::new(blocks.frame(from), blocks.frame(to));
+        // SAFETY: the destination was just allocated and has no other owner. The source is in the
+        // sequence's list, which holds a reference: it is not freed, and not written, being shared
+        // or written only through this sequence, which is borrowed mutably. The batch keeps a
+        // reference on it until a stream has done the copy.
+        unsafe { self.copy_frames(&[frames]) }?;
         Ok(Copied { from, to, frames })
+    }
+
+    /// Copies frames, or enqueues the copies, in a pool with storage.
+    ///
+    /// # Safety
+    /// [The frame rule](crate::storage::Storage#the-frame-rule), on a stream until it has done the
+    /// copies; writes to the destinations follow on this stream, or after it is settled.
+    pub(super) unsafe fn copy_frames(&self, frames: &[FrameMove]) -> Result<(), SequenceError> {
+        let copied = match (&self.step.sequences.0.storage, &self.step.stream) {
+            (None, _) => Ok(()),
+            // SAFETY: the caller's promise.
+            (Some(storage), None) => unsafe { storage.copy(frames) },
+            // SAFETY: the caller's promise.
+            (Some(storage), Some(stream)) => unsafe { storage.copy_on(stream, frames) },
+        };
+        Ok(self.step.sequences.noting_loss(copied)?)
     }
 
     /// Returns the blocks taken for a failed append: `drawn` of them to the reservation.

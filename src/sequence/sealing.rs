@@ -44,12 +44,14 @@ impl Sequence {
     fn seal_blocks(&self, places: Range<u32>) {
         let pool = self.pool_blocks();
         let handle = |place: u32| pool.handle(self.list.id(place as usize));
+        let end = places.end;
+        // A sequence from another pool begins with blocks that were given up.
+        let places = places.filter(|&place| !self.is_null(self.list.id(place as usize)));
         // What is not registered now will be when the sequence is closed.
         let Some((known, cache)) = self.token_hashes().filter(|(known, cache)| known.is_checked(cache))
         else {
             return places.for_each(|place| pool.seal(handle(place)));
         };
-        let end = places.end;
         let registered = places.filter_map(|place| {
             if place + REGISTERED_AHEAD < end {
                 let next = self.list.id((place + REGISTERED_AHEAD) as usize);

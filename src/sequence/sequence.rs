@@ -109,12 +109,6 @@ impl Sequence {
         self
     }
 
-    /// Sets the hashes of a new sequence, and whether close registers its unfinished last block.
-    pub(super) fn with(mut self, known: Option<Box<TokenHashes>>, reuses_tail: bool) -> Self {
-        (self.known, self.reuses_tail) = (known, reuses_tail);
-        self
-    }
-
     /// Returns its id.
     pub fn id(&self) -> SequenceId {
         self.id

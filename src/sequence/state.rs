@@ -74,6 +74,11 @@ impl State {
         first..first + self.run.list.len()
     }
 
+    /// Returns the blocks with its bytes: the checkpoint with which it begins, or its run.
+    pub(super) fn latest(&self) -> impl ExactSizeIterator<Item = BlockId> {
+        if self.is_to_be_restored() { self.source.listed() } else { self.run.listed() }
+    }
+
     /// Returns the blocks of the checkpoint with which it begins.
     pub(super) fn source(&self) -> impl Iterator<Item = BlockId> {
         self.source.blocks()
@@ -140,14 +145,22 @@ impl State {
     }
 
     /// Returns the copies that restore it, before the first append.
-    pub(super) fn restored(&mut self) -> Option<StateCopy> {
-        if !self.is_to_be_restored() {
-            return None;
+    pub(super) fn copies_of_source(&self) -> Option<StateCopy> {
+        self.is_to_be_restored().then(|| self.copies(&self.source, &self.run))
+    }
+
+    /// Releases the checkpoint with which it began, after its copies were made or named.
+    pub(super) fn restored(&mut self) {
+        if self.is_to_be_restored() {
+            // The frames stay until this batch has ended.
+            self.release_source();
         }
-        let copies = self.copies(&self.source, &self.run);
-        // The frames stay until this batch has ended.
-        self.release_source();
-        Some(copies)
+    }
+
+    /// Returns the first block of its run, if a transfer may still read it.
+    pub(super) fn shared(&self) -> Option<BlockId> {
+        // One for all. Acquire, inside: what was read comes before what is written from now on.
+        self.run.listed().next().filter(|&id| self.run.pool_blocks().word(id).refs() != 1)
     }
 
     fn copies(&self, from: &Sequence, to: &Sequence) -> StateCopy {

@@ -182,7 +182,7 @@ impl TokenHashes {
 
     /// Creates the hashes of a sequence from another pool, one for each full block. The other cache
     /// hashes alike, unless they are stale. `era`: the era of this cache in which they are noted.
-    pub(super) fn arrived(known: KnownTokens, cache: &PrefixCache, era: u64) -> Self {
+    pub(super) fn arrived(known: KnownTokens, cache: &PrefixCache, list: u32, era: u64) -> Self {
         let KnownTokens { root, hashes, tokens, extra_keys, is_cut, versions, .. } = known;
         let is_stale = known.is_stale || !cache.accepts_in(era, &known.origins);
         let provenance = if is_stale { Provenance::default() } else { cache.provenance(&known.origins) };
@@ -198,8 +198,8 @@ impl TokenHashes {
             ..PolicyInfo::default()
         };
         let mut arrived = Self {
-            list: 0,
-            group: 0,
+            list,
+            group: list,
             chain: ChainHash::after(root, 0),
             root,
             hashes,
@@ -217,7 +217,7 @@ impl TokenHashes {
             policy_info,
             standing: Vec::new(),
         };
-        arrived.resume(cache.hasher());
+        arrived.resume(cache.hasher_of(list));
         arrived
     }
 

@@ -1,4 +1,4 @@
-//! Transfer of a sequence to another pool.
+//! Transfer of a sequence, of one list of blocks or several, to another pool.
 //!
 //! ```text
 //! depart     source: a reference on each block, so that they stay readable whatever happens to the sequence   BlockRefs
@@ -8,24 +8,34 @@
 //! commit     target: the blocks become the list; full blocks of final tokens are sealed and registered        Sequence
 //! ```
 //!
+//! The blocks of a transfer are, in this order: those of each list, without blocks that were given
+//! up, and those of each state. A state's are its run, or the checkpoint with which it begins; they
+//! arrive in a run. The target must have the same groups.
+//!
 //! Dropping any of these undoes it. Views of the arriving sequence are empty until the commit.
 //!
 //! No thread writes in the source: a departure is refused while a batch that wrote to the sequence
-//! is in flight, and the second reference on each block makes later writes go to a copy. In the
+//! is in flight, and the second reference on each block makes later writes go to a copy, or refuses
+//! them: a sequence does not grow while another owner reads the run of its states. In the
 //! target only the copying thread knows the blocks; they are not sealed, so nothing moves them.
 
 use std::borrow::Cow;
+use std::fmt;
 
-use crate::block::{AllocRequest, Blocks, Waiting};
+use crate::block::{AllocRequest, Blocks, ListEnd, Waiting};
 use crate::clock::BatchSet;
-use crate::error::{AllocError, TransferError};
-use crate::ids::{BlockId, Priority, SequenceId};
-use crate::prefix::{PolicyInfo, is_older};
+use crate::error::{AllocError, Invalid, TransferError};
+use crate::ids::{BlockId, FrameId, Priority, SequenceId};
+use crate::prefix::{BlockHash, PolicyInfo, is_older};
 
+use super::footprint::Footprint;
+use super::grouped::GroupedSequence;
 use super::registry::Sequences;
 use super::reserve::Allocate;
 use super::sequence::Sequence;
+use super::state::State;
 use super::token_hashes::{KnownTokens, TokenHashes};
+use super::window::{ListKind, NULL};
 
 /// References on blocks of sequences' lists, released when dropped, in reverse order.
 pub(crate) struct BlockRefs {
@@ -87,24 +97,127 @@ impl Drop for BlockRefs {
     }
 }
 
-impl Sequence {
+/// A sequence that can leave its pool: a [`Sequence`] or a [`GroupedSequence`].
+pub trait AnySequence: fmt::Debug + Send + Sync + Sized + 'static {
+    /// Returns its id.
+    fn id(&self) -> SequenceId;
+
+    #[doc(hidden)]
+    fn lists(&self) -> Lists<'_>;
+
+    #[doc(hidden)]
+    fn of_lists(lists: GroupedSequence) -> Self;
+
+    #[doc(hidden)]
+    fn close(self, comes_back: bool) -> Footprint;
+}
+
+impl AnySequence for Sequence {
+    fn id(&self) -> SequenceId {
+        self.id()
+    }
+
+    fn lists(&self) -> Lists<'_> {
+        Lists { parts: std::slice::from_ref(self), states: &[] }
+    }
+
+    fn of_lists(mut lists: GroupedSequence) -> Self {
+        lists.parts.pop().expect("it left a pool with one list")
+    }
+
+    fn close(self, comes_back: bool) -> Footprint {
+        self.close_counted(comes_back)
+    }
+}
+
+impl AnySequence for GroupedSequence {
+    fn id(&self) -> SequenceId {
+        self.id()
+    }
+
+    fn lists(&self) -> Lists<'_> {
+        Lists { parts: &self.parts, states: &self.states }
+    }
+
+    fn of_lists(lists: GroupedSequence) -> Self {
+        lists
+    }
+
+    fn close(self, comes_back: bool) -> Footprint {
+        self.close_counted(comes_back)
+    }
+}
+
+/// The lists of blocks and the states of a sequence.
+#[derive(Clone, Copy)]
+pub struct Lists<'a> {
+    parts: &'a [Sequence],
+    states: &'a [State],
+}
+
+impl<'a> Lists<'a> {
+    pub(crate) fn first(self) -> &'a Sequence {
+        &self.parts[0]
+    }
+
+    /// Returns the length to which all parts will have caught up.
+    pub(crate) fn length(self) -> usize {
+        let is_lost = self.states.iter().any(State::is_lost);
+        let length = self.parts.iter().map(Sequence::len).min();
+        length.filter(|_| !is_lost).unwrap_or(0)
+    }
+
     /// Takes a reference on each block, for copying the bytes to another pool.
-    pub(crate) fn depart(&self, from: &Sequences) -> Result<BlockRefs, TransferError> {
-        let pool = from.blocks();
-        if !self.sequences.same(from) {
-            return Err(TransferError::ForeignSequence { id: self.id(), pool: pool.tag() });
+    pub(crate) fn depart(self, from: &Sequences) -> Result<BlockRefs, TransferError> {
+        let (first, pool, length) = (self.first(), from.blocks(), self.length());
+        if !first.sequences.same(from) {
+            return Err(TransferError::ForeignSequence { id: first.id(), pool: pool.tag() });
         }
-        if let Some(batch) = self.writing() {
-            return Err(TransferError::BeingWritten { id: self.id(), batch: batch.ticket() });
+        if (self.parts.len(), self.states.len()) != (from.kinds().len(), from.states().len()) {
+            from.check_one_group(first.id())?;
         }
-        self.check_kept(0..self.len())?;
-        from.check_one_group(self.id())?;
+        let mut lists = self.parts.iter().chain(self.states.iter().map(|state| &state.run));
+        if let Some(batch) = lists.find_map(Sequence::writing) {
+            return Err(TransferError::BeingWritten { id: first.id(), batch: batch.ticket() });
+        }
+        self.parts.iter().try_for_each(|part| part.check_continues(length))?;
         let mut held = BlockRefs::new(from);
-        let blocks: Vec<BlockId> = self.blocks().collect();
+        let kept = |part: &Sequence| length.div_ceil(part.block_tokens());
+        let blocks = self.parts.iter().flat_map(|part| part.listed().take(kept(part)));
+        let mut blocks: Vec<BlockId> = blocks.filter(|&id| !from.is_null(id)).collect();
+        blocks.extend(self.states.iter().flat_map(State::latest));
         pool.share_listed(&blocks)?;
         held.blocks = blocks;
-        held.policy_info = self.known.as_deref().map_or_else(PolicyInfo::default, |known| known.policy_info);
+        held.policy_info = first.known.as_deref().map_or_else(PolicyInfo::default, |known| known.policy_info);
         Ok(held)
+    }
+
+    /// Returns the outline of the sequence. No batch may be [writing](Self::depart) to it.
+    pub(crate) fn outline(self) -> Outline {
+        let (first, length) = (self.first(), self.length());
+        let known = |part: &Sequence| {
+            let (known, cache) = part.token_hashes()?;
+            let (mut known, computed) = (Cow::Borrowed(known), part.writers() != BatchSet::default());
+            if let Some(write) = part.withdrawn() {
+                known.to_mut().truncate(cache, write.announced.max(write.from) as usize, usize::MAX);
+            }
+            Some(known.known_tokens(cache, computed, length))
+        };
+        let list = |part: &Sequence| ListOutline {
+            keeps: part.kind.into(),
+            front: part.gap().end.min(length.div_ceil(part.block_tokens()) as u32),
+            known: known(part),
+        };
+        let committed = self.parts.iter().map(Sequence::committed).min().unwrap_or(0);
+        Outline {
+            id: first.id(),
+            priority: first.priority(),
+            length: length as u32,
+            committed: committed.min(length) as u32,
+            reuses_tail: first.reuses_tail,
+            lists: self.parts.iter().map(list).collect(),
+            states: first.sequences.states().iter().map(|&frames| frames as u32).collect(),
+        }
     }
 }
 
@@ -117,37 +230,90 @@ pub(crate) struct Outline {
     pub(crate) length: u32,
     pub(crate) committed: u32,
     pub(crate) reuses_tail: bool,
+    pub(crate) lists: Vec<ListOutline>,
+    /// Frames of each state.
+    pub(crate) states: Vec<u32>,
+}
+
+/// One of its lists.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub(crate) struct ListOutline {
+    pub(crate) keeps: Keeps,
+    /// Places below it, except those of sinks, were given up.
+    pub(crate) front: u32,
     /// `None` in a pool without a prefix cache.
     pub(crate) known: Option<KnownTokens>,
+}
+
+/// What a list keeps, as pools compare it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub(crate) struct Keeps {
+    pub(crate) block_tokens: u32,
+    /// Tokens of the window, and sinks.
+    window: Option<(u32, u32)>,
+}
+
+impl From<ListKind> for Keeps {
+    fn from(kind: ListKind) -> Self {
+        let window = |window: super::Window| (window.tokens() as u32, window.sink_tokens() as u32);
+        Self { block_tokens: kind.block_tokens, window: kind.window.map(window) }
+    }
+}
+
+impl fmt::Display for Keeps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.window {
+            None => f.write_str("all tokens")?,
+            Some((tokens, 0)) => write!(f, "a window of {tokens} tokens")?,
+            Some((tokens, sinks)) => write!(f, "a window of {tokens} tokens and {sinks} sinks")?,
+        }
+        write!(f, " in blocks of {}", self.block_tokens)
+    }
 }
 
 impl Outline {
     /// Drops the hashes, unless the target's cache hashes alike. The ids stay known.
     pub(crate) fn hashed_alike(mut self, is_alike: bool) -> Self {
-        self.known.iter_mut().for_each(|known| known.is_stale |= !is_alike);
+        let known = self.lists.iter_mut().flat_map(|list| &mut list.known);
+        known.for_each(|known| known.is_stale |= !is_alike);
         self
     }
-}
 
-impl Sequence {
-    /// Returns its outline. No batch may be [writing](Self::depart) to it.
-    pub(crate) fn outline(&self) -> Outline {
-        let computed = self.writers() != BatchSet::default();
-        let known = |(known, cache): (&TokenHashes, _)| {
-            let mut known = Cow::Borrowed(known);
-            if let Some(write) = self.withdrawn() {
-                known.to_mut().truncate(cache, write.announced.max(write.from) as usize, usize::MAX);
-            }
-            known.known_tokens(cache, computed, self.len())
+    /// Returns the number of its blocks, also if it is not checked yet.
+    pub(crate) fn blocks(&self) -> u64 {
+        let of = |list: &ListOutline| {
+            let Keeps { block_tokens, window } = list.keeps;
+            let block_tokens = block_tokens.max(1);
+            let sinks = window.map_or(0, |(_, sinks)| sinks.div_ceil(block_tokens));
+            u64::from(self.length.div_ceil(block_tokens).saturating_sub(list.front.saturating_sub(sinks)))
         };
-        Outline {
-            id: self.id(),
-            priority: self.priority(),
-            length: self.len() as u32,
-            committed: self.committed() as u32,
-            reuses_tail: self.reuses_tail,
-            known: self.token_hashes().map(known),
+        let lists = self.lists.iter().map(of).sum::<u64>();
+        lists + self.states.iter().map(|&frames| u64::from(frames)).sum::<u64>()
+    }
+
+    /// Returns an error that says what differs, if the target has other groups of layers.
+    pub(crate) fn check_groups(&self, target: &Sequences) -> Result<(), Invalid> {
+        let differs = |what, got: &dyn fmt::Display, has: &dyn fmt::Display| {
+            Invalid::new(what, got, format_args!("{has}, as in the target"))
+        };
+        let (lists, kinds) = (self.lists.len(), target.kinds().len());
+        if lists != kinds {
+            return Err(differs("lists of blocks", &lists, &kinds));
         }
+        for (place, (list, &kind)) in (0..).zip(self.lists.iter().zip(target.kinds())) {
+            let has = Keeps::from(kind);
+            if list.keeps != has {
+                return Err(differs("list of blocks", &list.keeps, &has).at(place));
+            }
+        }
+        let has: Vec<u32> = target.states().iter().map(|&frames| frames as u32).collect();
+        if self.states != has {
+            let frames = |frames: &[u32]| format!("frames {frames:?}");
+            return Err(differs("states", &frames(&self.states), &frames(&has)));
+        }
+        Ok(())
     }
 }
 
@@ -179,11 +345,18 @@ impl ResumeOptions {
 }
 
 pub(crate) struct Arrival {
-    sequence: Sequence,
-    shared: usize,
+    sequence: GroupedSequence,
+    /// Number of leading blocks of each list that were cached here.
+    shared: Vec<usize>,
     length: u32,
     committed: u32,
     room: ResumeOptions,
+}
+
+/// Returns the places of a list of this many tokens whose blocks were not given up.
+fn kept(part: &Sequence, tokens: usize) -> impl Iterator<Item = u32> + use<> {
+    let gap = part.gap();
+    (0..tokens.div_ceil(part.block_tokens()) as u32).filter(move |place| !gap.contains(place))
 }
 
 impl Arrival {
@@ -195,20 +368,28 @@ impl Arrival {
         era: u64,
         room: ResumeOptions,
     ) -> Result<Self, TransferError> {
-        let Outline { id, priority, length, committed, reuses_tail, known } = outline;
-        let list = target.register(id, priority)?;
-        let mut sequence = Sequence::new(target.clone(), id, priority, list);
-        if let (Some(known), Some(cache)) = (known, target.cache()) {
-            sequence.known = Some(Box::new(TokenHashes::arrived(known, cache, era)));
+        outline.check_groups(target)?;
+        let Outline { id, priority, length, committed, reuses_tail, lists, .. } = outline;
+        let session = lists.iter().flat_map(|list| &list.known).find_map(|known| known.session);
+        let mut sequence = target.open_grouped(id, priority, session)?;
+        for (part, list) in sequence.parts.iter_mut().zip(lists) {
+            (part.front, part.reuses_tail) = (list.front, reuses_tail);
+            if let (Some(known), Some(cache)) = (list.known, target.cache()) {
+                part.known = Some(Box::new(TokenHashes::arrived(known, cache, part.group, era)));
+            }
         }
-        sequence.reuses_tail = reuses_tail;
-        Ok(Self { sequence, shared: 0, length, committed, room })
+        let shared = vec![0; sequence.parts.len()];
+        Ok(Self { sequence, shared, length, committed, room })
+    }
+
+    fn first(&self) -> &Sequence {
+        &self.sequence.parts[0]
     }
 
     /// Takes its blocks, cached or fresh, without waiting. `is_first`: only if no request of its
     /// priority waits. On an error nothing was taken.
     pub(crate) fn take_now(&mut self, is_first: bool) -> Result<BlockRefs, AllocError> {
-        let pool = self.sequence.pool_blocks().clone();
+        let pool = self.first().pool_blocks().clone();
         let whole = self.request(0);
         if whole.blocks > 0 {
             pool.check_request(&whole).inspect_err(|error| pool.count_refusal(error))?;
@@ -221,14 +402,16 @@ impl Arrival {
 
     /// As [`take_now`](Self::take_now), in the turn of a place in the queue.
     pub(crate) fn take_in_turn(&mut self, place: &mut Waiting<'_>) -> Result<BlockRefs, AllocError> {
-        let pool = self.sequence.pool_blocks();
+        let pool = self.first().pool_blocks();
         // Before the counts, which determine whether to wait: the pool may have shrunk.
         pool.check_request(&self.request(0)).inspect_err(|error| pool.count_refusal(error))?;
-        let (hits, evictable) = self.sequence.token_hashes().map_or((0, 0), |(known, cache)| {
-            let full = (self.committed / self.sequence.kind.block_tokens) as usize;
-            cache.count_prefix(pool, &known.hashes()[..full.min(known.hashes().len())], known.era())
-        });
-        place.check_counts(&self.request(hits), self.sequence.tenant, evictable)?;
+        let (mut hits, mut evictable) = (0, 0);
+        for part in &self.sequence.parts {
+            let Some((known, cache)) = part.token_hashes() else { continue };
+            let (of, cold) = cache.count_prefix(pool, &self.final_hashes(part), known.era());
+            (hits, evictable) = (hits + of, evictable + cold);
+        }
+        place.check_counts(&self.request(hits), self.first().tenant, evictable)?;
         let taken = self.take(true, &mut |request, end, take| place.allocate(request, Some(end), take));
         if taken.is_err() {
             // The new head of the queue may have searched while cached blocks were held.
@@ -237,51 +420,82 @@ impl Arrival {
         taken
     }
 
-    /// Returns the request for all its blocks but the first `shared`, and for its headroom.
+    /// Returns the request for all its blocks but `shared` ones, and for its headroom.
     pub(crate) fn request(&self, shared: usize) -> AllocRequest {
         let tokens = (self.length as usize).saturating_add(self.room.headroom);
-        let blocks = tokens.div_ceil(self.sequence.kind.block_tokens as usize) - shared;
+        let whole = |part: &Sequence| tokens.div_ceil(part.block_tokens()) - part.gap().len();
+        let lists = self.sequence.parts.iter().map(whole);
+        let blocks = lists.fold(self.states(), usize::saturating_add) - shared;
         AllocRequest::new(blocks.saturating_add(self.room.leave))
             .sequence(self.id())
-            .priority(self.sequence.priority())
+            .priority(self.first().priority())
+    }
+
+    fn states(&self) -> usize {
+        self.first().sequences.states().iter().sum()
     }
 
     fn take(&mut self, is_in_line: bool, allocate: Allocate<'_>) -> Result<BlockRefs, AllocError> {
-        let mut held = BlockRefs::new(&self.sequence.sequences);
-        held.blocks = self.share_cached(is_in_line);
-        self.shared = held.blocks.len();
-        let (request, last) = (self.request(self.shared), held.blocks.last().copied());
-        if is_in_line && request.blocks > 0 {
-            let (pool, kept) = (self.sequence.pool_blocks(), held.blocks.iter().copied());
-            let fits = pool.check_floors(&request, self.sequence.tenant, kept);
-            if fits.is_err()
-                && let Some(cache) = self.sequence.sequences.cache()
-            {
-                cache.untake(pool, &std::mem::take(&mut held.blocks), is_in_line);
+        let (sequences, tenant) = (self.first().sequences.clone(), self.first().tenant);
+        let (pool, cache, run) = (sequences.blocks(), sequences.cache(), self.states());
+        let shared = |part| self.share_cached(part, is_in_line);
+        let mut shared: Vec<Vec<BlockId>> = self.sequence.parts.iter().map(shared).collect();
+        let request = self.request(shared.iter().map(Vec::len).sum());
+        let mut fresh = Vec::with_capacity(request.blocks);
+        if request.blocks > 0 {
+            let mut end = ListEnd { run, tenant, ..ListEnd::default() };
+            if let [only] = &shared[..] {
+                end.next = only.last().map(|&last| FrameId(pool.frame(last).0 + 1));
             }
-            fits?;
+            let kept = shared.iter().flatten().copied();
+            let fits = if is_in_line { pool.check_floors(&request, tenant, kept) } else { Ok(()) };
+            let outcome = fits.and_then(|()| allocate(&request, end, &mut |id| fresh.push(id)));
+            if let (Err(_), Some(cache)) = (&outcome, cache) {
+                shared
+                    .iter()
+                    .filter(|ids| !ids.is_empty())
+                    .for_each(|ids| cache.untake(pool, ids, is_in_line));
+            }
+            outcome?;
         }
-        let shared = || std::mem::take(&mut held.blocks);
-        let mut fresh = self.sequence.allocate_behind(last, shared, &request, is_in_line, allocate)?;
-        let own = self.length.div_ceil(self.sequence.kind.block_tokens) as usize - self.shared;
-        self.sequence.reserve_but(fresh.split_off(own), self.room.leave);
-        held.blocks.append(&mut fresh);
-        if let (Some(known), Some(cache)) = (&mut self.sequence.known, self.sequence.sequences.cache())
-            && self.shared > 0
-        {
-            known.join_origins(cache, &cache.joined_origins(&held.blocks[..self.shared]));
+        self.shared = shared.iter().map(Vec::len).collect();
+        let (mut fresh, mut held) = (fresh.into_iter(), BlockRefs::new(&sequences));
+        let run: Vec<BlockId> = fresh.by_ref().take(run).collect();
+        let length = self.length as usize;
+        let whole = length.saturating_add(self.room.headroom);
+        for (part, shared) in self.sequence.parts.iter_mut().zip(&mut shared) {
+            if let (Some(known), Some(cache), false) = (&mut part.known, cache, shared.is_empty()) {
+                known.join_origins(cache, &cache.joined_origins(shared));
+            }
+            let own = kept(part, length).count();
+            let own = own - shared.len();
+            held.blocks.append(shared);
+            held.blocks.extend(fresh.by_ref().take(own));
+            let room = whole.div_ceil(part.block_tokens()) - length.div_ceil(part.block_tokens());
+            part.reserve_but(fresh.by_ref().take(room).collect(), 0);
+        }
+        held.blocks.extend(run);
+        let left: Vec<BlockId> = fresh.collect();
+        if !left.is_empty() {
+            pool.release_unpublished(&left);
         }
         Ok(held)
     }
 
+    /// Returns the hashes of the final full blocks that a list keeps.
+    fn final_hashes(&self, part: &Sequence) -> Vec<BlockHash> {
+        let full = self.committed as usize / part.block_tokens() * part.block_tokens();
+        let hash = |place| part.known.as_ref().and_then(|known| known.hash(place));
+        kept(part, full).map_while(hash).collect()
+    }
+
     /// Shares final full blocks that are cached here, unless computed in another era of a cache.
-    fn share_cached(&self, is_in_line: bool) -> Vec<BlockId> {
+    fn share_cached(&self, part: &Sequence, is_in_line: bool) -> Vec<BlockId> {
         let mut shared = Vec::new();
-        let Some((known, cache)) = self.sequence.token_hashes() else { return shared };
-        let (pool, origins) = (self.sequence.pool_blocks(), known.origins(cache));
-        for place in 0..self.committed / self.sequence.kind.block_tokens {
-            let cached = known.hash(place).and_then(|hash| cache.take(pool, hash, known.era()));
-            let Some(id) = cached else { break };
+        let Some((known, cache)) = part.token_hashes() else { return shared };
+        let (pool, origins) = (part.pool_blocks(), known.origins(cache));
+        for hash in self.final_hashes(part) {
+            let Some(id) = cache.take(pool, hash, known.era()) else { break };
             let there = if cache.has_origins() { cache.origins_of(id) } else { Vec::new() };
             if is_older(&there, &origins) || is_older(&origins, &there) {
                 cache.untake(pool, &[id], is_in_line);
@@ -296,39 +510,61 @@ impl Arrival {
         self.sequence.id()
     }
 
-    pub(crate) fn shared(&self) -> usize {
-        self.shared
+    /// Returns the places of the blocks whose bytes must be copied.
+    pub(crate) fn missing(&self) -> Vec<u32> {
+        let (mut missing, mut at) = (Vec::new(), 0);
+        for (part, &shared) in self.sequence.parts.iter().zip(&self.shared) {
+            let own = kept(part, self.length as usize).count();
+            missing.extend((at + shared..at + own).map(|place| place as u32));
+            at += own;
+        }
+        missing.extend((at..at + self.states()).map(|place| place as u32));
+        missing
     }
 
     /// Drops the hashes of its blocks: they are neither registered nor found.
     pub(crate) fn forget(&mut self) {
-        self.sequence.known.iter_mut().for_each(|known| known.forget());
+        self.sequence.parts.iter_mut().flat_map(|part| &mut part.known).for_each(|known| known.forget());
     }
 
-    pub(crate) fn join(&mut self, known: &KnownTokens) {
-        let (Some(own), Some(cache)) = (&mut self.sequence.known, self.sequence.sequences.cache()) else {
-            return;
-        };
-        if known.is_stale || !cache.accepts_in(own.era(), &known.origins) {
-            own.forget();
+    pub(crate) fn join(&mut self, lists: &[ListOutline]) {
+        let Some(cache) = self.first().sequences.cache().cloned() else { return };
+        for (part, list) in self.sequence.parts.iter_mut().zip(lists) {
+            let (Some(own), Some(known)) = (&mut part.known, &list.known) else { continue };
+            if known.is_stale || !cache.accepts_in(own.era(), &known.origins) {
+                own.forget();
+            }
+            own.join_origins(&cache, &known.origins);
         }
-        own.join_origins(cache, &known.origins);
     }
 
-    pub(crate) fn commit(self, mut held: BlockRefs) -> Sequence {
+    pub(crate) fn commit(self, mut held: BlockRefs) -> GroupedSequence {
         let Self { mut sequence, shared, length, committed, .. } = self;
-        let blocks = std::mem::take(&mut held.blocks);
-        sequence.list.reserve(blocks.len());
-        blocks.iter().enumerate().for_each(|(place, &id)| sequence.list.stage(place, id));
-        sequence.publish(length);
-        sequence.reserve_end();
-        sequence.committed = committed;
-        sequence.seals.adopt(shared as u32);
-        // All writers have ended: this seals the blocks, and registers those with known hashes.
-        sequence.complete(committed / sequence.kind.block_tokens);
+        let mut blocks = std::mem::take(&mut held.blocks).into_iter();
+        for (part, shared) in sequence.parts.iter_mut().zip(shared) {
+            let (gap, count) = (part.gap(), length.div_ceil(part.kind.block_tokens));
+            let full = committed / part.kind.block_tokens;
+            part.list.reserve(count as usize);
+            for place in 0..count {
+                let block = if gap.contains(&place) { Some(NULL) } else { blocks.next() };
+                part.list.stage(place as usize, block.expect("a block for each place"));
+            }
+            part.publish(length);
+            part.reserve_end();
+            part.committed = committed;
+            part.seals.adopt(kept(part, length as usize).nth(shared).map_or(full, |place| place.min(full)));
+        }
+        for (state, &frames) in sequence.states.iter_mut().zip(sequence.parts[0].sequences.states()) {
+            state.adopt_run(&blocks.by_ref().take(frames).collect::<Vec<_>>());
+            state.at = length;
+        }
         sequence.catch_up();
-        sequence.settle();
-        sequence.known.iter_mut().for_each(|known| known.compute());
+        // All writers have ended: this seals the blocks, and registers those with known hashes.
+        for part in &mut sequence.parts {
+            part.complete(committed / part.kind.block_tokens);
+            part.settle();
+            part.known.iter_mut().for_each(|known| known.compute());
+        }
         sequence
     }
 }

@@ -42,13 +42,15 @@ fn lie(manifest: &Manifest, path: &str, value: Value) -> Manifest {
 fn manifests_that_lie() {
     let (from, to) = pools(50);
     let honest = manifest(&from);
-    let hash = serde_json::to_value(&honest).unwrap()["contents"]["Sequence"]["known"]["hashes"][3].clone();
+    let hash = serde_json::to_value(&honest).unwrap()["contents"]["Sequence"]["lists"][0]["known"]["hashes"]
+        [3]
+    .clone();
     let contradiction = |what: &str, got: u64, want: u64| {
         format!("{what}: got {got}, expected {want}, by the other fields of the manifest")
     };
     let hash_at = |place| format!("hashes at index {place}: got another hash, expected that of");
     let key_is = |got| format!("extra key at index 0: got {got}, expected");
-    let known = "/contents/Sequence/known";
+    let known = "/contents/Sequence/lists/0/known";
     let key =
         |start: u64, end: u64, key: &[u8]| json!([{"tokens": {"start": start, "end": end}, "key": key}]);
     let others = "versions at index 0: got others than those of the hashes";
@@ -58,7 +60,7 @@ fn manifests_that_lie() {
     };
     let one = key(12, 30, &[1])[0].clone();
     for (path, value, want) in [
-        ("/version", json!(1), "version of the manifest: got 1, expected 4".into()),
+        ("/version", json!(1), "version of the manifest: got 1, expected 5".into()),
         ("known/origins", json!([{ "cache": 5, "era": 0 }, { "cache": 5, "era": 1 }]), {
             "origins at index 0: got one out of order".into()
         }),
