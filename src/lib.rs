@@ -163,17 +163,17 @@ pub use pool::{
     BringBackReport, BuildError, CacheGroup, CallUntil, Carried, CompactionState, Counts, DefragConfig,
     DefragError, DefragOptions, DefragReport, DefragTotals, Defragmenter, Fragmentation, FrameBatch,
     FrameGroup, FrameInfo, FrameKey, FrameLease, FrameMoves, FramePlace, FramePool, FramePoolBuilder,
-    FrameShrink, GroupKeeps, HitGroup, Latencies, Latency, LatencyBucket, LatencyHistogram, Lease,
-    LowestPriorityFirst, Metrics, MigrateError, MigrationCounts, MigrationReport, MoveCounts, MovedFrames,
-    Need, OffloadReport, Owners, PinOwner, PinnedBlock, Pool, PoolBuilder, Preempt, Preempted, Pressure,
-    Priority, Refusals, ResizeError, ResizeOptions, ResizeReport, SequenceOwner, SequenceRuns, Settled,
-    SourcePlace, Stats, Swapped, Unaccounted, Victim, VictimOrder, Wait, WaitCounts, flush_thread,
+    FrameShrink, GroupKeeps, HitGroup, Latencies, Latency, LatencyBucket, LatencyHistogram, LayerPlace,
+    Lease, LowestPriorityFirst, Metrics, MigrateError, MigrationCounts, MigrationReport, MoveCounts,
+    MovedFrames, Need, OffloadReport, Owners, PinOwner, PinnedBlock, Pool, PoolBuilder, Preempt, Preempted,
+    Pressure, Priority, Refusals, ResizeError, ResizeOptions, ResizeReport, SequenceOwner, SequenceRuns,
+    Settled, SourcePlace, Stats, Swapped, Unaccounted, Victim, VictimOrder, Wait, WaitCounts, flush_thread,
 };
 #[doc(inline)]
 pub use sequence::{
     AdmitRequest, AnySequence, Append, Appended, Batch, BlockTable, Copied, CsrTable, Finish, FinishError,
-    GroupedAppended, GroupedSequence, Listed, Moved, MovedEntry, PinnedInfo, PinnedPrefix, ResumeOptions,
-    Sequence, SequenceBuilder, SequenceView, Since, StateCopy, Stepped, TOKENS_MAX, Tokens, VersionRange,
+    GroupCopy, GroupedAppended, GroupedSequence, Listed, Moved, MovedEntry, PinnedInfo, PinnedPrefix,
+    ResumeOptions, Sequence, SequenceBuilder, SequenceView, Since, Stepped, TOKENS_MAX, Tokens, VersionRange,
     Window,
 };
 #[doc(inline)]

@@ -110,12 +110,12 @@ fn a_reopened_block_is_not_counted() {
         sequence.truncate(BLOCK_TOKENS + 1).unwrap();
         let mut batch = pool.begin_batch();
         let appended = batch.append_grouped(&mut sequence, BLOCK_TOKENS - 1).unwrap();
-        assert_eq!((appended.new_blocks, appended.copied.len()), (0, 0));
+        assert_eq!((appended.new_blocks, appended.copies.len()), (0, 0));
         // Now it is promised to this batch.
         sequence.truncate(BLOCK_TOKENS + 2).unwrap();
         assert!(batch.append_grouped(&mut sequence, BLOCK_TOKENS).is_err(), "another block does not fit");
         let appended = batch.append_grouped(&mut sequence, BLOCK_TOKENS - 2).unwrap();
-        assert_eq!((appended.new_blocks, appended.copied.len()), (0, 0));
+        assert_eq!((appended.new_blocks, appended.copies.len()), (0, 0));
         assert_eq!(batch.blocks_to_seal().len(), groups);
         batch.finish();
         let group = sequence.group(groups - 1);

@@ -96,7 +96,7 @@ impl Pool {
     /// that is not contiguous and has no access to the reserve is admitted if and only if this is
     /// at most `available_blocks()`, which decreases by this number except for the blocks to
     /// [leave](AdmitRequest::leave). (A block that is cached [in part](AdmitRequest::reuse_tail) is
-    /// also held if there is room.)
+    /// also held if there is room.) In a pool with states, their run must be free too.
     ///
     /// Does not count as a use of cached blocks. Errors are those of [`admit`](Self::admit), except
     /// for a lack of blocks and an open id.
@@ -109,7 +109,8 @@ impl Pool {
     /// the result is dropped.
     ///
     /// Pins all full blocks up to the first that is not cached, which hold [`PinnedPrefix::tokens`]
-    /// tokens, and count as [used](super::Stats::used). [Clearing](Self::clear_prefix_cache) the
+    /// tokens; with several groups of layers, what the longest hit needs in each group and state. They
+    /// count as [used](super::Stats::used). [Clearing](Self::clear_prefix_cache) the
     /// cache makes them unfindable, but keeps their memory until they are unpinned.
     ///
     /// ```

@@ -372,7 +372,7 @@ impl PoolBuilder {
     /// assert_eq!(again.len(), 992);
     /// // The first append names the copies that restore the state.
     /// let mut batch = pool.begin_batch();
-    /// assert_eq!(batch.append_grouped(&mut again, Tokens::Announced(8))?.restored.len(), 1);
+    /// assert_eq!(batch.append_grouped(&mut again, Tokens::Announced(8))?.copies.len(), 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn states(mut self, frames: impl IntoIterator<Item = usize>) -> Self {

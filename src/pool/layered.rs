@@ -6,7 +6,7 @@ use crate::dtype::Dtype;
 use crate::error::Invalid;
 use crate::sequence::Window;
 use crate::storage::KvLayout;
-use crate::storage::groups::{GroupId, LayerGroup, LayerGroups, Reach, common_divisor};
+use crate::storage::groups::{GroupId, LayerGroup, LayerGroups, Place, Reach, common_divisor};
 
 use super::{Pool, PoolBuilder};
 
@@ -33,6 +33,21 @@ pub enum GroupKeeps {
     Window(Window),
     /// A state: its cached blocks are [checkpoints](crate::Batch::checkpoint).
     State,
+}
+
+/// Where a layer of a model lies in a [layered](Pool::layered) pool.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[non_exhaustive]
+pub struct LayerPlace {
+    /// Its group.
+    pub group: GroupId,
+    /// The list, by which [`GroupedSequence::group`](crate::GroupedSequence::group) names it; `None`
+    /// for a state.
+    pub list: Option<usize>,
+    /// The state, by which [`GroupedSequence::state`](crate::GroupedSequence::state) names it.
+    pub state: Option<usize>,
+    /// Position among the layers of its group in a frame of that list, or in that state, from 0.
+    pub index: usize,
 }
 
 impl Pool {
@@ -62,8 +77,8 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    /// For a group that keeps a ring or drafted tokens: such models do not run yet. Also for states
-    /// alone, and for a window or chunk that [`Window::new`] refuses. Each names a group by its index.
+    /// For a group that keeps a ring, or drafts ahead beside states: such models do not run yet. Also
+    /// for states alone, and for a window or chunk that [`Window::new`] refuses. Each names a group by its index.
     pub fn layered(model: &LayerGroups) -> Result<PoolBuilder, Invalid> {
         let (mut windows, mut tokens, mut states) = (Vec::new(), Vec::new(), Vec::new());
         for (index, group) in model.groups().iter().enumerate() {
@@ -73,7 +88,8 @@ impl Pool {
                 Window::new(tokens).map_err(|error| error.at(index))
             };
             let keeps = match group.reach() {
-                Reach::All | Reach::Compressed { .. } => None,
+                // Drafts are appended in all groups: see `Tokens::Draft`.
+                Reach::All | Reach::Compressed { .. } | Reach::Draft { .. } => None,
                 Reach::Window { tokens, sinks } => {
                     let sinks = u32::try_from(sinks)
                         .map_err(|_| refused(format!("{sinks} sinks"), format!("at most {}", u32::MAX)))?;
@@ -85,8 +101,8 @@ impl Pool {
                     continue;
                 }
                 other => {
-                    let limit = "all or compressed tokens, a window, a chunk, or a state: \
-                                 a pool does not keep others yet";
+                    let limit = "all or compressed tokens, a window, a chunk, a state, or drafts \
+                                 ahead: a pool does not keep others yet";
                     return Err(refused(format!("{other:?}"), limit.to_owned()));
                 }
             };
@@ -96,6 +112,11 @@ impl Pool {
                 windows.extend(std::iter::repeat_n(keeps, lists));
                 tokens.extend(std::iter::repeat_n(block_tokens, lists));
             }
+        }
+        let ahead = |group: &LayerGroup| matches!(group.reach(), Reach::Draft { .. });
+        if let Some(index) = model.groups().iter().position(ahead).filter(|_| !states.is_empty()) {
+            let limit = "a model without states, which cannot be taken back";
+            return Err(Invalid::new("group of layers", "drafts ahead beside states", limit).at(index));
         }
         if tokens.is_empty() {
             let limit = "a group that keeps tokens beside them";
@@ -138,6 +159,20 @@ impl Pool {
         let before = model.groups()[..shared.0].iter().filter(|group| group.shares_blocks_of().is_none());
         let first = before.map(lists).sum();
         first..first + lists(&model.groups()[shared.0])
+    }
+
+    /// Returns where the caches of a layer lie in a [layered](Self::layered) pool, in the order of
+    /// [`LayerGroups::place`]. What else lies in a frame, and in which order, is the engine's choice.
+    pub fn layer_places(model: &LayerGroups, layer: usize) -> Vec<LayerPlace> {
+        let of = |&Place { group, plane }: &Place| {
+            let (lists, state) = (Self::layer_lists(model, group), Self::layer_state(model, group));
+            if lists.is_empty() {
+                return LayerPlace { group, list: None, state, index: plane };
+            }
+            let each = model.groups()[group.0].layers().len().div_ceil(lists.len());
+            LayerPlace { group, list: Some(lists.start + plane / each), state, index: plane % each }
+        };
+        model.place(layer).iter().map(of).collect()
     }
 
     /// Returns the number by which [`GroupedSequence::state`](crate::GroupedSequence::state) names

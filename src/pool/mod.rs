@@ -49,7 +49,7 @@ pub use frame_pool::{
     FrameBatch, FrameGroup, FrameInfo, FrameKey, FrameLease, FrameMoves, FramePool, FramePoolBuilder,
     FrameShrink, HitGroup, MovedFrames, Need,
 };
-pub use layered::{CacheGroup, GroupKeeps};
+pub use layered::{CacheGroup, GroupKeeps, LayerPlace};
 pub use lease::Lease;
 pub use metrics::{Latencies, Metrics};
 pub use owners::{BlockOwner, Owners, PinOwner, PinnedBlock, SequenceOwner};

@@ -196,7 +196,9 @@ impl Sequences {
     /// blocks of its prefix. Takes nothing, and changes no recency. The id may be open.
     pub(crate) fn blocks_needed(&self, request: &AdmitRequest<'_>) -> Result<(usize, usize), SequenceError> {
         let AdmitRequest { prompt, options, .. } = request;
-        self.check_one_group(options.id)?;
+        if !self.has_one_list() {
+            return Ok(self.grouped_lookup(request)?.count());
+        }
         let (needs, kind) = (request.needs(self, 0)?, self.kinds()[0]);
         let known = options.hashes(self, 0, options.weights_now(self))?;
         let (Some(mut known), Some(cache)) = (known, self.cache()) else {

@@ -10,7 +10,7 @@ use super::grouped::GroupedSequence;
 use super::plan::Growth;
 use super::registry::Sequences;
 use super::sessions::Checkpoint;
-use super::state::{State, StateCopy};
+use super::state::{GroupCopy, State};
 use super::token_hashes::TokenHashes;
 
 impl GroupedSequence {
@@ -146,7 +146,7 @@ impl Batch {
     /// [`GroupedSequence::next_cut`]. [`SequenceError::Alloc`] if there are no blocks for the
     /// copies, [`SequenceError::ForeignSequence`]. Nothing has changed, except that the checkpoint
     /// which this one would have dominated is evicted before others.
-    pub fn checkpoint(&mut self, sequence: &mut GroupedSequence) -> Result<Vec<StateCopy>, SequenceError> {
+    pub fn checkpoint(&mut self, sequence: &mut GroupedSequence) -> Result<Vec<GroupCopy>, SequenceError> {
         let _call = call();
         let id = sequence.id();
         self.check(&sequence.parts[0].sequences, id)?;

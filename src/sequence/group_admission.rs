@@ -15,6 +15,7 @@ use crate::sync::call;
 
 use super::admit::{AdmitRequest, Needs};
 use super::grouped::GroupedSequence;
+use super::list::ListOwner;
 use super::registry::Sequences;
 use super::reserve::Allocate;
 use super::sequence::Sequence;
@@ -61,21 +62,48 @@ impl Sequences {
         priority: Priority,
         session: Option<SessionId>,
     ) -> Result<GroupedSequence, SequenceError> {
-        let mut lists = self.register_grouped(id, priority)?.into_iter();
+        Ok(self.grouped_of(self.register_grouped(id, priority)?, (id, priority), session))
+    }
+
+    fn grouped_of(
+        &self,
+        lists: Vec<ListOwner>,
+        (id, priority): (SequenceId, Priority),
+        session: Option<SessionId>,
+    ) -> GroupedSequence {
+        let mut lists = lists.into_iter();
         let mut open = |group| {
             let list = lists.next().expect("each group has a list, and a state two");
             Sequence::new(self.clone(), id, priority, list).in_group(group)
         };
         let parts = (0..self.kinds().len() as u32).map(&mut open).collect();
-        let states = 0..self.states().len();
-        let states = states.map(|state| State::new(state, open(u32::MAX), open(u32::MAX))).collect();
-        Ok(GroupedSequence::new(parts, states, session))
+        let groups = self.kinds().len()..self.kinds().len() + self.states().len();
+        let states = groups.map(|group| State::new(group, open(u32::MAX), open(u32::MAX))).collect();
+        GroupedSequence::new(parts, states, session)
     }
 
     /// Opens a sequence in every group, without blocks. Fails if no free can satisfy the request.
     pub(crate) fn grouped_admission<'a>(
         &self,
         request: &'a AdmitRequest<'a>,
+    ) -> Result<GroupedAdmission<'a>, SequenceError> {
+        self.grouped_admission_of(request, |id, priority| self.register_grouped(id, priority))
+    }
+
+    /// Prepares a lookup without an id.
+    pub(super) fn grouped_lookup<'a>(
+        &self,
+        request: &'a AdmitRequest<'a>,
+    ) -> Result<GroupedAdmission<'a>, SequenceError> {
+        let mut lookup = self.grouped_admission_of(request, |_, _| Ok(self.unregistered()))?;
+        lookup.sequence.parts.iter_mut().for_each(|part| part.is_closed = true);
+        Ok(lookup)
+    }
+
+    fn grouped_admission_of<'a>(
+        &self,
+        request: &'a AdmitRequest<'a>,
+        register: impl FnOnce(SequenceId, Priority) -> Result<Vec<ListOwner>, SequenceError>,
     ) -> Result<GroupedAdmission<'a>, SequenceError> {
         let _call = call();
         let options = request.options();
@@ -96,7 +124,9 @@ impl Sequences {
         let now = options.weights_now(self);
         let known: Vec<_> =
             groups.map(|group| options.hashes(self, group as u32, now)).collect::<Result<_, _>>()?;
-        let mut sequence = self.open_grouped(request.id(), request.urgency(), request.session_id())?;
+        let (id, priority) = (request.id(), request.urgency());
+        let lists = register(id, priority)?;
+        let mut sequence = self.grouped_of(lists, (id, priority), request.session_id());
         let parts = sequence.parts.iter_mut().zip(known);
         parts.for_each(|(part, known)| (part.known, part.tenant) = (known, tenant));
         sequence.announce(request.prompt())?;
@@ -334,6 +364,25 @@ impl GroupedAdmission<'_> {
         if let Some(cache) = sequences.cache() {
             hit.states.iter().for_each(|(_, ids)| cache.untake(&sequences.0.blocks, ids, is_in_line));
         }
+    }
+
+    /// Returns the number of missing blocks, and of evictable ones in the hit.
+    pub(super) fn count(&self) -> (usize, usize) {
+        let Boundary { tokens, evictable, .. } = self.boundary(usize::MAX);
+        (self.allocation(tokens).blocks, evictable)
+    }
+
+    /// Takes references on the blocks of the longest hit, of all groups and states, and returns its
+    /// tokens.
+    pub(super) fn into_hit(mut self) -> (usize, Vec<BlockId>) {
+        let (hit, mut blocks) = (self.take_hit(usize::MAX, false), Vec::new());
+        for part in &mut self.sequence.parts {
+            let staged = part.list.staged(0..hit.tokens / part.block_tokens());
+            blocks.extend(staged.into_iter().filter(|&id| !part.is_null(id)));
+            part.front = 0;
+        }
+        blocks.extend(hit.states.into_iter().flat_map(|(_, ids)| ids));
+        (hit.tokens, blocks)
     }
 
     pub(crate) fn admitted(self) -> GroupedSequence {

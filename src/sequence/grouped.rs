@@ -42,7 +42,6 @@
 
 use std::fmt;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use smallvec::{SmallVec, smallvec};
 
@@ -54,11 +53,8 @@ use crate::storage::{Element, Elements};
 use crate::sync::{Ordering::Relaxed, call};
 
 use super::batch::Batch;
-use super::grow::Copied;
-use super::plan::Growth;
 use super::sequence::Sequence;
-use super::state::{State, StateCopy};
-use super::tokens::Tokens;
+use super::state::State;
 use super::versions::VersionRange;
 
 /// A sequence with a list of blocks in each group of layers. Dropping it closes it.
@@ -74,6 +70,9 @@ pub struct GroupedSequence {
     pub(super) hit: usize,
     pub(super) session: Option<SessionId>,
 }
+
+/// Numbers of blocks, one for each part.
+pub(crate) type Counts = SmallVec<[usize; 8]>;
 
 impl GroupedSequence {
     pub(crate) fn of_one(part: Sequence) -> Self {
@@ -142,6 +141,16 @@ impl GroupedSequence {
     /// If the pool has no such state.
     pub fn state(&self, state: usize) -> Range<usize> {
         self.states[state].frames()
+    }
+
+    /// Returns the number of tokens with known ids, as [`Sequence::announced`], in every group.
+    pub fn announced(&self) -> usize {
+        self.parts[0].announced()
+    }
+
+    /// Returns the number of final tokens, as [`Sequence::committed`], in every group.
+    pub fn committed(&self) -> usize {
+        self.parts[0].committed().min(self.len())
     }
 
     /// Returns the number of blocks reserved beyond its tokens, in all groups.
@@ -280,7 +289,7 @@ impl GroupedSequence {
     }
 
     /// Allocates this number of blocks for the reservation of each part, all or none.
-    fn allocate_reserved(&mut self, lacking: &[usize]) -> Result<(), AllocError> {
+    pub(super) fn allocate_reserved(&mut self, lacking: &[usize]) -> Result<(), AllocError> {
         let pool = self.parts[0].pool_blocks().clone();
         self.take_reserved(lacking, |request, shares, take| pool.allocate_for_lists(request, shares, take))
     }
@@ -332,7 +341,7 @@ impl GroupedSequence {
     }
 
     /// Releases what is left of these numbers of blocks, which were allocated last.
-    fn unreserve(&mut self, reserved: &[usize]) {
+    pub(super) fn unreserve(&mut self, reserved: &[usize]) {
         self.parts.iter_mut().zip(reserved).for_each(|(part, &blocks)| part.unreserve(blocks));
     }
 
@@ -386,96 +395,12 @@ impl fmt::Debug for GroupedSequence {
     }
 }
 
-/// Result of an append to a sequence with several groups of layers.
-#[derive(Clone, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub struct GroupedAppended {
-    /// Positions of the new tokens.
-    pub tokens: Range<usize>,
-    /// Number of blocks taken in all groups, from reservations or allocated, including copies.
-    pub new_blocks: usize,
-    /// The blocks that were copied because they could not be written in place, with their groups.
-    pub copied: Vec<(usize, Copied)>,
-    /// The states of a cached prefix, at the first append behind it: the engine makes these copies
-    /// before the batch's own work.
-    pub restored: Vec<StateCopy>,
-}
-
-type Plan = Option<Growth>;
-
-/// Numbers of blocks, one for each part.
-pub(crate) type Counts = SmallVec<[usize; 8]>;
-
 impl Batch {
-    /// Appends tokens in every group of layers, as [`append`](Self::append).
-    ///
-    /// # Errors
-    /// As [`append`](Self::append). No group has grown. Sealed last blocks may be open again; after
-    /// a failed copy on write the earlier copies stay, in blocks that may have been reserved.
-    /// [`SequenceError::Invalid`] for drafts in a pool with states, which cannot be taken back, and
-    /// [`SequenceError::NotWritable`] while a transfer reads them.
-    ///
-    /// # Panics
-    /// If the storage panics during a copy; then as after an error.
-    pub fn append_grouped<'t>(
-        &mut self,
-        sequence: &mut GroupedSequence,
-        tokens: impl Into<Tokens<'t>>,
-    ) -> Result<GroupedAppended, SequenceError> {
-        let _call = call();
-        let tokens = tokens.into();
-        if matches!(tokens, Tokens::Draft(_)) && !sequence.states.is_empty() {
-            let limit = "final ones in a pool with states";
-            return Err(SequenceError::invalid(sequence.id(), "tokens", "drafts", limit));
-        }
-        sequence.catch_up();
-        if let Some(block) = sequence.states.iter().find_map(State::shared) {
-            return Err(SequenceError::NotWritable { id: sequence.id(), position: sequence.len(), block });
-        }
-        let (mut plans, mut lacking) = (SmallVec::<[Plan; 8]>::new(), Counts::new());
-        for part in &mut sequence.parts {
-            let plan = self.plan_and_open(part, tokens)?;
-            lacking.push(plan.map_or(0, |(_, needed)| needed.saturating_sub(part.reserved.len())));
-            plans.push(plan.map(|(growth, _)| growth));
-        }
-        sequence.allocate_reserved(&lacking)?;
-        let opened = catch_unwind(AssertUnwindSafe(|| self.open_parts(sequence, &plans)));
-        // Whatever the outcome: a copy is noted from the beginning of its block, in its part alone.
-        self.note_in_all(sequence);
-        let (copied, restored) = match opened {
-            Ok(Ok(made)) => made,
-            // Reached by `a_failed_copy_grows_no_group`.
-            Ok(Err(error)) => {
-                sequence.unreserve(&lacking);
-                return Err(error);
-            }
-            Err(panic) => {
-                sequence.unreserve(&lacking);
-                resume_unwind(panic);
-            }
-        };
-        let from = sequence.parts[0].list.tokens() as usize;
-        let mut new_blocks = copied.len();
-        for (part, plan) in sequence.parts.iter_mut().zip(&plans) {
-            new_blocks += self.append_planned(part, plan.as_ref(), tokens);
-        }
-        sequence.unreserve(&lacking);
-        let length = sequence.parts[0].list.tokens();
-        if length as usize > from {
-            for state in &mut sequence.states {
-                self.step.note(&mut state.run, 0, None);
-                state.restored();
-                state.at = length;
-            }
-        }
-        Ok(GroupedAppended { tokens: from..length as usize, new_blocks, copied, restored })
-    }
-
     /// Notes this batch in all parts from the first position that it wrote in any, so that all
     /// withdraw the same tokens if it is abandoned: all tokens, if a part cannot continue there. Its
     /// blocks may be shorter than the copied one of another part, which is written from its first
     /// token on.
-    fn note_in_all(&mut self, sequence: &mut GroupedSequence) {
+    pub(super) fn note_in_all(&mut self, sequence: &mut GroupedSequence) {
         let ticket = self.ticket();
         let notes = sequence.parts.iter().flat_map(|part| &part.writes);
         let own = notes.filter(|write| write.batch.ticket() == ticket).map(|write| write.from).min();
@@ -516,28 +441,6 @@ impl Batch {
         self.note_in_all(sequence);
         let ticket = self.ticket();
         sequence.parts.iter_mut().for_each(|part| part.seals.wrote_again(ticket));
-    }
-
-    fn open_parts(
-        &mut self,
-        sequence: &mut GroupedSequence,
-        plans: &[Plan],
-    ) -> Result<(Vec<(usize, Copied)>, Vec<StateCopy>), SequenceError> {
-        let (mut copies, mut restored) = (Vec::new(), Vec::new());
-        if plans.iter().any(Option::is_some) {
-            restored.extend(sequence.states.iter().filter_map(State::copies_of_source));
-        }
-        for state in &restored {
-            // SAFETY: the run has no other owner, and is written only through the sequence, which is
-            // borrowed mutably. The checkpoint is sealed, and its frames stay until this batch ends:
-            // the sequence has references, and gives them back under the batch.
-            unsafe { self.copy_frames(&state.frames) }?;
-        }
-        for (group, (part, plan)) in sequence.parts.iter_mut().zip(plans).enumerate() {
-            let Some(growth) = plan else { continue };
-            copies.extend(self.open_tail(part, growth)?.map(|copied| (group, copied)));
-        }
-        Ok((copies, restored))
     }
 
     /// Stores K and V of tokens in one layer of a group, as [`store`](Self::store).

@@ -8,7 +8,7 @@
 //!   `registry`, the open sequences by id, and their views.
 //! - The owner's operations: `sequence` (fork, commit, truncate), `reserve` (blocks for appends
 //!   that cannot fail), `footprint` (the blocks that a close gives back).
-//! - `grouped`, `group_admission`: sequences and batches of pools with several groups of layers.
+//! - `grouped`, `grouped_step`, `group_admission`: sequences and batches of pools with several groups of layers.
 //! - Blocks: `list`, the shared list of ids; `frames`, the owner's copy of the frames;
 //!   `token_hashes`, the known token ids and their block hashes.
 //! - Appending: `batch`, `step` (many sequences, or none), `append`, `tokens` (what an append
@@ -55,6 +55,7 @@ mod footprint;
 mod frames;
 mod group_admission;
 mod grouped;
+mod grouped_step;
 mod grow;
 mod hint;
 mod hinted;
@@ -91,7 +92,8 @@ pub use batch::{Batch, FinishError};
 pub use batch_inner::Finish;
 pub use builder::SequenceBuilder;
 pub(crate) use footprint::Footprint;
-pub use grouped::{GroupedAppended, GroupedSequence};
+pub use grouped::GroupedSequence;
+pub use grouped_step::GroupedAppended;
 pub use grow::Copied;
 pub use moved::MovedEntry;
 pub use outputs::{BlockTable, CsrTable, Listed};
@@ -99,7 +101,7 @@ pub use pinned::PinnedPrefix;
 pub use plan::TOKENS_MAX;
 pub use registry::{PinnedInfo, SequenceView, Sequences};
 pub use sequence::Sequence;
-pub use state::StateCopy;
+pub use state::GroupCopy;
 pub use step::{Append, Stepped};
 pub use tokens::Tokens;
 pub use transfer::{AnySequence, ResumeOptions};

@@ -5,11 +5,12 @@
 use std::fmt;
 
 use crate::block::BlockWord;
-use crate::error::{HandleError, Invalid, PrefixError, SequenceError};
-use crate::ids::BlockId;
+use crate::error::{HandleError, PrefixError, SequenceError};
+use crate::ids::{BlockId, SequenceId};
 use crate::prefix::PrefixKeys;
 
 use super::TOKENS_MAX;
+use super::admit::AdmitRequest;
 use super::registry::Sequences;
 use super::transfer::BlockRefs;
 
@@ -23,21 +24,28 @@ pub struct PinnedPrefix {
 }
 
 impl Sequences {
-    /// Pins the cached prefix of these tokens: their full blocks up to the first uncached one.
+    /// Pins the cached prefix of these tokens: their full blocks up to the first uncached one; with
+    /// several groups, what the longest hit needs in each.
     pub(crate) fn pin_prefix(
         &self,
         keys: &PrefixKeys<'_>,
         tokens: &[u32],
     ) -> Result<PinnedPrefix, SequenceError> {
         let cache = self.cache().ok_or(PrefixError::NoCache)?;
-        if !self.has_one_list() {
-            let limit = "a pool with one group of layers";
-            return Err(
-                PrefixError::from(Invalid::new("prefix to pin", "one of leading blocks", limit)).into()
-            );
-        }
-        if tokens.len() > TOKENS_MAX {
+        if tokens.len() >= TOKENS_MAX {
             return Err(PrefixError::NotCached { tokens: tokens.len() }.into());
+        }
+        if !self.has_one_list() {
+            // A hit leaves the last token of a prompt.
+            let prompt: Vec<u32> = tokens.iter().copied().chain([0]).collect();
+            let request = AdmitRequest::new(SequenceId(0), &prompt).keys(*keys);
+            let (hit, blocks) = self.grouped_lookup(&request)?.into_hit();
+            let mut held = BlockRefs::new(self);
+            held.blocks = blocks;
+            return match hit {
+                0 => Err(PrefixError::NotCached { tokens: tokens.len() }.into()),
+                _ => Ok(self.pinned(held, hit)),
+            };
         }
         // Before the hashes: a later clear makes them unfindable.
         let era = cache.era();
@@ -51,9 +59,12 @@ impl Sequences {
                 None => PrefixError::NotCached { tokens: tokens.len() }.into(),
             });
         }
-        let tokens = blocks * self.block_tokens();
+        Ok(self.pinned(held, blocks * self.block_tokens()))
+    }
+
+    fn pinned(&self, held: BlockRefs, tokens: usize) -> PinnedPrefix {
         let number = self.list_pinned(tokens, &held.blocks);
-        Ok(PinnedPrefix { held, sequences: self.clone(), number, tokens })
+        PinnedPrefix { held, sequences: self.clone(), number, tokens }
     }
 }
 

@@ -360,6 +360,13 @@ impl Sequences {
         }
     }
 
+    /// Creates the lists of [`register_grouped`](Self::register_grouped), without an id.
+    pub(super) fn unregistered(&self) -> Vec<ListOwner> {
+        let of_states = std::iter::repeat_n(&self.0.kinds[0], 2 * self.0.states.len());
+        let kinds = self.0.kinds.iter().chain(of_states);
+        kinds.map(|kind| ListOwner::new(kind.block_tokens)).collect()
+    }
+
     /// Opens a list in each group of layers, and then two for each state, under one id: of its run,
     /// and of the checkpoint with which it begins.
     pub(super) fn register_grouped(
@@ -367,9 +374,7 @@ impl Sequences {
         id: SequenceId,
         priority: Priority,
     ) -> Result<Vec<ListOwner>, SequenceError> {
-        let of_states = std::iter::repeat_n(&self.0.kinds[0], 2 * self.0.states.len());
-        let kinds = self.0.kinds.iter().chain(of_states);
-        let owners: Vec<_> = kinds.map(|kind| ListOwner::new(kind.block_tokens)).collect();
+        let owners = self.unregistered();
         let mut lists = owners.iter().map(|owner| owner.list().clone());
         let list = lists.next().expect("a pool has a group of layers");
         let opened = self.0.blocks.clock().newest();

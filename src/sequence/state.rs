@@ -39,19 +39,24 @@ use super::token_hashes::TokenHashes;
 /// Number of tokens of a state that an abandoned batch wrote to.
 const LOST: u32 = u32::MAX;
 
-/// Copies of one state that the engine makes.
+/// Copies of frames of one group of layers: of a shared last block, or of all frames of a state.
+///
+/// A pool with storage makes or enqueues them. Without storage the engine makes them; the old frames
+/// keep their bytes until the batch ends.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
-pub struct StateCopy {
-    /// Number of the state, from 0.
-    pub state: usize,
-    /// Each frame of the state, in order: where it is, and where it is copied to.
-    pub frames: Vec<FrameMove>,
+pub struct GroupCopy {
+    /// Number of the group, as in [`Pool::cache_groups`](crate::Pool::cache_groups): a list, or
+    /// behind all lists a state.
+    pub group: usize,
+    /// Each frame, in order: where it is, and where it is copied to.
+    pub frames: SmallVec<[FrameMove; 1]>,
 }
 
 /// The state of a sequence in one group of layers.
 pub(super) struct State {
-    number: usize,
+    /// Number of its group, behind those of all lists.
+    group: usize,
     /// Its blocks have unfinished tokens, so that nothing seals them.
     pub(super) run: Sequence,
     /// The checkpoint with which it begins, until that is copied; otherwise without blocks.
@@ -62,8 +67,8 @@ pub(super) struct State {
 
 impl State {
     /// Creates the state of a sequence without tokens, and without blocks.
-    pub(super) fn new(number: usize, run: Sequence, source: Sequence) -> Self {
-        Self { number, run, source, at: 0 }
+    pub(super) fn new(group: usize, run: Sequence, source: Sequence) -> Self {
+        Self { group, run, source, at: 0 }
     }
 
     /// Returns its frames, also while an abandoned batch is not yet noticed.
@@ -145,7 +150,7 @@ impl State {
     }
 
     /// Returns the copies that restore it, before the first append.
-    pub(super) fn copies_of_source(&self) -> Option<StateCopy> {
+    pub(super) fn copies_of_source(&self) -> Option<GroupCopy> {
         self.is_to_be_restored().then(|| self.copies(&self.source, &self.run))
     }
 
@@ -163,16 +168,16 @@ impl State {
         self.run.listed().next().filter(|&id| self.run.pool_blocks().word(id).refs() != 1)
     }
 
-    fn copies(&self, from: &Sequence, to: &Sequence) -> StateCopy {
+    fn copies(&self, from: &Sequence, to: &Sequence) -> GroupCopy {
         let pool = self.run.pool_blocks();
         let frame = |id: BlockId| pool.frame(id);
         let frames = from.listed().zip(to.listed()).map(|(from, to)| FrameMove::new(frame(from), frame(to)));
-        StateCopy { state: self.number, frames: frames.collect() }
+        GroupCopy { group: self.group, frames: frames.collect() }
     }
 
     /// Returns a copy of the state, not yet written, and the copies that the engine makes. The blocks
     /// are those of a checkpoint.
-    pub(super) fn checkpoint(&self, known: TokenHashes, blocks: &[BlockId]) -> (Sequence, StateCopy) {
+    pub(super) fn checkpoint(&self, known: TokenHashes, blocks: &[BlockId]) -> (Sequence, GroupCopy) {
         let mut copy = Sequence::unlisted(&self.run);
         copy.hold(blocks);
         copy.known = Some(Box::new(known));

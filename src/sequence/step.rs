@@ -15,16 +15,16 @@ use super::tokens::Tokens;
 
 /// Tokens for one sequence of a [step](Batch::step).
 #[derive(Debug)]
-pub struct Append<'a> {
+pub struct Append<'a, S = Sequence> {
     /// The sequence.
-    pub sequence: &'a mut Sequence,
+    pub sequence: &'a mut S,
     /// Its new tokens.
     pub tokens: Tokens<'a>,
 }
 
-impl<'a> Append<'a> {
+impl<'a, S> Append<'a, S> {
     /// Appends these tokens to a sequence.
-    pub fn new(sequence: &'a mut Sequence, tokens: impl Into<Tokens<'a>>) -> Self {
+    pub fn new(sequence: &'a mut S, tokens: impl Into<Tokens<'a>>) -> Self {
         Self { sequence, tokens: tokens.into() }
     }
 }

@@ -13,8 +13,8 @@ use std::thread;
 
 use kvpool::prefix::{HashKey, PrefixConfig, PrefixKeys};
 use kvpool::{
-    AdmitRequest, AllocError, Batch, BlockTable, Dtype, GroupedSequence, KvLayout, Pool, SequenceError,
-    SequenceId, StorageError, Tokens, TransferError, Window,
+    AdmitRequest, AllocError, Append, Batch, BlockTable, Dtype, GroupedSequence, KvLayout, Pool,
+    SequenceError, SequenceId, StepError, StorageError, Tokens, TransferError, Window,
 };
 use kvpool_testkit::storages::{Call, Hooked};
 use pollster::block_on;
@@ -238,7 +238,7 @@ fn a_failed_copy_grows_no_group() {
     }
     assert_eq!((fork.reserved_blocks(), copies.load(Relaxed)), (0, 2));
     let appended = batch.append_grouped(&mut fork, &all[10..15]).unwrap();
-    assert_eq!((appended.tokens, appended.copied.len()), (10..15, 2), "the first copy was made before");
+    assert_eq!((appended.tokens, appended.copies.len()), (10..15, 2), "the first copy was made before");
     batch.finish();
     assert_eq!((fork.len(), sequence.len()), (15, 10));
     // The copy fails under a batch that is abandoned after another one has gone on.
@@ -311,11 +311,12 @@ fn copies_of_all_groups_are_reported() {
     batch.append_grouped(&mut sequence, 10).unwrap();
     batch.finish();
     let mut fork = sequence.fork(SequenceId(2)).unwrap();
-    let shared = [0, 1].map(|group| sequence.group(group).blocks().next_back().unwrap());
+    let shared = [0, 1].map(|group| sequence.group(group).handles().next_back().unwrap());
+    let shared = shared.map(|handle| pool.info(handle).unwrap().frame);
     let mut batch = pool.begin_batch();
     let appended = batch.append_grouped(&mut fork, 5).unwrap();
     batch.finish();
-    let from: Vec<_> = appended.copied.iter().map(|(group, copied)| (*group, copied.from)).collect();
+    let from: Vec<_> = appended.copies.iter().map(|copy| (copy.group, copy.frames[0].src)).collect();
     assert_eq!((appended.tokens, from), (10..15, vec![(0, shared[0]), (1, shared[1])]));
     assert!(pool.sequence(SequenceId(3)).open().is_err());
     assert!(sequence.group(0).fork(SequenceId(3)).is_err(), "a list alone is not forked");
@@ -381,7 +382,7 @@ fn a_copy_in_one_group_is_withdrawn_from_all() {
     sequence.truncate(6).unwrap();
     let mut batch = pool.begin_batch();
     let appended = batch.append_grouped(&mut sequence, &all[6..7]).unwrap();
-    let copied: Vec<usize> = appended.copied.iter().map(|&(group, _)| group).collect();
+    let copied: Vec<usize> = appended.copies.iter().map(|copy| copy.group).collect();
     assert_eq!(copied, [0, 2]);
     drop(batch);
     let mut batch = pool.begin_batch();
@@ -416,10 +417,82 @@ fn requests_that_groups_cannot_meet_are_refused() {
     let error = pool.import_prefix(0, &hashes).unwrap_err();
     assert!(error.to_string().contains("3 groups of layers"), "{error}");
     assert!(block_on(other.bring_back(&pool, &PrefixKeys::new(), &all)).is_err());
-    assert!(pool.export_cached(3).is_err() && pool.pin_prefix(&PrefixKeys::new(), &all).is_err());
-    assert!(pool.blocks_needed(&request()).is_err());
+    assert!(pool.export_cached(3).is_err());
     drop(sequence);
     pool.audit().unwrap();
+}
+
+/// A step grows all sequences or none, and names those that lack blocks.
+#[test]
+fn a_step_is_of_all_sequences_or_none() {
+    let (pool, all) = (pool(31, 4), (0..100).collect::<Vec<u32>>());
+    let [mut one, mut two] = [1, 2].map(|id| compute(&pool, id, &all[id as usize..][..16]));
+    let mut fork = two.fork(SequenceId(3)).unwrap();
+    let lease = pool.allocate(kvpool::AllocRequest::new(2)).unwrap();
+    let mut batch = pool.begin_batch();
+    let mut step = [
+        Append::new(&mut one, &all[..4]),
+        Append::new(&mut two, &all[..8]),
+        Append::new(&mut fork, Tokens::Draft(2)),
+    ];
+    let error = batch.step_grouped(&mut step).unwrap_err();
+    let StepError::Lacking { sequences, error } = error else { panic!("{error}") };
+    assert_eq!(sequences, [SequenceId(2), SequenceId(3)]);
+    assert!(matches!(error, AllocError::Exhausted { .. }), "{error}");
+    assert!([&one, &two, &fork].iter().all(|of| (of.len(), of.reserved_blocks()) == (16, 0)));
+    let mut step = [Append::new(&mut one, &all[..4]), Append::new(&mut fork, Tokens::Draft(2))];
+    let error = batch.step_grouped(&mut [Append::new(&mut two, Tokens::Announced(9))]);
+    assert_eq!(error.unwrap()[0].tokens, 16..16);
+    let error = batch.step_grouped(&mut step);
+    assert!(matches!(error, Err(StepError::Lacking { .. })), "{error:?}");
+    drop((two, lease));
+    let appended =
+        batch.step_grouped(&mut [Append::new(&mut one, &all[..4]), Append::new(&mut fork, Tokens::Draft(2))]);
+    let appended = appended.unwrap();
+    assert_eq!([&appended[0].tokens, &appended[1].tokens], [&(16..20), &(16..18)]);
+    assert_eq!([one.len(), one.committed(), fork.len(), fork.committed()], [20, 20, 18, 16]);
+    assert_eq!((one.announced(), fork.announced()), (20, 16));
+    // One that is refused keeps the others from growing.
+    let other = self::pool(30, 4);
+    let mut foreign = compute(&other, 4, &all[..4]);
+    let error = batch.step_grouped(&mut [Append::new(&mut one, 1), Append::new(&mut foreign, 1)]);
+    let Err(StepError::Sequence { id: SequenceId(4), error }) = error else { panic!("{error:?}") };
+    assert!(matches!(error, SequenceError::ForeignSequence { .. }), "{error}");
+    assert_eq!((one.len(), one.reserved_blocks(), foreign.len()), (20, 0, 4));
+    batch.finish();
+    drop((one, fork, foreign));
+    pool.audit().unwrap();
+    assert_eq!(pool.stats().used, 0);
+}
+
+/// What an admission would take is counted without an id, and a pinned prefix keeps what a hit needs.
+#[test]
+fn a_prefix_of_groups_is_counted_and_pinned() {
+    let (pool, all) = (pool(200, 4), (0..100).collect::<Vec<u32>>());
+    let request = AdmitRequest::new(SequenceId(1), &all);
+    assert_eq!(pool.blocks_needed(&request).unwrap(), 75);
+    let keys = PrefixKeys::new();
+    assert!(pool.pin_prefix(&keys, &all).unwrap_err().to_string().contains("100"), "nothing is cached");
+    let sequence = compute(&pool, 1, &all[..80]);
+    let needed = pool.blocks_needed(&request).unwrap();
+    drop(sequence);
+    let (free, cold) = (pool.available_blocks(), pool.blocks_needed(&request).unwrap());
+    assert!(needed < cold && cold <= 75, "{needed} of {cold}: the prefix is evictable now");
+    let admitted = pool.admit_grouped(&request).unwrap();
+    assert_eq!((admitted.len(), pool.available_blocks()), (80, free - cold));
+    drop(admitted);
+    let pinned = pool.pin_prefix(&keys, &all[..80]).unwrap();
+    // All blocks, those of 23 tokens, and those of 8 and of the sinks.
+    assert_eq!((pinned.tokens(), pinned.blocks().len()), (80, 20 + 6 + 2 + 2));
+    pool.evict_cached(0);
+    assert_eq!((pool.stats().evictable, pool.stats().used, pool.sequence_count()), (0, 30, 0));
+    assert_eq!(pool.blocks_needed(&request).unwrap(), needed);
+    let admitted = pool.admit_grouped(&request).unwrap();
+    check(&pool, &admitted, &all);
+    assert_eq!(admitted.len(), 80);
+    drop((admitted, pinned));
+    pool.audit().unwrap();
+    assert_eq!(pool.stats().used, 0);
 }
 
 /// A later store to an earlier open block cannot let a withdrawal cut a group below its window.

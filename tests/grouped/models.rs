@@ -1,7 +1,7 @@
 //! Capacities of published models.
 
 use kvpool::storage::groups::{GroupId, GroupOptions, LayerCache, LayerGroups, Reach, Row};
-use kvpool::{AdmitRequest, Dtype, Pool, SequenceError, SequenceId};
+use kvpool::{AdmitRequest, Dtype, Pool, SequenceError, SequenceId, Tokens};
 
 /// Models whose layers differ, by their configurations: at least as many sequences fit as the
 /// arithmetic of [`LayerGroups`] says for steps of 256 tokens.
@@ -89,6 +89,19 @@ fn every_model_has_a_list_for_each_frame_of_a_block() {
             (next, states) = (lists.end, states + usize::from(is_state));
         }
         assert_eq!(builder.windows().len(), next, "{}", path.display());
+        // Each layer of a group has a place of its own: of 10 layers in 4 lists, 3 3 3 1.
+        let mut seen = std::collections::HashSet::new();
+        for layer in 0..model.layers() {
+            for (place, of) in Pool::layer_places(&model, layer).into_iter().zip(model.place(layer)) {
+                let (group, lists) = (&model.groups()[of.group.0], Pool::layer_lists(&model, of.group));
+                assert_eq!((place.group, place.state), (of.group, Pool::layer_state(&model, of.group)));
+                assert_eq!(place.list.is_some(), place.state.is_none());
+                assert!(place.list.is_none_or(|list| lists.contains(&list)));
+                if group.layers().contains(&layer) {
+                    assert!(seen.insert(place), "{place:?} in {}", path.display());
+                }
+            }
+        }
         assert!(next <= 32, "{}: {next} lists", path.display());
     }
 }
@@ -96,12 +109,34 @@ fn every_model_has_a_list_for_each_frame_of_a_block() {
 #[test]
 fn rings_and_drafts_are_refused_by_name() {
     let cache = |reach| vec![LayerCache { row: Row::bytes(64), reach }];
-    for (reach, why) in [
-        (Reach::Ring { tokens: 64 }, "Ring { tokens: 64 }"),
-        (Reach::Draft { ahead: 1 }, "Draft { ahead: 1 }"),
+    let (ring, draft) = (Reach::Ring { tokens: 64 }, Reach::Draft { ahead: 1 });
+    for (layers, why) in [
+        (vec![Reach::All, ring], "Ring { tokens: 64 }"),
+        (vec![Reach::All, draft, Reach::State], "drafts ahead beside states"),
     ] {
-        let model = LayerGroups::of_layers(&[cache(Reach::All), cache(reach)], GroupOptions::new()).unwrap();
+        let layers: Vec<_> = layers.into_iter().map(cache).collect();
+        let model = LayerGroups::of_layers(&layers, GroupOptions::new()).unwrap();
         let error = Pool::layered(&model).map(drop).unwrap_err().to_string();
         assert!(error.contains(why) && error.contains("group of layers at index 1"), "{error}");
     }
+}
+
+/// A layer that drafts has a list of its own, with entries for the drafts that a step appends.
+#[test]
+fn drafts_ahead_have_a_list() {
+    let cache = |reach| vec![LayerCache { row: Row::bytes(64), reach }];
+    let layers = [cache(Reach::All), cache(Reach::Draft { ahead: 3 })];
+    let model = LayerGroups::of_layers(&layers, GroupOptions::new()).unwrap();
+    let pool = Pool::layered(&model).unwrap().blocks(100).build().unwrap();
+    let mut sequence = pool.admit_grouped(&AdmitRequest::new(SequenceId(1), &[7; 15])).unwrap();
+    let mut batch = pool.begin_batch();
+    batch.append_grouped(&mut sequence, 15).unwrap();
+    let drafted = batch.append_grouped(&mut sequence, Tokens::Draft(3)).unwrap();
+    let list = Pool::layer_places(&model, 1)[0].list.unwrap();
+    let mut slots = Vec::new();
+    batch.slot_mapping(sequence.group(list), drafted.tokens, &mut slots).unwrap();
+    batch.finish();
+    assert_eq!((slots.len(), sequence.len(), sequence.committed(), sequence.groups()), (3, 18, 15, 2));
+    sequence.accept(&[1]).unwrap();
+    assert_eq!((sequence.len(), sequence.committed()), (16, 16));
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use kvpool::prefix::{HashKey, PrefixConfig};
 use kvpool::storage::{CopyDone, FrameMove};
 use kvpool::{
-    AdmitRequest, Batch, GroupedSequence, KvLayout, Pool, SequenceError, SequenceId, SessionId, StateCopy,
+    AdmitRequest, Batch, GroupCopy, GroupedSequence, KvLayout, Pool, SequenceError, SequenceId, SessionId,
     Tokens, Window,
 };
 
@@ -62,10 +62,11 @@ impl Engine {
         Self { pool, cells, lists: lists.to_vec(), states: states.to_vec(), in_frame }
     }
 
-    pub fn copies(&self, copies: &[StateCopy]) {
+    pub fn copies(&self, copies: &[GroupCopy]) {
         let mut cells = self.cells.lock().unwrap();
         for of in copies {
-            assert_eq!(of.frames.len(), self.states[of.state]);
+            let state = of.group.checked_sub(self.lists.len());
+            assert_eq!(of.frames.len(), state.map_or(1, |state| self.states[state]));
             of.frames.iter().for_each(|&frames| copy(&mut cells, self.in_frame, frames));
         }
     }
@@ -85,10 +86,7 @@ impl Engine {
         tokens: Tokens<'_>,
     ) -> Result<(), SequenceError> {
         let appended = batch.append_grouped(sequence, tokens)?;
-        self.copies(&appended.restored);
-        for (_, copied) in &appended.copied {
-            copy(&mut self.cells.lock().unwrap(), self.in_frame, copied.frames);
-        }
+        self.copies(&appended.copies);
         let new = appended.tokens;
         for list in 0..self.lists.len() {
             let mut slots = Vec::new();

@@ -102,7 +102,10 @@ fn checkpoints_need_all_of_their_blocks_and_tokens() {
     assert!(error.to_string().contains("a multiple of 4"), "{error}");
     engine.step(&mut batch, &mut sequence, &all, Tokens::Announced(10)).unwrap();
     let copies = batch.checkpoint(&mut sequence).unwrap();
-    assert_eq!(copies.iter().map(|of| (of.state, of.frames.len())).collect::<Vec<_>>(), [(0, 5), (1, 2)]);
+    assert_eq!(
+        copies.iter().map(|of| (of.group - sequence.groups(), of.frames.len())).collect::<Vec<_>>(),
+        [(0, 5), (1, 2)]
+    );
     engine.copies(&copies);
     batch.finish();
     let mut batch = engine.pool.begin_batch();

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use kvpool::{StateCopy, Tokens, WeightsVersion};
+use kvpool::{GroupCopy, Tokens, WeightsVersion};
 use kvpool_testkit::prompts::prompt;
 
 use crate::states::engine::Engine;
@@ -10,7 +10,7 @@ use crate::states::engine::Engine;
 /// The version of what a place holds; nothing: computed with several.
 type Ghost = Option<u64>;
 
-fn copy(frames: &mut HashMap<usize, Ghost>, copies: &[StateCopy]) {
+fn copy(frames: &mut HashMap<usize, Ghost>, copies: &[GroupCopy]) {
     for frame in copies.iter().flat_map(|copy| &copy.frames) {
         let ghost = frames[&frame.src.index()];
         frames.insert(frame.dst.index(), ghost);
@@ -56,7 +56,7 @@ fn serve(
         let end = sequence.next_cut().unwrap_or(all.len());
         let count = (end - sequence.len()).min(16);
         let appended = batch.append_grouped(&mut sequence, Tokens::Announced(count)).unwrap();
-        copy(frames, &appended.restored);
+        copy(frames, &appended.copies);
         let before = computed;
         let is_same = before.is_none_or(|before| before == Some(version));
         let now = is_same.then_some(version);

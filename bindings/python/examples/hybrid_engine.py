@@ -61,8 +61,8 @@ class Engine:
     def step(self, batch: kvpool.Batch, sequence: kvpool.GroupedSequence, tokens: list[int], new: int | list[int]) -> None:
         """Appends to a sequence, and writes what its layers compute."""
         (appended,) = batch.append_grouped([sequence], [new])
-        self.copy(appended.restored)
-        self.restored += bool(appended.restored)
+        self.copy(appended.copies)
+        self.restored += bool(appended.copies)
         for number, group in enumerate(self.groups.groups):
             if group.state is not None:
                 before, after = hash(tuple(tokens[: appended.start])), hash(tuple(tokens[: appended.stop]))

@@ -56,15 +56,13 @@ impl PyGroupedSequence {
     /// Number of final tokens: the length without drafted tokens.
     #[getter]
     fn committed(&self) -> Outcome<usize> {
-        let sequence = self.sequence.enter()?;
-        // Of a sequence that begins again, the lists have not noticed it yet.
-        Ok(sequence.group(0).committed().min(sequence.len()))
+        Ok(self.sequence.enter()?.committed())
     }
 
     /// Number of tokens whose ids are known; 0 in a pool without a prefix cache.
     #[getter]
     fn announced(&self) -> Outcome<usize> {
-        Ok(self.sequence.enter()?.group(0).announced())
+        Ok(self.sequence.enter()?.announced())
     }
 
     /// Number of tokens at admission whose blocks were cached in all groups. If the sequence began

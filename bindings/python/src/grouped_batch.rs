@@ -1,7 +1,7 @@
 //! The calls of a batch for grouped sequences. Each takes all sequences of a step, and, for tables
 //! and slots, a buffer for each list: one crossing a call.
 
-use kvpool::{Batch, GroupedAppended, GroupedSequence, Sequence, SequenceError, StateCopy};
+use kvpool::{Batch, GroupCopy, GroupedAppended, GroupedSequence, Sequence, SequenceError};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyAnyMethods, PyInt};
@@ -24,32 +24,28 @@ record! {
         stop: usize,
         /// Number of blocks taken in all lists, from reservations or allocated, including copies.
         new_blocks: usize,
-        /// The copies on write, which the engine makes before its own writes: number of the list,
-        /// and frames from and to.
-        copied: Vec<(usize, u32, u32)>,
-        /// At the first append behind a cached prefix, the copies that restore the states, which
-        /// the engine makes before its own writes: number of the state, and frames from and to.
-        restored: Vec<(usize, u32, u32)>,
+        /// The copies on write and, at the first append behind a cached prefix, those that restore
+        /// the states. The engine makes them before its own writes: number of the list, or behind
+        /// all lists of the state, and frames from and to.
+        copies: Vec<(usize, u32, u32)>,
     }
 }
 
 impl From<GroupedAppended> for GroupedAppend {
     fn from(appended: GroupedAppended) -> Self {
-        let copied = appended.copied.iter();
         Self {
             start: appended.tokens.start,
             stop: appended.tokens.end,
             new_blocks: appended.new_blocks,
-            copied: copied.map(|(list, one)| (*list, one.frames.src.0, one.frames.dst.0)).collect(),
-            restored: frames_of(&appended.restored),
+            copies: frames_of(&appended.copies),
         }
     }
 }
 
-fn frames_of(copies: &[StateCopy]) -> Vec<(usize, u32, u32)> {
-    let of = |copy: &StateCopy| {
-        let state = copy.state;
-        copy.frames.clone().into_iter().map(move |frames| (state, frames.src.0, frames.dst.0))
+fn frames_of(copies: &[GroupCopy]) -> Vec<(usize, u32, u32)> {
+    let of = |copy: &GroupCopy| {
+        let group = copy.group;
+        copy.frames.clone().into_iter().map(move |frames| (group, frames.src.0, frames.dst.0))
     };
     copies.iter().flat_map(of).collect()
 }
@@ -138,7 +134,7 @@ impl New {
 
     /// Refuses ids behind tokens whose ids are unknown, or in front of announced ones.
     fn check(&self, sequence: &GroupedSequence) -> Result<(), SequenceError> {
-        let (id, length, announced) = (sequence.id(), sequence.len(), sequence.group(0).announced());
+        let (id, length, announced) = (sequence.id(), sequence.len(), sequence.announced());
         let has_cache = || sequence.group(0).pool().is_some_and(|pool| pool.prefix_cache().is_some());
         match self {
             Self::Ids(_) if announced > length => Err(SequenceError::TokensAhead { id, length, announced }),
@@ -237,7 +233,7 @@ impl PyBatch {
 
     /// Keeps the states of a sequence behind all of its tokens, so that later prompts with the same
     /// tokens can be hit here. Returns the copies that the engine makes, behind the batch's own
-    /// work on the sequence: number of the state, and frames from and to. None are needed if the
+    /// work on the sequence: number of the state behind all lists, and frames from and to. None are needed if the
     /// states are cached already, or cannot be found later.
     ///
     /// Raises InvalidSequenceArgument unless the sequence ends with a full block in every list, as

@@ -375,18 +375,13 @@ impl PyLayerGroups {
             let message = format!("layer {} is outside {} layers", layer.0, model.layers());
             return Err(raise("InvalidArgument", message, fields![layer: layer.0]));
         }
-        let place = |place: &kvpool::storage::groups::Place| {
-            let (group, state) = (place.group.0, Pool::layer_state(model, place.group));
-            let lists = Pool::layer_lists(model, place.group);
-            if lists.is_empty() {
-                return LayerPlace { group, list: None, state, index: place.plane };
-            }
-            // Of `n` layers in `k` lists, each has the next `ceil(n / k)`.
-            let in_frame = model.groups()[group].layers().len().div_ceil(lists.len());
-            let list = Some(lists.start + place.plane / in_frame);
-            LayerPlace { group, list, state, index: place.plane % in_frame }
+        let place = |place: kvpool::LayerPlace| LayerPlace {
+            group: place.group.0,
+            list: place.list,
+            state: place.state,
+            index: place.index,
         };
-        Ok(model.place(layer.0).iter().map(place).collect())
+        Ok(Pool::layer_places(model, layer.0).into_iter().map(place).collect())
     }
 
     /// Returns the largest number of frames that a sequence has held by the time that it has

@@ -386,8 +386,8 @@ record! {
     }
 }
 
-impl From<&Preempted> for PreemptReport {
-    fn from(preempted: &Preempted) -> Self {
+impl<S: kvpool::AnySequence> From<&Preempted<S>> for PreemptReport {
+    fn from(preempted: &Preempted<S>) -> Self {
         Self {
             id: preempted.id.0,
             freed_blocks: preempted.freed_blocks,

@@ -96,8 +96,7 @@ class Engine:
         """Appends, and computes all layers."""
         appended = batch.append_grouped([request.sequence for request in requests], tokens)
         for one, request, new in zip(appended, requests, tokens, strict=True):
-            self.copy(one.restored)
-            self.copy(one.copied)
+            self.copy(one.copies)
             if isinstance(new, list):
                 request.extend(new)
             assert one.stop == len(request.sequence) <= len(request.tokens)

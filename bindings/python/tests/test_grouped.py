@@ -273,8 +273,8 @@ def test_appends_that_are_refused() -> None:
         assert (refused.value.kind, refused.value.row, refused.value.announced) == ("TokensAhead", 1, 20)
         assert (len(one), len(two)) == (0, 0)
         appended = batch.append_grouped([one, two], [np.int64(20), 20])
-        seen = [(new.start, new.stop, new.new_blocks, new.copied, new.restored) for new in appended]
-        assert seen == [(0, 20, 4, [], [])] * 2
+        seen = [(new.start, new.stop, new.new_blocks, new.copies) for new in appended]
+        assert seen == [(0, 20, 4, [])] * 2
         batch.append_grouped([one], [1])
         with pytest.raises(kvpool.SequenceError, match="unknown from token 20 on") as refused:
             batch.append_grouped([two, one], [[5], (6,)])
@@ -365,7 +365,7 @@ def test_forks_drafts_and_truncations() -> None:
     with engine.pool.begin_batch() as batch:
         # Both write to a block that they share: the first gets a copy, in each list.
         appended = engine.step(batch, [request, fork], [[1], [2]])
-        assert [list_ for list_, _, _ in appended[0].copied] == [0, 1]
+        assert [list_ for list_, _, _ in appended[0].copies] == [0, 1]
     engine.check([request, fork])
     with engine.pool.begin_batch() as batch:
         drafted = batch.draft_grouped(fork.sequence, 5)
@@ -417,7 +417,7 @@ def test_states_are_kept_where_the_sequence_says() -> None:
     assert len(other.sequence) == other.sequence.cached_prefix == 64
     with pool.begin_batch() as batch:
         (new,) = engine.step(batch, [other], [4])
-        assert [(state, target) for state, _, target in new.restored] == [(0, frame) for frame in other.sequence.states[0]]
+        assert [target for _, _, target in new.copies] == list(other.sequence.states[0])
     with pytest.raises(ZeroDivisionError), pool.begin_batch() as batch:
         engine.step(batch, [other], [[1]])
         raise ZeroDivisionError
@@ -425,7 +425,7 @@ def test_states_are_kept_where_the_sequence_says() -> None:
     assert len(other.sequence) == other.sequence.committed == 0
     with pool.begin_batch() as batch:
         (new,) = batch.append_grouped([other.sequence], [68])
-        assert (new.start, new.stop, new.restored) == (0, 68, [])
+        assert (new.start, new.stop, new.copies) == (0, 68, [])
 
 
 def test_admissions_wait_for_all_lists() -> None:

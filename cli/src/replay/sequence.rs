@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use kvpool::prefix::policy::Millis;
 use kvpool::{
-    AdmitRequest, Batch, GroupedSequence, Sequence, SequenceError, SequenceId, SessionId, StateCopy, Tokens,
+    AdmitRequest, Batch, GroupCopy, GroupedSequence, Sequence, SequenceError, SequenceId, SessionId, Tokens,
 };
 
 use super::layers::added;
@@ -43,20 +43,20 @@ impl ReplaySequence {
         if prompt.is_empty() { builder.open() } else { builder.tokens(prompt) }.map(Self::One)
     }
 
-    /// Appends tokens in all lists, or in none. Returns the copies that restore its states.
+    /// Appends tokens in all lists, or in none. Returns the copies to make.
     pub fn append<'t>(
         &mut self,
         batch: &mut Batch,
         tokens: impl Into<Tokens<'t>>,
-    ) -> Result<Vec<StateCopy>, SequenceError> {
+    ) -> Result<Vec<GroupCopy>, SequenceError> {
         match self {
             Self::One(sequence) => batch.append(sequence, tokens).map(|_| Vec::new()),
-            Self::Grouped(sequence) => Ok(batch.append_grouped(sequence, tokens)?.restored),
+            Self::Grouped(sequence) => Ok(batch.append_grouped(sequence, tokens)?.copies),
         }
     }
 
     /// Keeps its states, and returns the copies to make.
-    pub fn checkpoint(&mut self, batch: &mut Batch) -> Result<Vec<StateCopy>, SequenceError> {
+    pub fn checkpoint(&mut self, batch: &mut Batch) -> Result<Vec<GroupCopy>, SequenceError> {
         match self {
             Self::One(_) => Ok(Vec::new()),
             Self::Grouped(sequence) => batch.checkpoint(sequence),

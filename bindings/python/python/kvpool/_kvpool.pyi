@@ -609,14 +609,10 @@ class GroupedAppend(_Record):
     def new_blocks(self) -> int:
         """Number of blocks taken in all lists, from reservations or allocated, including copies."""
     @property
-    def copied(self) -> list[tuple[int, int, int]]:
-        """The copies on write, which the engine makes before its own writes: number of the list,
-        and frames from and to.
-        """
-    @property
-    def restored(self) -> list[tuple[int, int, int]]:
-        """At the first append behind a cached prefix, the copies that restore the states, which
-        the engine makes before its own writes: number of the state, and frames from and to.
+    def copies(self) -> list[tuple[int, int, int]]:
+        """The copies on write and, at the first append behind a cached prefix, those that restore
+        the states. The engine makes them before its own writes: number of the list, or behind
+        all lists of the state, and frames from and to.
         """
 
 @final
@@ -718,7 +714,7 @@ class Batch:
     def checkpoint(self, sequence: GroupedSequence) -> list[tuple[int, int, int]]:
         """Keeps the states of a sequence behind all of its tokens, so that later prompts with the same
         tokens can be hit here. Returns the copies that the engine makes, behind the batch's own
-        work on the sequence: number of the state, and frames from and to. None are needed if the
+        work on the sequence: number of the state behind all lists, and frames from and to. None are needed if the
         states are cached already, or cannot be found later.
 
         Raises InvalidSequenceArgument unless the sequence ends with a full block in every list, as

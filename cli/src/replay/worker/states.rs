@@ -10,7 +10,7 @@
 //! ```
 
 use kvpool::storage::FrameMove;
-use kvpool::{Batch, StateCopy};
+use kvpool::{Batch, GroupCopy};
 use kvpool_load::{Access, Transfer, full};
 
 use super::super::scheduler::Running;
@@ -61,7 +61,7 @@ impl Worker<'_> {
 
     /// Restores the states of a sequence at its first append, and reads them: also if the pool
     /// named no copies for its cached prefix.
-    pub(super) fn restore(&mut self, place: usize, restored: &[StateCopy]) -> Result<(), String> {
+    pub(super) fn restore(&mut self, place: usize, restored: &[GroupCopy]) -> Result<(), String> {
         copy(self.at.pool.rows(), restored)?;
         let running = &mut self.scheduler.running()[place];
         let held = running.held as usize;
@@ -140,7 +140,7 @@ impl Worker<'_> {
 }
 
 /// Makes copies of states, as an engine does.
-fn copy(rows: &kvpool_load::Rows, copies: &[StateCopy]) -> Result<(), String> {
+fn copy(rows: &kvpool_load::Rows, copies: &[GroupCopy]) -> Result<(), String> {
     let moves: Vec<FrameMove> = copies.iter().flat_map(|copy| copy.frames.iter().copied()).collect();
     if moves.is_empty() { Ok(()) } else { rows.copy(&moves) }
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Relaxed};
 
 use kvpool::storage::groups::{GroupOptions, LayerGroups};
 use kvpool::storage::{CopyDone, FrameMove};
-use kvpool::{Batch, Dtype, GroupedSequence, Pool, SequenceError, StateCopy, prefix::PrefixConfig};
+use kvpool::{Batch, Dtype, GroupCopy, GroupedSequence, Pool, SequenceError, prefix::PrefixConfig};
 
 use super::model::{Keeps, LayerMemory, LayerShape};
 
@@ -46,8 +46,8 @@ impl Frames {
         }
     }
 
-    /// Makes copies of states.
-    pub fn copy_states(&self, copies: &[StateCopy]) {
+    /// Makes the copies of an append or a checkpoint.
+    pub fn make(&self, copies: &[GroupCopy]) {
         copies.iter().for_each(|copy| self.copy(&copy.frames));
     }
 }
@@ -123,16 +123,12 @@ fn places(model: &LayerGroups, shapes: &[LayerShape], pool: &Pool, frame_words: 
     let lists = pool.cache_groups();
     let (mut used, mut places) = (vec![0; lists.len()], Vec::new());
     for (layer, shape) in shapes.iter().enumerate() {
-        let place = model.place(layer)[0];
-        let group = &model.groups()[place.group.0];
-        if let Some(state) = Pool::layer_state(model, place.group) {
-            let words = shape.state_len();
-            places.push(Place::Run { state, offset: place.plane * words, words });
+        let place = Pool::layer_places(model, layer)[0];
+        let Some(list) = place.list else {
+            let (state, words) = (place.state.expect("a layer keeps tokens or a state"), shape.state_len());
+            places.push(Place::Run { state, offset: place.index * words, words });
             continue;
-        }
-        // Of `n` layers in `k` lists, each has the next `ceil(n / k)`.
-        let in_lists = Pool::layer_lists(model, place.group);
-        let list = in_lists.start + place.plane / group.layers().len().div_ceil(in_lists.len());
+        };
         places.push(Place::Blocks { list, offset: used[list], row: shape.kv_row() });
         used[list] += lists[list].block_tokens as usize * 2 * shape.kv_row();
         assert!(used[list] <= frame_words, "layers exceed a frame");

@@ -294,7 +294,7 @@ impl Running {
         let Self { job, sequence, .. } = self;
         let (request, tokens) = (&shared.plan[job.request].request, job.tokens.len());
         // Decoded tokens, and those that an abandoned batch has taken back.
-        sequence.announce(&job.tokens[sequence.group(0).announced()..])?;
+        sequence.announce(&job.tokens[sequence.announced()..])?;
         self.cut = sequence.next_cut();
         let missing = self.cut.unwrap_or(tokens) - sequence.len();
         self.known = missing.min(shared.step_tokens);
@@ -318,8 +318,7 @@ impl Running {
             return Ok(());
         };
         // Both before the first layer: the states of a hit, and blocks that are shared with forks.
-        paged.memory().copy_states(&appended.restored);
-        appended.copied.iter().for_each(|(_, copied)| paged.memory().copy(&[copied.frames]));
+        paged.memory().make(&appended.copies);
         let first = appended.tokens.start;
         let mut tokens = self.job.tokens[appended.tokens.clone()].to_vec();
         if !self.drafts.is_empty() {
@@ -334,11 +333,12 @@ impl Running {
         if self.cut == Some(first + tokens.len()) {
             // Without blocks for it, later prompts hit less.
             kept = unless_lacking(batch.checkpoint(sequence))?.unwrap_or_default();
-            paged.memory().copy_states(&kept);
+            paged.memory().make(&kept);
         }
         shared.count(|counts| {
-            counts.states_restored += appended.restored.len() as u64;
-            counts.copied_blocks += appended.copied.len() as u64;
+            let blocks = appended.copies.iter().filter(|copy| copy.group < sequence.groups()).count();
+            counts.states_restored += (appended.copies.len() - blocks) as u64;
+            counts.copied_blocks += blocks as u64;
             counts.checkpoints += kept.len() as u64;
         });
         self.computed = Some((first, logits));
