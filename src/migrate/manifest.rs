@@ -35,7 +35,6 @@ pub struct Manifest {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[expect(clippy::large_enum_variant, reason = "a transfer has one of them")]
 pub(super) enum Contents {
     Sequence(Outline),
     Cached(CachedBlocks),

@@ -445,7 +445,9 @@ fn a_step_is_of_all_sequences_or_none() {
     assert_eq!(error.unwrap()[0].tokens, 16..16);
     let error = batch.step_grouped(&mut step);
     assert!(matches!(error, Err(StepError::Lacking { .. })), "{error:?}");
+    batch.finish();
     drop((two, lease));
+    let mut batch = pool.begin_batch();
     let appended =
         batch.step_grouped(&mut [Append::new(&mut one, &all[..4]), Append::new(&mut fork, Tokens::Draft(2))]);
     let appended = appended.unwrap();

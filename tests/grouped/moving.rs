@@ -65,7 +65,7 @@ fn step(
         assert!(from == 0 || read == *before, "state {state} behind {from} tokens");
         batch.store_state(sequence, state, &bytes(state, &all[..from + tokens])).unwrap();
     }
-    if sequence.states() > 0 && sequence.len() % 4 == 0 {
+    if sequence.states() > 0 && sequence.len().is_multiple_of(4) {
         batch.checkpoint(sequence)?;
     }
     Ok(())
@@ -85,8 +85,8 @@ fn compute(pool: &Pool, id: u64, all: &[u32]) -> GroupedSequence {
 fn check(pool: &Pool, sequence: &GroupedSequence, all: &[u32]) {
     super::check(pool, sequence, all);
     let batch = pool.begin_batch();
-    for state in 0..sequence.states() {
-        let (expected, mut read) = (bytes(state, &all[..sequence.len()]), vec![0; STATES[state] * 32]);
+    for (state, frames) in STATES.into_iter().enumerate().take(sequence.states()) {
+        let (expected, mut read) = (bytes(state, &all[..sequence.len()]), vec![0; frames * 32]);
         batch.load_state(sequence, state, &mut read).unwrap();
         assert!(sequence.is_empty() || read == expected, "state {state} behind {} tokens", sequence.len());
     }
