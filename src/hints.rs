@@ -34,7 +34,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-use crate::ids::{SequenceId, SessionId};
+use crate::ids::{SequenceId, SessionId, TenantId};
 use crate::prefix::BlockHash;
 use crate::prefix::policy::{CachePriority, Millis};
 
@@ -144,6 +144,8 @@ pub enum Limit {
     PinnedBytes,
     /// [`HintLimits::session_bytes`].
     SessionBytes,
+    /// [`HintLimits::tenant_bytes`].
+    TenantBytes,
 }
 
 /// Why a hint was rejected.
@@ -174,6 +176,20 @@ pub enum Rejection {
         /// Bytes of one block.
         block_bytes: u64,
     },
+    /// The budget of the tenant to which the blocks belong is used up.
+    #[error(
+        "{kept_bytes} of {limit} bytes of tenant {tenant} are retained or pinned, and a block has {block_bytes}"
+    )]
+    Tenant {
+        /// The tenant.
+        tenant: TenantId,
+        /// Bytes of it that are retained or pinned.
+        kept_bytes: u64,
+        /// The budget.
+        limit: u64,
+        /// Bytes of one block.
+        block_bytes: u64,
+    },
     /// The range has no full block.
     #[error("no full block lies in the tokens {} to {}", .tokens.start, .tokens.end)]
     NoBlock {
@@ -197,12 +213,18 @@ pub enum Rejection {
 pub struct HintLimits {
     pub(crate) pinned_bytes: Option<u64>,
     pub(crate) session_bytes: Option<u64>,
+    pub(crate) tenant_bytes: Option<u64>,
     pub(crate) longest: Duration,
 }
 
 impl Default for HintLimits {
     fn default() -> Self {
-        Self { pinned_bytes: None, session_bytes: None, longest: Duration::from_secs(3_600) }
+        Self {
+            pinned_bytes: None,
+            session_bytes: None,
+            tenant_bytes: None,
+            longest: Duration::from_secs(3_600),
+        }
     }
 }
 
@@ -222,6 +244,14 @@ impl HintLimits {
     /// Sets how many bytes of one session may be retained or pinned. Default: the whole pool.
     pub fn session_bytes(mut self, bytes: u64) -> Self {
         self.session_bytes = Some(bytes);
+        self
+    }
+
+    /// Sets how many bytes of the blocks of each [tenant](crate::tenants) hints may retain or pin at a
+    /// time, so that one cannot push the blocks of others out of the cache. Further blocks of the
+    /// tenant keep their places. Default: no limit. Building a pool without tenants fails.
+    pub fn tenant_bytes(mut self, bytes: u64) -> Self {
+        self.tenant_bytes = Some(bytes);
         self
     }
 

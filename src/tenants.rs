@@ -3,8 +3,9 @@
 //! A pool with [`PoolBuilder::tenants`](crate::PoolBuilder::tenants) counts for each tenant the
 //! blocks that it *holds*: those that its sequences allocated, until they are free again. A block
 //! of a prefix that others share counts for the tenant that computed it, also while only others own
-//! it, and in the cache. Blocks of leases, of sequences without a tenant, and of sequences that come
-//! from another pool or were swapped out count for none.
+//! it, and in the cache. Blocks of leases, of sequences without a tenant, and cached blocks that come
+//! from another pool count for none. A sequence that goes to another pool keeps its tenant; a pool
+//! with tenants refuses it if it does not have this one, and one without keeps the name.
 //!
 //! - *Quota*: a request that would take its tenant beyond it first evicts the tenant's own cached
 //!   blocks. If these are too few, it is refused with

@@ -43,7 +43,7 @@ pub enum SequenceError {
     /// The keys of a prefix, or its retention, are invalid.
     #[error(transparent)]
     Prefix(#[from] PrefixError),
-    /// Its tenant is not one of the pool's.
+    /// Its tenant is not one of the pool's; also of a sequence that comes from another pool.
     #[error(transparent)]
     Tenant(#[from] TenantError),
     /// A number of tokens, or an index, is invalid for the sequence.

@@ -493,7 +493,8 @@ impl PoolBuilder {
             }
         };
         if let Some(limits) = &self.hints {
-            check_limits(limits, self.prefix.is_some(), (blocks, self.layout.bytes_per_block()))?;
+            let has = (self.prefix.is_some(), self.tenants.is_some());
+            check_limits(limits, has, (blocks, self.layout.bytes_per_block()))?;
         }
         if self.tenants.is_some() && self.prefix.is_none() {
             let limit = "a pool with `prefix_cache`";

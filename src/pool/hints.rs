@@ -37,14 +37,21 @@ impl Pool {
 /// Checks the limits of a pool of `blocks` blocks.
 pub(super) fn check_limits(
     limits: &HintLimits,
-    has_cache: bool,
+    (has_cache, has_tenants): (bool, bool),
     (blocks, block_bytes): (usize, usize),
 ) -> Result<(), Invalid> {
     if !has_cache {
         return Err(Invalid::new("hints", "a pool without a prefix cache", "a pool with `prefix_cache`"));
     }
+    if limits.tenant_bytes.is_some() && !has_tenants {
+        return Err(Invalid::new("tenant_bytes", "a pool without tenants", "a pool with `tenants`"));
+    }
     let bytes = blocks as u64 * block_bytes as u64;
-    for (what, given) in [("pinned_bytes", limits.pinned_bytes), ("session_bytes", limits.session_bytes)] {
+    for (what, given) in [
+        ("pinned_bytes", limits.pinned_bytes),
+        ("session_bytes", limits.session_bytes),
+        ("tenant_bytes", limits.tenant_bytes),
+    ] {
         if let Some(given) = given.filter(|&given| given > bytes) {
             return Err(Invalid::new(what, given, format_args!("at most the pool's {bytes} bytes")));
         }

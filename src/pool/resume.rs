@@ -22,7 +22,8 @@ impl Pool {
     /// # Errors
     /// [`TransferError::Alloc`] if there is no room at the deadline of [`Wait::until`], or never
     /// can be; [`TransferError::ForeignSequence`] if all handles of the sequence's pool were
-    /// dropped, and those of [`replicate`](Self::replicate).
+    /// dropped, [`SequenceError::Tenant`](crate::SequenceError::Tenant) if the pool has tenants, but not
+    /// that of the sequence, and those of [`replicate`](Self::replicate).
     pub fn resume<'a, S: AnySequence>(
         &'a self,
         swapped: &'a S,

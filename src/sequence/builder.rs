@@ -116,10 +116,10 @@ impl<'a> Options<'a> {
         Ok(sequence)
     }
 
-    pub(super) fn tenant_in(&self, sequences: &Sequences) -> Result<Tenant, TenantError> {
-        let Some(id) = self.tenant else { return Ok(Tenant::NONE) };
+    pub(super) fn tenant_in(&self, sequences: &Sequences) -> Result<(Tenant, Option<TenantId>), TenantError> {
+        let Some(id) = self.tenant else { return Ok((Tenant::NONE, None)) };
         let tenants = sequences.blocks().tenants().ok_or(TenantError::Disabled { tenant: id })?;
-        tenants.find(id).ok_or(TenantError::Unknown { tenant: id })
+        Ok((tenants.find(id).ok_or(TenantError::Unknown { tenant: id })?, Some(id)))
     }
 
     /// Returns the current versions of its weights. All groups of a sequence are hashed with the
@@ -263,8 +263,8 @@ pub(super) struct Prefix {
 
 impl Sequence {
     /// Sets whose quota its new blocks count for.
-    pub(super) fn of_tenant(mut self, tenant: Tenant) -> Self {
-        self.tenant = tenant;
+    pub(super) fn of_tenant(mut self, (tenant, id): (Tenant, Option<TenantId>)) -> Self {
+        (self.tenant, self.tenant_id) = (tenant, id);
         self
     }
 

@@ -8,9 +8,9 @@
 
 use smallvec::SmallVec;
 
-use crate::block::{AllocRequest, ListEnd, Waiting};
+use crate::block::{AllocRequest, ListEnd, Tenant, Waiting};
 use crate::error::{AllocError, SequenceError};
-use crate::ids::{BlockId, Priority, SequenceId, SessionId};
+use crate::ids::{BlockId, Priority, SequenceId, SessionId, TenantId};
 use crate::sync::call;
 
 use super::admit::{AdmitRequest, Needs};
@@ -60,9 +60,13 @@ impl Sequences {
         &self,
         id: SequenceId,
         priority: Priority,
+        tenant: (Tenant, Option<TenantId>),
         session: Option<SessionId>,
     ) -> Result<GroupedSequence, SequenceError> {
-        Ok(self.grouped_of(self.register_grouped(id, priority)?, (id, priority), session))
+        let lists = self.register_grouped(id, priority)?;
+        let mut sequence = self.grouped_of(lists, (id, priority), session);
+        sequence.parts.iter_mut().for_each(|part| (part.tenant, part.tenant_id) = tenant);
+        Ok(sequence)
     }
 
     fn grouped_of(
@@ -128,7 +132,10 @@ impl Sequences {
         let lists = register(id, priority)?;
         let mut sequence = self.grouped_of(lists, (id, priority), request.session_id());
         let parts = sequence.parts.iter_mut().zip(known);
-        parts.for_each(|(part, known)| (part.known, part.tenant) = (known, tenant));
+        parts.for_each(|(part, known)| {
+            part.known = known;
+            (part.tenant, part.tenant_id) = tenant;
+        });
         sequence.announce(request.prompt())?;
         let mut admission = GroupedAdmission { request, sequence, needs };
         // The parts may have begun before and after a clear.

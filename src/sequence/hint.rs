@@ -18,8 +18,9 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use crate::block::Tenant;
 use crate::hints::{Action, Hint, Limit, Outcome, Rejection, SessionInfo, Target};
-use crate::ids::{SequenceId, SessionId};
+use crate::ids::{BlockId, SequenceId, SessionId};
 use crate::prefix::policy::{CachePriority, Millis};
 use crate::prefix::{BlockHash, PrefixCache, Retention, Users};
 
@@ -37,6 +38,8 @@ const _: () = assert!(STANDING_MAX == 16);
 struct Found {
     placed: usize,
     owned: usize,
+    /// A tenant whose budget some exceeded.
+    full: Tenant,
 }
 
 /// Whose blocks a hint is about.
@@ -201,51 +204,53 @@ impl Sequences {
     ) -> (Found, Option<usize>) {
         let blocks = &self.0.blocks;
         let (mut found, mut first_left) = (Found::default(), None);
-        let mut add = |(placed, owned): (usize, usize)| {
+        let add = |found: &mut Found, (placed, owned): (usize, usize)| {
             (found.placed, found.owned) = (found.placed + placed, found.owned + owned);
         };
-        let Lasting::Retain(retention @ Retention { until, is_pinned: true, .. }) = what else {
+        let Lasting::Retain(retention @ Retention { until, is_pinned, .. }) = what else {
             for &(hashes, era) in lists {
-                add(match what {
-                    Lasting::Retain(retention) => cache.retain(blocks, hashes, era, retention, |_, id, _| {
-                        pins.remove(id);
-                        true
-                    }),
-                    what => cache.demote(blocks, hashes, era, |id, users| {
-                        pins.remove(id);
-                        what == Lasting::Release && users.has_others(of.user())
-                    }),
+                let demoted = cache.demote(blocks, hashes, era, |id, users| {
+                    pins.remove(id);
+                    what == Lasting::Release && users.has_others(of.user())
                 });
+                add(&mut found, demoted);
             }
             return (found, None);
         };
-        let pin = Pin { session: of.session(), until };
-        let reserved = self.reserved(hinted, of);
+        let session = of.session();
+        let reserved = if is_pinned { self.reserved(hinted, of) } else { 0 };
         let mut has_looked = false;
         for (at, &(hashes, era)) in lists.iter().enumerate() {
             // Every group of layers gets its share.
             let share = |pins: &Pins, added| (pins.left(reserved) + added) / (lists.len() - at);
             let (mut added, mut most, mut is_left) = (0, share(pins, 0), None);
-            add(cache.retain(blocks, hashes, era, retention, |place, id, is_evictable| {
+            let retained = cache.retain(blocks, hashes, era, retention, |place, id, is_evictable| {
                 if is_left.is_some() {
                     return false;
                 }
                 // Owned blocks of a session wait for its close.
-                if !is_evictable && !of.waits() || pins.renew(id, pin) {
+                if !is_evictable && !of.waits() {
+                    if !is_pinned {
+                        pins.remove(id);
+                    }
                     return true;
                 }
-                if added == most && !std::mem::replace(&mut has_looked, true) {
+                let pin = Pin { session, until, is_pinned, tenant: self.tenant_of(id) };
+                let mut set = pins.set(id, pin, most.saturating_sub(added));
+                if set.is_err() && !std::mem::replace(&mut has_looked, true) {
                     self.drop_gone(cache, pins);
                     most = share(pins, added);
+                    set = pins.set(id, pin, most.saturating_sub(added));
                 }
-                if added < most {
-                    pins.add(id, pin);
-                    added += 1;
-                } else {
-                    is_left = Some(place);
+                match set {
+                    Ok(is_more) => added += usize::from(is_more),
+                    // Those of other tenants behind it may be kept.
+                    Err(Limit::TenantBytes) => found.full = pin.tenant,
+                    Err(_) => is_left = Some(place),
                 }
-                is_left.is_none()
-            }));
+                set.is_ok()
+            });
+            add(&mut found, retained);
             first_left = first_left.into_iter().chain(is_left).min();
         }
         (found, first_left)
@@ -259,7 +264,19 @@ impl Sequences {
 
     fn drop_gone(&self, cache: &PrefixCache, pins: &mut Pins) {
         let now = cache.caught_now();
-        pins.drop_gone(|id, until| until > now && cache.may_be_pinned(&self.0.blocks, id));
+        pins.drop_gone(|id, Pin { until, is_pinned, tenant, .. }| {
+            until > now && self.tenant_of(id) == tenant && cache.may_be_kept(&self.0.blocks, id, is_pinned)
+        });
+    }
+
+    fn tenant_of(&self, id: BlockId) -> Tenant {
+        self.0.blocks.tenants().map_or(Tenant::NONE, |tenants| tenants.of(id))
+    }
+
+    /// Returns the error of a hint about blocks of a tenant at its budget.
+    fn full_of(&self, hinted: &Hinted, pins: &Pins, tenant: Tenant) -> Rejection {
+        let id = self.0.blocks.tenants().map(|tenants| tenants.id(tenant));
+        hinted.full_of(id.unwrap_or_default(), pins.of_tenant(tenant))
     }
 
     /// Ends the retention and pins of blocks that their session has left.
@@ -328,14 +345,17 @@ impl Sequences {
         let list = [(&hashes[..most], era)];
         let (found, left) = self.carry_out((hinted, cache, pins), &list, what, Of::Hashes);
         match (found, left) {
-            (Found { placed: 0, owned: 0 }, Some(_)) => {
+            (Found { placed: 0, owned: 0, .. }, Some(_)) => {
                 Err(hinted.full(pins.len() + self.reserved(hinted, Of::Hashes)))
             }
-            (Found { placed: 0, owned: 1.. }, _) => {
+            (Found { placed: 0, owned: 0, full }, None) if full != Tenant::NONE => {
+                Err(self.full_of(hinted, pins, full))
+            }
+            (Found { placed: 0, owned: 1.., .. }, _) => {
                 let why = "the blocks have owners: name their session, or tokens of the sequence";
                 Err(Rejection::Unsupported { why })
             }
-            _ => Ok(outcome_of(found.placed, what, clipped_by(left, most < hashes.len()))),
+            _ => Ok(outcome_of(found.placed, what, clipped_by(left, found.full, most < hashes.len()))),
         }
     }
 
@@ -362,21 +382,26 @@ impl Sequences {
             session.lists.iter().map(|list| (&list.hashes[..part(list)], list.era)).collect();
         let (found, left) = self.carry_out((hinted, cache, pins), &lists, what, Of::Session(id));
         match (what, found, left) {
-            (Lasting::Retain(_), Found { placed: 0, owned: 0 }, Some(_)) => {
+            (Lasting::Retain(_), Found { placed: 0, owned: 0, full }, left)
+                if left.is_some() || full != Tenant::NONE =>
+            {
                 drop(hinted.set_granted(id, known.granted));
-                return Err(hinted.full(pins.len() + self.reserved(hinted, Of::Session(id))));
+                return Err(match left {
+                    Some(_) => hinted.full(pins.len() + self.reserved(hinted, Of::Session(id))),
+                    None => self.full_of(hinted, pins, full),
+                });
             }
             (Lasting::Retain(_), _, Some(left)) => drop(grant(left)),
             (Lasting::Retain(_), _, None) => {}
             // A request is open, whose close does it.
-            (_, Found { placed: 0, owned: 1.. }, _) => {
+            (_, Found { placed: 0, owned: 1.., .. }, _) => {
                 drop(hinted.set_granted(id, Some((what, usize::MAX))));
             }
             (Lasting::Release, ..) => hinted.forget(id),
             (Lasting::Demote, ..) => {}
         }
-        Ok(match (found, clipped_by(left, is_clipped)) {
-            (Found { placed: 0, owned }, None) if owned > 0 || what.retention().is_some() => {
+        Ok(match (found, clipped_by(left, found.full, is_clipped)) {
+            (Found { placed: 0, owned, .. }, None) if owned > 0 || what.retention().is_some() => {
                 Outcome::Deferred { blocks: owned }
             }
             (Found { placed, .. }, clipped) => outcome_of(placed, what, clipped),
@@ -414,7 +439,19 @@ impl Sequences {
         if room == 0 && most > 0 {
             return Err(hinted.full(pins.len() + reserved));
         }
+        // Not set aside for its close, which gets what is left then.
+        let tenant = view.blocks().last().map_or(Tenant::NONE, |&id| self.tenant_of(id));
+        let of_tenant = what.retention().map_or(usize::MAX, |_| {
+            if pins.left_of(tenant) < asked {
+                self.drop_gone(cache, pins);
+            }
+            pins.left_of(tenant)
+        });
+        if of_tenant == 0 && asked > 0 {
+            return Err(self.full_of(hinted, pins, tenant));
+        }
         let (left, is_clipped) = ((room < most).then_some(room), most < asked);
+        let full = if of_tenant < asked { tenant } else { Tenant::NONE };
         let blocks_max = most.min(room) / lists;
         if !hinted.stand(id, Standing { tokens: tokens.clone(), blocks_max, what }) {
             return Err(Rejection::Unsupported { why: "an open sequence takes 16 hints on its tokens" });
@@ -424,8 +461,8 @@ impl Sequences {
             hinted.take_standing(id);
             return Ok(Outcome::Missing);
         }
-        Ok(match clipped_by(left, is_clipped) {
-            clipped @ Some(_) => outcome_of(blocks_max * lists, what, clipped),
+        Ok(match clipped_by(left, full, is_clipped) {
+            clipped @ Some(_) => outcome_of((blocks_max * lists).min(of_tenant), what, clipped),
             None => Outcome::Deferred { blocks: asked },
         })
     }
@@ -467,8 +504,9 @@ fn retained(priority: CachePriority, until: Millis, is_pinned: bool) -> Lasting 
     Lasting::Retain(Retention { until, priority, is_pinned })
 }
 
-fn clipped_by(left: Option<usize>, is_clipped: bool) -> Option<Limit> {
-    left.map(|_| Limit::PinnedBytes).or(is_clipped.then_some(Limit::SessionBytes))
+fn clipped_by(left: Option<usize>, full: Tenant, is_clipped: bool) -> Option<Limit> {
+    let of_tenant = (full != Tenant::NONE).then_some(Limit::TenantBytes);
+    left.map(|_| Limit::PinnedBytes).or(of_tenant).or(is_clipped.then_some(Limit::SessionBytes))
 }
 
 fn outcome_of(blocks: usize, what: Lasting, clipped: Option<Limit>) -> Outcome {

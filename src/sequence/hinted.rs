@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use smallvec::SmallVec;
 
 use crate::hints::{HintLimits, Rejection};
-use crate::ids::{SequenceId, SessionId};
+use crate::ids::{SequenceId, SessionId, TenantId};
 use crate::prefix::policy::Millis;
 use crate::prefix::{BlockHash, Retention};
 use crate::sync::{AtomicUsize, Ordering::Relaxed};
@@ -117,6 +117,7 @@ impl Hinted {
         let block_bytes = block_bytes.max(1);
         let pinned_bytes = limits.pinned_bytes.unwrap_or(blocks as u64 * block_bytes / 4);
         let limits = limits.pinned_bytes(pinned_bytes);
+        let in_blocks = |bytes: u64| usize::try_from(bytes / block_bytes).unwrap_or(usize::MAX);
         Self {
             limits,
             block_bytes,
@@ -124,7 +125,7 @@ impl Hinted {
             sessions: Mutex::default(),
             open: Mutex::default(),
             standing: AtomicUsize::new(0),
-            pins: Mutex::new(Pins::new(usize::try_from(pinned_bytes / block_bytes).unwrap_or(usize::MAX))),
+            pins: Mutex::new(Pins::new(in_blocks(pinned_bytes), limits.tenant_bytes.map(in_blocks))),
         }
     }
 
@@ -161,6 +162,13 @@ impl Hinted {
         let limit = self.limits.pinned_bytes.unwrap_or_default();
         let pinned_bytes = pinned as u64 * self.block_bytes;
         Rejection::Pinned { pinned_bytes, limit, block_bytes: self.block_bytes }
+    }
+
+    /// Returns the error of a hint, when so many blocks of the tenant are retained or pinned.
+    pub(super) fn full_of(&self, tenant: TenantId, blocks: usize) -> Rejection {
+        let limit = self.limits.tenant_bytes.unwrap_or_default();
+        let kept_bytes = blocks as u64 * self.block_bytes;
+        Rejection::Tenant { tenant, kept_bytes, limit, block_bytes: self.block_bytes }
     }
 
     pub(super) fn session(&self, id: SessionId) -> Option<Session> {

@@ -1,34 +1,50 @@
-//! The blocks that hints have pinned, each counted once, within a budget.
+//! The blocks that hints have pinned, each counted once, within a budget. With a budget for each
+//! tenant, retained blocks count too.
 //!
 //! A block counts from its grant to the end of its time, or until another hint about it, whatever
-//! becomes of its contents. When the budget is short, those that are pinned no longer stop counting:
+//! becomes of its contents. When a budget is short, those that have lost their place stop counting:
 //! they were evicted, or hit and released.
 
 use std::collections::HashMap;
 
+use crate::block::{TENANTS_MAX, Tenant};
+use crate::hints::Limit;
 use crate::ids::{BlockId, SessionId};
 use crate::prefix::policy::Millis;
 
-/// For whom a block is pinned, and until when.
+/// For whom a block is retained or pinned, and until when.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pin {
     pub session: Option<SessionId>,
     pub until: Millis,
+    pub is_pinned: bool,
+    /// To which it belongs.
+    pub tenant: Tenant,
 }
 
 pub(super) struct Pins {
     blocks_max: usize,
+    /// Of each tenant.
+    tenant_max: Option<usize>,
     by_block: Vec<Option<Pin>>,
+    /// Number of pinned blocks.
     len: usize,
+    /// Number of blocks of each tenant.
+    by_tenant: [usize; TENANTS_MAX + 1],
 }
 
 impl Pins {
-    pub(super) fn new(blocks_max: usize) -> Self {
-        Self { blocks_max, by_block: Vec::new(), len: 0 }
+    pub(super) fn new(blocks_max: usize, tenant_max: Option<usize>) -> Self {
+        Self { blocks_max, tenant_max, by_block: Vec::new(), len: 0, by_tenant: [0; TENANTS_MAX + 1] }
     }
 
     pub(super) fn len(&self) -> usize {
         self.len
+    }
+
+    /// Returns the number of counted blocks of a tenant.
+    pub(super) fn of_tenant(&self, tenant: Tenant) -> usize {
+        self.by_tenant[tenant.index()]
     }
 
     /// Returns how many more blocks may be pinned, with `reserved` ones in the budget.
@@ -36,34 +52,66 @@ impl Pins {
         self.blocks_max.saturating_sub(self.len + reserved)
     }
 
-    /// Changes a pin. Returns false if there is none.
-    pub(super) fn renew(&mut self, id: BlockId, pin: Pin) -> bool {
-        let before = self.by_block.get_mut(id.index()).and_then(Option::as_mut);
-        before.map(|before| *before = pin).is_some()
+    /// Returns how many more blocks of a tenant may be retained or pinned.
+    pub(super) fn left_of(&self, tenant: Tenant) -> usize {
+        let most = self.tenant_max.filter(|_| tenant != Tenant::NONE);
+        most.map_or(usize::MAX, |most| most.saturating_sub(self.of_tenant(tenant)))
     }
 
-    /// Pins a block that is not pinned.
-    pub(super) fn add(&mut self, id: BlockId, pin: Pin) {
+    /// Counts a block as the pin says. `left`: how many more may be pinned. Returns whether it is
+    /// another pinned one; the error is the budget that is used up.
+    #[inline]
+    pub(super) fn set(&mut self, id: BlockId, pin: Pin, left: usize) -> Result<bool, Limit> {
+        if !pin.is_pinned && self.tenant_max.is_none() {
+            self.remove(id);
+            return Ok(false);
+        }
+        let before = self.by_block.get_mut(id.index()).and_then(Option::as_mut);
+        let (is_of_tenant, was_pinned) = match before {
+            Some(before) if before.tenant == pin.tenant && before.is_pinned == pin.is_pinned => {
+                *before = pin;
+                return Ok(false);
+            }
+            Some(before) => (before.tenant == pin.tenant, before.is_pinned),
+            None => (false, false),
+        };
+        let is_more = pin.is_pinned && !was_pinned;
+        if !is_of_tenant && self.left_of(pin.tenant) == 0 {
+            return Err(Limit::TenantBytes);
+        }
+        if is_more && left == 0 {
+            return Err(Limit::PinnedBytes);
+        }
+        self.remove(id);
         if self.by_block.len() <= id.index() {
             self.by_block.resize(id.index() + 1, None);
         }
         self.by_block[id.index()] = Some(pin);
-        self.len += 1;
+        self.count(pin, 1);
+        Ok(is_more)
     }
 
     pub(super) fn remove(&mut self, id: BlockId) {
-        let before = self.by_block.get_mut(id.index()).and_then(Option::take);
-        self.len -= usize::from(before.is_some());
+        if let Some(pin) = self.by_block.get_mut(id.index()).and_then(Option::take) {
+            self.count(pin, -1);
+        }
+    }
+
+    fn count(&mut self, pin: Pin, blocks: isize) {
+        let of_tenant = &mut self.by_tenant[pin.tenant.index()];
+        *of_tenant = of_tenant.wrapping_add_signed(blocks);
+        if pin.is_pinned {
+            self.len = self.len.wrapping_add_signed(blocks);
+        }
     }
 
     /// Drops pins that no longer `count`.
     #[cold]
-    pub(super) fn drop_gone(&mut self, counts: impl Fn(BlockId, Millis) -> bool) {
-        for (id, pin) in (0..).map(BlockId).zip(&mut self.by_block) {
-            let is_gone = pin.as_ref().is_some_and(|pin| !counts(id, pin.until));
-            if is_gone {
-                *pin = None;
-                self.len -= 1;
+    pub(super) fn drop_gone(&mut self, counts: impl Fn(BlockId, Pin) -> bool) {
+        for at in 0..self.by_block.len() {
+            let id = BlockId(at as u32);
+            if self.by_block[at].is_some_and(|pin| !counts(id, pin)) {
+                self.remove(id);
             }
         }
     }
@@ -71,7 +119,7 @@ impl Pins {
     /// Returns the number of blocks that are pinned for each session.
     pub(super) fn by_session(&self, now: Millis) -> HashMap<SessionId, usize> {
         let mut all = HashMap::new();
-        let pins = self.by_block.iter().flatten().filter(|pin| pin.until > now);
+        let pins = self.by_block.iter().flatten().filter(|pin| pin.is_pinned && pin.until > now);
         pins.filter_map(|pin| pin.session).for_each(|session| *all.entry(session).or_default() += 1);
         all
     }

@@ -9,7 +9,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::block::{BlockWord, Blocks, ListEnd, Operation, Priority, Tenant, unit_of};
 use crate::clock::{BatchRef, BatchSet};
 use crate::error::SequenceError;
-use crate::ids::{BlockHandle, BlockId, FrameId, PoolTag, SequenceId, Ticket};
+use crate::ids::{BlockHandle, BlockId, FrameId, PoolTag, SequenceId, TenantId, Ticket};
 use crate::prefix::{BlockHash, ExtraKey, PolicyInfo, PrefixCache, Weights};
 use crate::sync::{AtomicU64, Ordering::*, call, fence};
 
@@ -29,6 +29,8 @@ pub struct Sequence {
     id: SequenceId,
     priority: Priority,
     pub(super) tenant: Tenant,
+    /// The id of its tenant, which it keeps in pools without tenants.
+    pub(super) tenant_id: Option<TenantId>,
     pub(super) list: ListOwner,
     pub(super) frames: Frames,
     /// A frame of the unit that is reserved for its growth.
@@ -81,6 +83,7 @@ impl Sequence {
             id,
             priority,
             tenant: Tenant::NONE,
+            tenant_id: None,
             list,
             frames: Frames::default(),
             reserved_for_growth: None,
@@ -125,6 +128,11 @@ impl Sequence {
     /// Returns its priority.
     pub fn priority(&self) -> Priority {
         self.priority
+    }
+
+    /// Returns its [tenant](crate::tenants), also in a pool without tenants to which it was moved.
+    pub fn tenant(&self) -> Option<TenantId> {
+        self.tenant_id
     }
 
     /// Returns the number of tokens per block.
@@ -279,7 +287,7 @@ impl Sequence {
         self.listed().enumerate().for_each(|(place, id)| list.stage(place, id));
         list.publish(self.list.tokens());
         let mut fork = Self::new(self.sequences.clone(), id, self.priority, list).in_group(self.group);
-        (fork.tenant, fork.frames) = (self.tenant, self.frames.clone());
+        (fork.tenant, fork.tenant_id, fork.frames) = (self.tenant, self.tenant_id, self.frames.clone());
         (fork.committed, fork.seals, fork.writers) = (self.committed, self.seals.forked(), self.writers);
         fork.front = self.front;
         (fork.writes, fork.seen) = (self.writes.clone(), AtomicU64::new(self.seen.load(Relaxed)));

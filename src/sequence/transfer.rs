@@ -22,10 +22,10 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use crate::block::{AllocRequest, Blocks, ListEnd, Waiting};
+use crate::block::{AllocRequest, Blocks, ListEnd, Tenant, Waiting};
 use crate::clock::BatchSet;
-use crate::error::{AllocError, Invalid, TransferError};
-use crate::ids::{BlockId, FrameId, Priority, SequenceId};
+use crate::error::{AllocError, Invalid, SequenceError, TenantError, TransferError};
+use crate::ids::{BlockId, FrameId, Priority, SequenceId, TenantId};
 use crate::prefix::{BlockHash, PolicyInfo, is_older};
 
 use super::footprint::Footprint;
@@ -215,6 +215,7 @@ impl<'a> Lists<'a> {
             length: length as u32,
             committed: committed.min(length) as u32,
             reuses_tail: first.reuses_tail,
+            tenant: first.tenant_id,
             lists: self.parts.iter().map(list).collect(),
             states: first.sequences.states().iter().map(|&frames| frames as u32).collect(),
         }
@@ -230,6 +231,7 @@ pub(crate) struct Outline {
     pub(crate) length: u32,
     pub(crate) committed: u32,
     pub(crate) reuses_tail: bool,
+    pub(crate) tenant: Option<TenantId>,
     pub(crate) lists: Vec<ListOutline>,
     /// Frames of each state.
     pub(crate) states: Vec<u32>,
@@ -361,7 +363,8 @@ fn kept(part: &Sequence, tokens: usize) -> impl Iterator<Item = u32> + use<> {
 
 impl Arrival {
     /// Opens the sequence of this outline in the target, without blocks. Its hashes, unless stale,
-    /// are those of the target's cache, in whose `era` they are noted.
+    /// are those of the target's cache, in whose `era` they are noted. A target without tenants keeps
+    /// the name of its tenant; one with others than this is no place for it.
     pub(crate) fn open(
         outline: Outline,
         target: &Sequences,
@@ -369,9 +372,15 @@ impl Arrival {
         room: ResumeOptions,
     ) -> Result<Self, TransferError> {
         outline.check_groups(target)?;
-        let Outline { id, priority, length, committed, reuses_tail, lists, .. } = outline;
+        let Outline { id, priority, length, committed, reuses_tail, tenant, lists, .. } = outline;
+        let account = match (tenant, target.blocks().tenants()) {
+            (Some(tenant), Some(tenants)) => {
+                tenants.find(tenant).ok_or(SequenceError::Tenant(TenantError::Unknown { tenant }))?
+            }
+            _ => Tenant::NONE,
+        };
         let session = lists.iter().flat_map(|list| &list.known).find_map(|known| known.session);
-        let mut sequence = target.open_grouped(id, priority, session)?;
+        let mut sequence = target.open_grouped(id, priority, (account, tenant), session)?;
         for (part, list) in sequence.parts.iter_mut().zip(lists) {
             (part.front, part.reuses_tail) = (list.front, reuses_tail);
             if let (Some(known), Some(cache)) = (list.known, target.cache()) {

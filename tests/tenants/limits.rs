@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 
 use kvpool::prefix::policy::CachePriority;
 use kvpool::tenants::TENANTS_MAX;
-use kvpool::{BuildError, Invalid, ResizeError, ResizeOptions, TenantError};
+use kvpool::{BuildError, Invalid, ResizeError, ResizeOptions};
 
 use super::*;
 

@@ -1,7 +1,9 @@
 //! Tenants: quotas, floors, and what counts for whom.
 
+mod hinted;
 mod limits;
 mod model;
+mod moved;
 mod refusals;
 mod threads;
 mod time;
@@ -11,7 +13,7 @@ use kvpool::prefix::{PrefixConfig, PrefixKeys};
 use kvpool::tenants::{TenantInfo, TenantLimits};
 use kvpool::{
     AdmitRequest, AllocError, AllocRequest, KvLayout, Lease, Pool, PoolBuilder, Sequence, SequenceError,
-    SequenceId, TenantId, Tokens,
+    SequenceId, TenantError, TenantId, Tokens,
 };
 use kvpool_testkit::prompts::{BLOCK_TOKENS, prompt};
 

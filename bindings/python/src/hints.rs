@@ -78,9 +78,10 @@ pub fn limits(hints: Option<&Bound<'_, PyAny>>) -> Outcome<Option<HintLimits>> {
         limits = match key.extract::<String>().as_deref() {
             Ok("pinned_bytes") => limits.pinned_bytes(value.extract::<Bytes>()?.0),
             Ok("session_bytes") => limits.session_bytes(value.extract::<Bytes>()?.0),
+            Ok("tenant_bytes") => limits.tenant_bytes(value.extract::<Bytes>()?.0),
             Ok("longest") => limits.longest(value.extract::<Seconds>()?.0),
             _ => {
-                let known = "there are pinned_bytes, session_bytes and longest";
+                let known = "there are pinned_bytes, session_bytes, tenant_bytes and longest";
                 return Err(refused(format!("hints have no limit {}; {known}", shown(&key))));
             }
         };

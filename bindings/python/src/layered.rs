@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use kvpool::compact::FrameCopier;
 use kvpool::storage::{CopyDone, FrameMove};
-use kvpool::{AdmitRequest, BuildError, DeviceId, Invalid, Pool, SequenceId, SessionId, StorageError};
+use kvpool::{
+    AdmitRequest, BuildError, DeviceId, Invalid, Pool, SequenceId, SessionId, StorageError, TenantId,
+};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::args::{Blocks, Count, Extra, Id, Key, Keys, Rank, Seconds, Session, Tokens, deadline};
+use crate::args::{Blocks, Count, Extra, Id, Key, Keys, Rank, Seconds, Session, Tenant, Tokens, deadline};
 use crate::buffers::Numbers;
 use crate::call::Call;
 use crate::error::{Outcome, fields, raise};
@@ -18,6 +20,7 @@ use crate::hints::limits;
 use crate::layers::PyLayerGroups;
 use crate::pool::{PyPool, cache_config};
 use crate::runtime::{call_python, runtime};
+use crate::tenants::tenant_limits;
 
 /// Returns a copier that calls a function of Python, on a thread of its own: a thread that moves
 /// blocks may have the GIL, or wait for one that has.
@@ -62,6 +65,7 @@ struct Admission {
     leave: usize,
     chunk: Option<Tokens>,
     session: Option<Session>,
+    tenant: Option<Tenant>,
 }
 
 impl Admission {
@@ -71,7 +75,13 @@ impl Admission {
         if let Some(chunk) = self.chunk {
             request = request.chunk(chunk.0);
         }
-        self.session.map_or(request.clone(), |session| request.session(SessionId(session.0)))
+        if let Some(session) = self.session {
+            request = request.session(SessionId(session.0));
+        }
+        match self.tenant {
+            Some(tenant) => request.tenant(TenantId(tenant.0)),
+            None => request,
+        }
     }
 }
 
@@ -94,7 +104,7 @@ impl PyPool {
     ///
     /// Raises BuildError, also for memory of less than two frames.
     #[staticmethod]
-    #[pyo3(signature = (groups, *, memory=None, blocks=None, blocks_max=None, reserve=Blocks(0), prefix_cache=None, events=None, hashing=None, hash_key=None, hints=None, threads=None, copier=None), text_signature = "(groups, *, memory=None, blocks=None, blocks_max=None, reserve=0, prefix_cache=None, events=None, hashing=None, hash_key=None, hints=None, threads=None, copier=None)")]
+    #[pyo3(signature = (groups, *, memory=None, blocks=None, blocks_max=None, reserve=Blocks(0), prefix_cache=None, events=None, hashing=None, hash_key=None, hints=None, tenants=None, threads=None, copier=None), text_signature = "(groups, *, memory=None, blocks=None, blocks_max=None, reserve=0, prefix_cache=None, events=None, hashing=None, hash_key=None, hints=None, tenants=None, threads=None, copier=None)")]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn layered(
         py: Python<'_>,
@@ -108,6 +118,7 @@ impl PyPool {
         hashing: Option<&str>,
         hash_key: Option<Key>,
         hints: Option<Bound<'_, PyAny>>,
+        tenants: Option<Bound<'_, PyAny>>,
         threads: Option<Count>,
         copier: Option<Bound<'_, PyAny>>,
     ) -> Outcome<Self> {
@@ -143,6 +154,9 @@ impl PyPool {
         if let Some(limits) = limits(hints.as_ref())? {
             builder = builder.hints(limits);
         }
+        if let Some(tenants) = tenant_limits(tenants.as_ref())? {
+            builder = builder.tenants(tenants);
+        }
         if let Some(copier) = copier {
             if !copier.is_callable() {
                 let message = format!("copier is of {}: it is a function", copier.get_type());
@@ -169,7 +183,8 @@ impl PyPool {
     ///   window and one chunk are reserved, not those of the whole prompt; later appends allocate.
     /// - `session`: number of the conversation that the request continues. All but its last two
     ///   checkpoints are then evicted before other cached blocks.
-    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, adapter=None, extra_keys=None, leave=Count(0), chunk=None, session=None), text_signature = r#"($self, id, prompt, *, headroom=0, priority="normal", salt=None, adapter=None, extra_keys=None, leave=0, chunk=None, session=None)"#)]
+    /// - `tenant`: number of the tenant whose quota its new blocks count for, of all groups.
+    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, adapter=None, extra_keys=None, leave=Count(0), chunk=None, session=None, tenant=None), text_signature = r#"($self, id, prompt, *, headroom=0, priority="normal", salt=None, adapter=None, extra_keys=None, leave=0, chunk=None, session=None, tenant=None)"#)]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn try_admit_grouped(
         &self,
@@ -183,17 +198,17 @@ impl PyPool {
         leave: Count,
         chunk: Option<Tokens>,
         session: Option<Session>,
+        tenant: Option<Tenant>,
     ) -> Outcome<PyGroupedSequence> {
         let keys = Keys::new(salt, adapter, extra_keys);
-        let (headroom, leave) = (headroom.0, leave.0);
-        let id = SequenceId(id.0);
-        let admission = Admission { id, prompt: prompt.0, headroom, priority, keys, leave, chunk, session };
+        let (id, prompt, headroom, leave) = (SequenceId(id.0), prompt.0, headroom.0, leave.0);
+        let admission = Admission { id, prompt, headroom, priority, keys, leave, chunk, session, tenant };
         Ok(PyGroupedSequence::new(self.get()?.admit_grouped(&admission.request())?))
     }
 
     /// As `try_admit_grouped`, but waits in the queue if necessary: in one place of it for the
     /// blocks of all groups. Raises Timeout after `timeout` seconds. Cancelling passes the turn on.
-    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, adapter=None, extra_keys=None, leave=Count(0), chunk=None, session=None, timeout=None), text_signature = r#"($self, id, prompt, *, headroom=0, priority="normal", salt=None, adapter=None, extra_keys=None, leave=0, chunk=None, session=None, timeout=None)"#)]
+    #[pyo3(signature = (id, prompt, *, headroom=Tokens(0), priority=Rank::default(), salt=None, adapter=None, extra_keys=None, leave=Count(0), chunk=None, session=None, tenant=None, timeout=None), text_signature = r#"($self, id, prompt, *, headroom=0, priority="normal", salt=None, adapter=None, extra_keys=None, leave=0, chunk=None, session=None, tenant=None, timeout=None)"#)]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn admit_grouped(
         &self,
@@ -207,13 +222,13 @@ impl PyPool {
         leave: Count,
         chunk: Option<Tokens>,
         session: Option<Session>,
+        tenant: Option<Tenant>,
         timeout: Option<Seconds>,
     ) -> Outcome<Call> {
         let keys = Keys::new(salt, adapter, extra_keys);
         let (pool, until) = (self.share()?, deadline(timeout));
-        let (headroom, leave) = (headroom.0, leave.0);
-        let id = SequenceId(id.0);
-        let admission = Admission { id, prompt: prompt.0, headroom, priority, keys, leave, chunk, session };
+        let (id, prompt, headroom, leave) = (SequenceId(id.0), prompt.0, headroom.0, leave.0);
+        let admission = Admission { id, prompt, headroom, priority, keys, leave, chunk, session, tenant };
         Ok(Call::new(move |caller| {
             caller.start(async move {
                 let admitted = pool.admit_grouped_async(&admission.request()).until(until).await?;

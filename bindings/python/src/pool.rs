@@ -47,8 +47,8 @@ const AUDIT_PATIENCE: Duration = Duration::from_millis(100);
 ///   without a prefix cache.
 /// - `hints`: True to take hints about sessions and cached blocks (`hint`), or a mapping with
 ///   limits: `pinned_bytes` at a time (default: a quarter of the pool), `session_bytes` of one
-///   session (the whole pool), and `longest`, the seconds of one hint (3,600). Needs a prefix
-///   cache.
+///   session (the whole pool), `tenant_bytes` of the blocks of each tenant (no limit), and
+///   `longest`, the seconds of one hint (3,600). Needs a prefix cache.
 /// - `tenants`: a mapping from the number of each tenant to its limits, a mapping with `quota`, the
 ///   bytes that it may hold, and `floor`, those below which no eviction for others takes it; each
 ///   may be left out. `set_tenant` adds further ones. Needs a prefix cache.

@@ -27,9 +27,9 @@ def prompt(session: int) -> list[int]:
     return [session * 1_000 + token for token in range(BLOCKS * TOKENS)]
 
 
-def run(pool: kvpool.Pool, session: int, returns_in: float | None = None) -> None:
+def run(pool: kvpool.Pool, session: int, returns_in: float | None = None, tenant: int | None = None) -> None:
     """A request of a session, which fills its blocks and is closed."""
-    with pool.try_admit(session, prompt(session), session=session) as sequence:
+    with pool.try_admit(session, prompt(session), session=session, tenant=tenant) as sequence:
         with pool.begin_batch() as batch:
             batch.append(sequence, len(prompt(session)) - len(sequence))
         if returns_in is not None:
@@ -295,13 +295,22 @@ def test_limits() -> None:
     told = hint(pool, "kv.retain", session_id=1, ttl_seconds=10)
     assert (told["outcome"], told["blocks"], told["limit"]) == ("clipped", 3, "session_bytes")
     kvpool.Pool(layout(), 20, prefix_cache=True, hints={})
+    bounds = {"tenant_bytes": 2 * size}
+    pool = kvpool.Pool(layout(), 20, prefix_cache=True, tenants={7: {}}, hints=bounds)
+    run(pool, 1, tenant=7)
+    told = hint(pool, "kv.retain", session_id=1, ttl_seconds=10)
+    assert (told["outcome"], told["blocks"], told["limit"]) == ("clipped", 2, "tenant_bytes")
+    run(pool, 2, tenant=7)
+    told = hint(pool, "kv.pin", session_id=2, ttl_seconds=10)
+    assert (told["outcome"], told["reason"]) == ("rejected", "tenant")
     for limits, message in (
-        ({"colour": 1}, "hints have no limit 'colour'; there are pinned_bytes, session_bytes and longest"),
+        ({"colour": 1}, "hints have no limit 'colour'; there are pinned_bytes, session_bytes, tenant_bytes and longest"),
         ({7: 1}, "hints have no limit 7"),
         ("yes", "hints are True, False or a mapping with limits, not 'yes'"),
         (1, "hints are True, False or a mapping"),
         ({"pinned_bytes": 21 * size}, "pinned_bytes"),
         ({"longest": 0}, "longest"),
+        ({"tenant_bytes": 0}, "tenant_bytes"),
     ):
         with pytest.raises(kvpool.BuildError, match=message):
             kvpool.Pool(layout(), 20, prefix_cache=True, hints=limits)

@@ -205,7 +205,8 @@ fn build(settings: &PoolSettings, key: Option<HashKey>) -> anyhow::Result<(Pool,
             Some(key) => config.key(key),
             None => config,
         });
-        builder = builder.hints(HintLimits::new());
+        let limits = HintLimits::new();
+        builder = builder.hints(settings.tenant_hints.map_or(limits, |bytes| limits.tenant_bytes(bytes)));
         if let Some(tenants) = &settings.tenants {
             builder = builder.tenants(tenants.iter().copied());
         }

@@ -155,6 +155,7 @@ pub(super) fn refusal_of(pool: &Pool, manifest: &Manifest, error: TransferError)
             Refusal::Exists
         }
         TransferError::Alloc(AllocError::DeviceLost { .. }) => Refusal::Closed(text(error)),
+        TransferError::Alloc(AllocError::OverQuota { .. }) => Refusal::Manifest(text(error)),
         TransferError::Alloc(_) => Refusal::Full { needed: manifest.blocks() as u64 },
         error => Refusal::Manifest(text(error)),
     }

@@ -76,6 +76,7 @@ fn others(first: &Settings, now: &Settings) -> Vec<&'static str> {
         ("defrag", a.defrag != b.defrag),
         ("eviction", a.eviction != b.eviction),
         ("tenants", a.tenants != b.tenants),
+        ("tenant_hints", a.tenant_hints != b.tenant_hints),
         ("reserve", a.reserve != b.reserve),
         ("listen", first.listen != now.listen),
         ("admin", first.admin != now.admin),

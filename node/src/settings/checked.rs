@@ -135,6 +135,8 @@ pub struct PoolSettings {
     pub eviction: Option<PolicyKind>,
     /// Tenants and their limits; `None`: a pool without tenants.
     pub tenants: Option<Vec<(TenantId, TenantLimits)>>,
+    /// Bytes of each tenant's blocks that hints may retain or pin; `None`: no limit.
+    pub tenant_hints: Option<u64>,
     /// Blocks reserved for urgent requests.
     pub reserve: usize,
     /// Background compaction.
@@ -306,6 +308,10 @@ impl Reader<'_> {
         if eviction.is_none() && tenants.is_some() {
             return Err(self.refuse("tenants", "they share the prefix cache, and eviction is off"));
         }
+        let tenant_hints = self.value("tenant-hints", value::bytes)?;
+        if tenants.is_none() && tenant_hints.is_some() {
+            return Err(self.refuse("tenant-hints", "the pool has no tenants"));
+        }
         Ok(PoolSettings {
             blocks,
             blocks_max,
@@ -314,6 +320,7 @@ impl Reader<'_> {
             device: self.required("device", device)?,
             eviction,
             tenants,
+            tenant_hints,
             reserve,
             defrag: threshold.map(|threshold| DefragSettings { threshold, interval }),
         })

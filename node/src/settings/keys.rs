@@ -86,6 +86,8 @@ pub const KEYS: &[Key] = &[
         "Eviction policy of the prefix cache"),
     key("tenants", "ID=LIMITS,...", None, "ID=FLOOR..QUOTA with bytes such as 7=2GiB..8GiB, separated by commas; either may be left out",
         "Tenants of the pool: the bytes below which others' requests do not evict each, and those that it may hold"),
+    key("tenant-hints", "BYTES", None, "a number of bytes such as 1GiB",
+        "Bytes of each tenant's blocks that hints may retain or pin; by default no limit"),
     key("reserve", "N", Some("0"), "a number of blocks, below the pool's size",
         "Blocks that are set aside for urgent requests"),
     key("listen", "ADDRESS", None, "IP:PORT, localhost:PORT, unix:PATH, or `off`",
@@ -172,9 +174,9 @@ pub const KEYS: &[Key] = &[
 
 /// Keys of the pool, the traffic and the messages of `kvpool serve`: an engine has its own.
 #[rustfmt::skip]
-pub(super) const OF_PROGRAM: [&str; 17] = [
+pub(super) const OF_PROGRAM: [&str; 18] = [
     "size", "size-max", "layout", "block-tokens", "dtype", "device", "defrag-threshold", "defrag-interval", "eviction",
-    "tenants", "reserve", "load", "load-threads", "load-rest", "log", "log-level", "otel-endpoint",
+    "tenants", "tenant-hints", "reserve", "load", "load-threads", "load-rest", "log", "log-level", "otel-endpoint",
 ];
 
 /// Keys of the admin interface: all that the pool of frames of an engine can have.

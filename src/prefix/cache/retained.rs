@@ -243,10 +243,11 @@ impl PrefixCache {
         ids
     }
 
-    /// Returns whether a block is pinned, or has owners, whose release gives it a place.
-    pub(crate) fn may_be_pinned(&self, core: &Core, id: BlockId) -> bool {
-        let word = core.word(id);
-        word.is_cached() && (!word.is_evictable() || self.row(id).queue() == QUEUE + CLASSES - 1)
+    /// Returns whether a block is pinned, or retained, or has owners, whose release gives it a place.
+    pub(crate) fn may_be_kept(&self, core: &Core, id: BlockId, is_pinned: bool) -> bool {
+        let (word, pinned) = (core.word(id), QUEUE + CLASSES - 1);
+        let first = if is_pinned { pinned } else { QUEUE + DEMOTED + 1 };
+        word.is_cached() && (!word.is_evictable() || (first..=pinned).contains(&self.row(id).queue()))
     }
 
     /// Ends the retention of blocks of one chain, in its order.

@@ -20,6 +20,7 @@ class _Array(Protocol):
 class _HintLimits(TypedDict, total=False):
     pinned_bytes: int
     session_bytes: int
+    tenant_bytes: int
     longest: float
 
 @type_check_only
@@ -1100,8 +1101,8 @@ class Pool:
       without a prefix cache.
     - `hints`: True to take hints about sessions and cached blocks (`hint`), or a mapping with
       limits: `pinned_bytes` at a time (default: a quarter of the pool), `session_bytes` of one
-      session (the whole pool), and `longest`, the seconds of one hint (3,600). Needs a prefix
-      cache.
+      session (the whole pool), `tenant_bytes` of the blocks of each tenant (no limit), and
+      `longest`, the seconds of one hint (3,600). Needs a prefix cache.
     - `tenants`: a mapping from the number of each tenant to its limits, a mapping with `quota`, the
       bytes that it may hold, and `floor`, those below which no eviction for others takes it; each
       may be left out. `set_tenant` adds further ones. Needs a prefix cache.
@@ -1147,6 +1148,7 @@ class Pool:
         hashing: Literal["fast", "keyed"] | None = None,
         hash_key: bytes | None = None,
         hints: bool | _HintLimits | None = None,
+        tenants: Mapping[int, _TenantLimits] | None = None,
         threads: int | None = None,
         copier: Callable[[list[tuple[int, int]]], object] | None = None,
     ) -> Pool:
@@ -1303,6 +1305,7 @@ class Pool:
         leave: int = 0,
         chunk: int | None = None,
         session: int | None = None,
+        tenant: int | None = None,
     ) -> GroupedSequence:
         """Opens a sequence in every group of layers, with the longest prefix that is cached in all,
         and reserves the blocks for the rest of its prompt and for `headroom` tokens in all groups,
@@ -1313,6 +1316,7 @@ class Pool:
           window and one chunk are reserved, not those of the whole prompt; later appends allocate.
         - `session`: number of the conversation that the request continues. All but its last two
           checkpoints are then evicted before other cached blocks.
+        - `tenant`: number of the tenant whose quota its new blocks count for, of all groups.
         """
     def admit_grouped(
         self,
@@ -1327,6 +1331,7 @@ class Pool:
         leave: int = 0,
         chunk: int | None = None,
         session: int | None = None,
+        tenant: int | None = None,
         timeout: float | None = None,
     ) -> Call[GroupedSequence]:
         """As `try_admit_grouped`, but waits in the queue if necessary: in one place of it for the
