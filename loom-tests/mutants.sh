@@ -219,6 +219,11 @@ refused_unreleased refused
 refused_assumed refused
 refused_relaxed refused
 window_uncounted refused
+refused_at_floor tenants
+quota_in_two_steps tenants
+floor_in_two_steps tenants
+room_not_given_back tenants
+evicted_still_charged tenants
 LIST
 
 if [[ -n $budget ]]; then

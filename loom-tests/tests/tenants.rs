@@ -1,6 +1,7 @@
 //! Theorems: whatever threads do at once, evictions for others leave a tenant as many blocks as its
 //! floor, and an allocation never takes it beyond its quota. An eviction that is cancelled leaves
-//! room for the next. At the end each account is that of a recount: the audit in `finish` compares
+//! room for the next, and a request that is refused because of a floor is refused no longer than the
+//! tenant is at it. At the end each account is that of a recount: the audit in `finish` compares
 //! the blocks that name each tenant with what it holds, was charged for, and has cached.
 //!
 //! Up to 2 preemptions, or 3 where one thread only frees a block; one less with
@@ -79,6 +80,27 @@ fn two_allocations_against_one_quota() {
         assert_eq!(pool.holds(0), (2, 0));
         taken.into_iter().for_each(|id| pool.leave(id.expect("the cached block makes room")));
         assert_eq!(pool.take_for(0).map(|id| pool.leave(id)), Some(()));
+        pool.finish_tenants(1);
+    });
+}
+
+/// One block is protected, and a batch sees the other, while the tenant grows beyond its floor: what a
+/// request found before holds no longer.
+#[test]
+fn a_tenant_grows_beside_a_refusal() {
+    check_wide(2, "tenants::a_tenant_grows_beside_a_refusal", || {
+        let pool = CachedBlocks::with_tenants(3, &[(None, 1)]);
+        pool.keep_for(0, 1);
+        let batch = pool.blocks.clock().begin();
+        pool.keep(2);
+        let other = pool.clone();
+        let thread = thread::spawn(move || other.take_for(0));
+        let early = pool.take(1).or_else(|| pool.take(1));
+        let grown = thread.join().unwrap();
+        let taken = early.or_else(|| pool.take(1)).expect("the tenant is beyond its floor");
+        pool.blocks.end_batch(batch);
+        pool.put(&taken);
+        grown.into_iter().for_each(|id| pool.leave(id));
         pool.finish_tenants(1);
     });
 }

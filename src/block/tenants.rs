@@ -1,9 +1,9 @@
 //! Tenants: whose a block is, and how many blocks each tenant holds, may hold, and keeps.
 //!
 //! A block belongs to the tenant whose sequence allocated it, until it is free again: owned by that
-//! sequence or by others, and cached. A block of a lease, of an import, and of a sequence without a
-//! tenant belongs to none. What a tenant holds is limited by its *quota*; below its *floor*, no
-//! eviction for others takes a block of it.
+//! sequence or by others, and cached. A block of a lease, a cached block of an import, and one of a
+//! sequence without a tenant belongs to none. What a tenant holds is limited by its *quota*; below
+//! its *floor*, no eviction for others takes a block of it.
 //!
 //! # State
 //!
@@ -46,7 +46,7 @@ use crate::sync::{
     AtomicU8, AtomicU64, AtomicUsize, CachePadded, Mutex, MutexGuard, Ordering::*, StatisticU64, yield_now,
 };
 
-use super::state::{GrowTable, TablePart};
+use super::state::{GrowTable, TablePart, TenantSet};
 use account::Account;
 
 /// Maximum number of tenants of a pool.
@@ -278,6 +278,11 @@ impl Tenants {
             return usize::MAX;
         }
         self.account(of).beyond_floor() as usize
+    }
+
+    /// Returns whether all of these tenants are at their floors, and none of them is the one that asks.
+    pub(in crate::block) fn protects(&self, of: TenantSet, by: Tenant) -> bool {
+        self.all().filter(|tenant| of.has(tenant.index())).all(|of| of != by && self.room(of, by) == 0)
     }
 
     /// Returns how many cached blocks an eviction for a tenant must leave.

@@ -4,6 +4,7 @@ mod hinted;
 mod limits;
 mod model;
 mod moved;
+mod order;
 mod refusals;
 mod threads;
 mod time;

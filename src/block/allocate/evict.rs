@@ -36,7 +36,7 @@ use crate::sync::{AtomicU64, Ordering::*};
 use super::complete::note_units;
 use crate::block::core::{Core, Evictable, NotEvicted};
 use crate::block::space::FreedFrames;
-use crate::block::state::BlockWord;
+use crate::block::state::{BlockWord, TenantSet};
 use crate::block::tenants::{EvictedFor, Tenant};
 
 /// The word of one block.
@@ -283,7 +283,7 @@ impl Core {
         wanted: usize,
         freed: &mut dyn FnMut(&[FrameId]),
     ) -> usize {
-        if self.knows_no_eviction() {
+        if self.knows_no_eviction(tenant) {
             return 0;
         }
         let got = self.evict_some_for(tenant, wanted, freed);
@@ -291,7 +291,7 @@ impl Core {
             return got;
         }
         let state = self.evictions();
-        let (mut got, mut seen) = (0, 0);
+        let (mut got, mut kept, mut protected) = (0, 0, TenantSet::default());
         for id in (0..self.rows() as u32).map(BlockId) {
             match self.evict_for(id, state.oldest, EvictedFor::Tenant(tenant)) {
                 Ok(frame) => {
@@ -302,13 +302,17 @@ impl Core {
                     }
                 }
                 Err(NotEvicted::Seen) => {
-                    seen += usize::from(self.is_seen_for_certain(id, self.word(id), state.oldest));
+                    kept += usize::from(self.is_seen_for_certain(id, self.word(id), state.oldest));
                 }
-                Err(NotEvicted::Owned | NotEvicted::Moving | NotEvicted::Protected) => {}
+                Err(NotEvicted::Protected) => {
+                    protected.add(self.tenant_of(id).index());
+                    kept += 1;
+                }
+                Err(NotEvicted::Owned | NotEvicted::Moving) => {}
             }
         }
         if got == 0 {
-            self.remember_no_eviction(state, seen);
+            self.remember_no_eviction(state, kept, protected);
         }
         got
     }

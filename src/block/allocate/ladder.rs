@@ -427,7 +427,8 @@ impl Core {
         evict: impl Fn(&Self, Tenant, usize, &mut dyn FnMut(&[FrameId])) -> usize,
     ) -> bool {
         let missing = request.blocks - grab.frames;
-        if self.evictable_for(tenant) + self.reserved_for(request) < missing || self.knows_no_eviction() {
+        if self.evictable_for(tenant) + self.reserved_for(request) < missing || self.knows_no_eviction(tenant)
+        {
             // Reclaiming comes first; if that does not suffice, an eviction would be wasted.
             self.tenants().into_iter().for_each(|tenants| tenants.count_passed_over(tenant));
             return false;

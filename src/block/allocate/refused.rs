@@ -3,7 +3,8 @@
 use crate::ids::Order;
 
 use crate::block::core::Core;
-use crate::block::state::{Evictions, FreeRuns};
+use crate::block::state::{Evictions, FreeRuns, TenantSet};
+use crate::block::tenants::Tenant;
 
 impl Core {
     pub(super) fn known_runs(&self) -> Option<FreeRuns> {
@@ -34,21 +35,30 @@ impl Core {
         Evictions { evictable: self.evictable(), releases, oldest: self.space.clock.oldest() }
     }
 
-    pub(super) fn knows_no_eviction(&self) -> bool {
-        self.refused.no_eviction(self.evictable()).is_some_and(|known| known == self.evictions())
+    pub(super) fn knows_no_eviction(&self, tenant: Tenant) -> bool {
+        self.refused
+            .no_eviction(self.evictable())
+            .is_some_and(|(known, floored)| known == self.evictions() && self.protects(floored, tenant))
     }
 
-    /// `seen`: number of blocks that batches see for certain.
-    pub(super) fn remember_no_eviction(&self, state: Evictions, seen: usize) {
-        if seen == state.evictable && self.evictions() == state {
-            self.refused.remember_no_eviction(state);
+    /// `kept`: number of blocks that batches see for certain, or that are protected.
+    pub(super) fn remember_no_eviction(&self, state: Evictions, kept: usize, protected: TenantSet) {
+        if kept == state.evictable && self.evictions() == state {
+            self.refused.remember_no_eviction(state, protected);
         }
     }
 
+    fn protects(&self, of: TenantSet, by: Tenant) -> bool {
+        self.tenants().is_none_or(|tenants| tenants.protects(of, by))
+    }
+
     /// Returns whether a walk found no window of this length, and nothing has changed since.
-    pub(super) fn knows_no_window(&self, len: usize) -> bool {
-        self.refused.no_window().is_some_and(|(state, at, least)| {
-            len >= least && state == self.evictions() && self.space.frames.snapshot() == Some(at)
+    pub(super) fn knows_no_window(&self, len: usize, tenant: Tenant) -> bool {
+        self.refused.no_window().is_some_and(|((state, floored), at, least)| {
+            len >= least
+                && state == self.evictions()
+                && self.space.frames.snapshot() == Some(at)
+                && self.protects(floored, tenant)
         })
     }
 }

@@ -14,7 +14,8 @@ use crate::ids::{FrameId, Run, Ticket};
 use crate::sync::Ordering::Relaxed;
 
 use crate::block::core::{Core, WakeGuard};
-use crate::block::tenants::Tenant;
+use crate::block::state::TenantSet;
+use crate::block::tenants::{TENANTS_MAX, Tenant};
 
 const WINDOWS: usize = 3;
 
@@ -52,11 +53,13 @@ struct Walk {
     open: usize,
     /// Those that no batch sees.
     unseen: usize,
-    /// Those that batches see for certain.
-    seen: usize,
+    /// Those that batches see for certain, or that are protected.
+    kept: usize,
+    protected: TenantSet,
     free: usize,
-    /// Whether a shrink has closed a frame. Abandoning it opens the frame, which no counter shows.
-    has_closed: bool,
+    /// Whether frames were left out whose return no counter shows: a shrink has closed them, or a
+    /// tenant has fewer blocks beyond its floor than a window.
+    has_others: bool,
 }
 
 impl Walk {
@@ -80,7 +83,7 @@ impl Walk {
                 }
             }
             let closed = core.space.frames.closed_in_unit(FrameId(unit as u32));
-            self.has_closed |= !closed.is_empty();
+            self.has_others |= !closed.is_empty();
             for frame in closed.frames().map(|frame| frame.index()) {
                 if let Some(cost) = self.costs.get_mut(kept + frame - start) {
                     *cost = Cost::Fixed;
@@ -123,19 +126,65 @@ impl Walk {
             return Cost::Fixed;
         }
         if core.is_protected(id, tenant) {
+            self.protected.add(core.tenant_of(id).index());
+            self.kept += 1;
             return Cost::Fixed;
         }
         if core.is_unseen(id, word, oldest) {
             self.unseen += 1;
             return Cost::Evict;
         }
-        self.seen += usize::from(core.is_seen_for_certain(id, word, oldest));
+        self.kept += usize::from(core.is_seen_for_certain(id, word, oldest));
         Cost::Fixed
     }
 
-    fn cheapest(&self, len: usize) -> Option<usize> {
+    /// Returns the place of the cheapest window, in which no tenant has more blocks than others may
+    /// evict: some of them would be evicted in vain.
+    fn cheapest(
+        &mut self,
+        core: &Core,
+        by: Tenant,
+        len: usize,
+        frame: impl Fn(usize) -> usize,
+    ) -> Option<usize> {
         let costs = &self.costs;
-        cheapest_window(costs.len(), len, |at| costs[at].evictions(), |_| 0).map(|(at, _)| at)
+        let Some(tenants) = core.tenants() else {
+            return cheapest_window(costs.len(), len, |at| costs[at].evictions(), |_| 0).map(|(at, _)| at);
+        };
+        let mut rooms = [isize::MAX; TENANTS_MAX + 1];
+        tenants.all().for_each(|of| rooms[of.index()] = tenants.room(of, by) as isize & isize::MAX);
+        let of = |at: usize| tenants.of(core.space.table.block_at(FrameId(frame(at) as u32))).index();
+        // Blocks that the last frames have too many.
+        let (mut left, mut excess, mut evictions, mut clear) = (rooms, 0, 0, 0);
+        let mut best: Option<(u32, usize)> = None;
+        for (last, cost) in costs.iter().enumerate() {
+            let Some(one) = cost.evictions() else {
+                (left, excess, evictions, clear) = (rooms, 0, 0, 0);
+                continue;
+            };
+            if clear == len {
+                let first = last - len;
+                if costs[first] != Cost::Free {
+                    let left = &mut left[of(first)];
+                    excess -= usize::from(*left < 0);
+                    *left += 1;
+                    evictions -= 1;
+                }
+            } else {
+                clear += 1;
+            }
+            if one > 0 {
+                let left = &mut left[of(last)];
+                *left -= 1;
+                excess += usize::from(*left < 0);
+                evictions += 1;
+            }
+            if clear == len && excess == 0 && best.is_none_or(|(least, _)| evictions < least) {
+                best = Some((evictions, last + 1 - len));
+            }
+            self.has_others |= clear == len && excess > 0;
+        }
+        best.map(|(_, at)| at)
     }
 }
 
@@ -145,7 +194,7 @@ impl Core {
         let region = REGION.max(WINDOWS_IN_REGION * len).next_multiple_of(FAN);
         let mut walk = Walk::default();
         for _ in 0..WINDOWS {
-            if self.evictable() == 0 || self.knows_no_eviction() || self.knows_no_window(len) {
+            if self.evictable() == 0 || self.knows_no_eviction(tenant) || self.knows_no_window(len, tenant) {
                 return None;
             }
             let (state, before) = (self.evictions(), self.space.frames.snapshot());
@@ -165,7 +214,7 @@ impl Core {
                     walk.head.clear();
                     walk.head.extend(walk.costs.iter().take(len - 1));
                 }
-                walk.cheapest(len).map(|at| (start, at))
+                walk.cheapest(self, tenant, len, |at| start + at).map(|at| (start, at))
             });
             // Windows that begin before the first region of the walk and end in it.
             let cheapest = cheapest.or_else(|| {
@@ -177,20 +226,20 @@ impl Core {
                 walk.costs.append(&mut walk.head);
                 let start = first * region - kept;
                 walk.look_up(self, (state.oldest, tenant), len, |at| start + at);
-                walk.cheapest(len).map(|at| (start, at))
+                walk.cheapest(self, tenant, len, |at| start + at).map(|at| (start, at))
             });
             let Some((start, at)) = cheapest else {
                 if walk.open + walk.unseen == 0 {
-                    self.remember_no_eviction(state, walk.seen);
+                    self.remember_no_eviction(state, walk.kept, walk.protected);
                 }
-                if walk.open + walk.unseen + walk.seen == state.evictable
+                if walk.open + walk.unseen + walk.kept == state.evictable
                     && let Some(before) = before
                     && walk.free == before.free()
                     && self.evictions() == state
                     && self.space.frames.snapshot() == Some(before)
-                    && !walk.has_closed
+                    && !walk.has_others
                 {
-                    self.refused.remember_no_window((state, before, len));
+                    self.refused.remember_no_window(((state, walk.protected), before, len));
                 }
                 return None;
             };

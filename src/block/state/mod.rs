@@ -18,7 +18,7 @@ pub use info::BlockInfo;
 pub(in crate::block) use info::InfoCell;
 pub(in crate::block) use log::MoveLog;
 pub use log::{MoveCount, Moved, Since};
-pub(in crate::block) use refused::{Evictions, FreeRuns, Refused};
+pub(in crate::block) use refused::{Evictions, FreeRuns, Refused, TenantSet};
 #[cfg(debug_assertions)]
 pub(crate) use sites::Site;
 pub(in crate::block) use sites::Sites;

@@ -6,7 +6,7 @@
 //! | walk | state | result |
 //! |---|---|---|
 //! | bitmaps | a [snapshot](crate::frame::Snapshot) of the count of free frames | the number of free frames, and their longest run |
-//! | words | evictable blocks, releases, the oldest batch in flight | that no evictable block can be evicted |
+//! | words | evictable blocks, releases, the oldest batch in flight | that no evictable block can be evicted, while these tenants are at their floors |
 //! | both | both | a length for which no window can be evicted |
 //!
 //! # Theorem
@@ -19,12 +19,29 @@
 //! oldest batch, so it stays until that batch ends. A block that becomes evictable later changes
 //! the count or, if a hit compensates it, the number of releases, before its tag is recorded.
 //!
+//! *Floors.* A block that the walk found protected is protected while its tenant is at its floor, from all
+//! others: the set of these tenants is stored, and each refusal looks at their accounts.
+//!
 //! The state is compared under locks; if one is taken, the request walks. Counters repeat after
 //! 2^32 operations between two refusals. Models: `loom-tests/tests/refused.rs`.
 
 use crate::frame::Snapshot;
 use crate::ids::Ticket;
 use crate::sync::{AtomicU64, AtomicUsize, Mutex, Ordering::*};
+
+/// Tenants by their numbers, which are at most 64.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(in crate::block) struct TenantSet(u128);
+
+impl TenantSet {
+    pub(in crate::block) fn add(&mut self, tenant: usize) {
+        self.0 |= 1 << tenant;
+    }
+
+    pub(in crate::block) fn has(self, tenant: usize) -> bool {
+        self.0 >> tenant & 1 == 1
+    }
+}
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::block) struct FreeRuns {
@@ -39,11 +56,11 @@ pub(in crate::block) struct Evictions {
     pub(in crate::block) oldest: Ticket,
 }
 
-pub(in crate::block) type NoWindow = (Evictions, Snapshot, usize);
+pub(in crate::block) type NoWindow = ((Evictions, TenantSet), Snapshot, usize);
 
 pub(in crate::block) struct Refused {
     runs: Mutex<Option<(Snapshot, FreeRuns)>>,
-    evictions: Mutex<Option<Evictions>>,
+    evictions: Mutex<Option<(Evictions, TenantSet)>>,
     window: Mutex<Option<NoWindow>>,
     /// The count in `evictions`, so that the lock is rarely taken. 0: none.
     evictable: AtomicUsize,
@@ -84,7 +101,7 @@ impl Refused {
     }
 
     /// Returns the state in which no block could be evicted, if as many were evictable as now.
-    pub(in crate::block) fn no_eviction(&self, evictable: usize) -> Option<Evictions> {
+    pub(in crate::block) fn no_eviction(&self, evictable: usize) -> Option<(Evictions, TenantSet)> {
         // Relaxed: a hint.
         if evictable == 0 || self.evictable.load(Relaxed) != evictable {
             return None;
@@ -92,9 +109,9 @@ impl Refused {
         *self.evictions.try_lock().ok()?
     }
 
-    pub(in crate::block) fn remember_no_eviction(&self, at: Evictions) {
+    pub(in crate::block) fn remember_no_eviction(&self, at: Evictions, protected: TenantSet) {
         if let Ok(mut known) = self.evictions.try_lock() {
-            *known = Some(at);
+            *known = Some((at, protected));
             self.evictable.store(at.evictable, Relaxed);
         }
     }

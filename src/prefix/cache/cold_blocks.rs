@@ -42,12 +42,31 @@ impl PrefixCache {
         (0..core.rows() as u32).map(BlockId).filter_map(cached).collect()
     }
 
-    /// Takes up to `wanted` blocks, without duplicates, and without demoted and retained ones.
+    /// Takes up to `wanted` blocks of all tenants, without duplicates, and without demoted and retained ones.
     /// Evicts blocks of earlier eras.
     pub(crate) fn take_coldest(&self, core: &Core, wanted: usize) -> Vec<ColdBlock> {
         let (mut cold, mut passed_over) = (Vec::new(), (Vec::new(), Vec::new()));
-        for (_, queues) in self.all_queues() {
-            self.take_coldest_of(queues, core, wanted, &mut cold, &mut passed_over);
+        let mut heads: Vec<(&Queues, Option<Entry>)> =
+            self.all_queues().map(|(_, queues)| (queues, None)).collect();
+        for (queues, _) in heads.iter().filter(|(queues, _)| queues.beside.is_used()) {
+            self.end_retention(queues, core, wanted);
+        }
+        while cold.len() < wanted {
+            let mut ranked = Vec::new();
+            for (queues, head) in heads.iter_mut() {
+                *head = head.or_else(|| self.take_next_of(queues, 0));
+                let ranks = head.map(|entry| self.rank_of(queues, entry));
+                ranked.extend(ranks.map(|rank| (if self.by_order { rank } else { 0 }, (*queues, head))));
+            }
+            // The first one of the same rank.
+            let first = ranked.into_iter().min_by_key(|&(rank, _)| rank);
+            let Some((_, (queues, head))) = first else { break };
+            if let Some(entry) = head.take() {
+                self.take_coldest_of((queues, entry), core, wanted, &mut cold, &mut passed_over);
+            }
+        }
+        for (queues, head) in heads {
+            head.into_iter().for_each(|entry| queues.put_back(&self.rows, entry));
         }
         // In this order, so that no evictable block seems to be protected in between.
         cold.iter().for_each(|cold| core.took_cached(cold.id));
@@ -58,46 +77,40 @@ impl PrefixCache {
         cold
     }
 
-    /// Adds to the blocks that were taken, and to those that were passed over or are stale.
+    /// Adds the blocks of an entry to those that were taken, that were passed over, or are stale.
     fn take_coldest_of(
         &self,
-        queues: &Queues,
+        (queues, entry): (&Queues, Entry),
         core: &Core,
         wanted: usize,
         cold: &mut Vec<ColdBlock>,
         (passed_over, stale): &mut (Vec<BlockId>, Vec<BlockId>),
     ) {
         let era = self.era();
-        if queues.beside.is_used() {
-            self.end_retention(queues, core, wanted - cold.len());
+        let mut next = Some(entry.first);
+        while let Some(id) = next {
+            if cold.len() == wanted {
+                queues.put_back(&self.rows, Entry { first: id, ..entry });
+                break;
+            }
+            next = queues.below(&self.rows, entry.queue, id);
+            let is_in_place = queues.enqueued(&self.rows, entry.queue, id).dequeue();
+            // The next release of an owned block enqueues it again.
+            if !core.word(id).is_evictable() {
+                continue;
+            }
+            if !is_in_place {
+                self.enqueue([id]);
+            } else if !self.row(id).is_of(era) {
+                stale.push(id);
+            } else if entry.queue == queues.useless() {
+                passed_over.push(id);
+            } else {
+                cold.extend(self.take_cold(core, id));
+            }
         }
-        while cold.len() < wanted {
-            let Some(entry) = self.take_next_of(queues, 0) else { break };
-            let mut next = Some(entry.first);
-            while let Some(id) = next {
-                if cold.len() == wanted {
-                    queues.put_back(&self.rows, Entry { first: id, ..entry });
-                    break;
-                }
-                next = queues.below(&self.rows, entry.queue, id);
-                let is_in_place = queues.enqueued(&self.rows, entry.queue, id).dequeue();
-                // The next release of an owned block enqueues it again.
-                if !core.word(id).is_evictable() {
-                    continue;
-                }
-                if !is_in_place {
-                    self.enqueue([id]);
-                } else if !self.row(id).is_of(era) {
-                    stale.push(id);
-                } else if entry.queue == queues.useless() {
-                    passed_over.push(id);
-                } else {
-                    cold.extend(self.take_cold(core, id));
-                }
-            }
-            if stale.len() >= STALE_MAX {
-                self.evict_stale(core, stale, passed_over);
-            }
+        if stale.len() >= STALE_MAX {
+            self.evict_stale(core, stale, passed_over);
         }
     }
 

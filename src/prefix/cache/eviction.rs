@@ -150,10 +150,8 @@ impl<'a> Eviction<'a> {
         self.queues.put_back(&self.cache.rows, entry);
     }
 
-    /// Returns the rank of an entry; 0 for useless blocks.
     pub(super) fn rank_of(&self, entry: Entry) -> u64 {
-        let enqueued = self.queues.enqueued(&self.cache.rows, entry.queue, entry.first);
-        if entry.queue == self.queues.useless() { 0 } else { enqueued.rank() }
+        self.cache.rank_of(self.queues, entry)
     }
 
     /// Evicts retained blocks, since no others can be. Returns how many.
@@ -335,6 +333,14 @@ impl<'a> Eviction<'a> {
             *skipped += 1;
             self.skipped_queues |= u32::from(*skipped >= SKIPPED_MAX_QUEUE) << queue;
         }
+    }
+}
+
+impl PrefixCache {
+    /// Returns the rank of an entry; 0 for useless blocks.
+    pub(super) fn rank_of(&self, queues: &Queues, entry: Entry) -> u64 {
+        let enqueued = queues.enqueued(&self.rows, entry.queue, entry.first);
+        if entry.queue == queues.useless() { 0 } else { enqueued.rank() }
     }
 }
 
