@@ -224,6 +224,7 @@ quota_in_two_steps tenants
 floor_in_two_steps tenants
 room_not_given_back tenants
 evicted_still_charged tenants
+hidden_by_protected tenants
 LIST
 
 if [[ -n $budget ]]; then

@@ -105,6 +105,27 @@ fn a_tenant_grows_beside_a_refusal() {
     });
 }
 
+/// A protected block is released and hit again while another one, of no tenant, is evicted: it seems to
+/// be protected, and not to be evictable, and must not hide the other.
+#[test]
+fn a_release_and_a_hit_hide_no_other_block() {
+    check_wide(3, "tenants::a_release_and_a_hit_hide_no_other_block", || {
+        let pool = CachedBlocks::with_tenants(2, &[(None, 1)]);
+        let owned = pool.take_for(0).unwrap();
+        pool.register(owned, 1);
+        pool.keep(2);
+        let other = pool.clone();
+        let thread = thread::spawn(move || {
+            other.leave(owned);
+            other.hit(1)
+        });
+        assert!(pool.evict(), "hidden");
+        thread.join().unwrap().into_iter().for_each(|id| pool.leave(id));
+        assert_eq!(pool.holds(0), (1, 1));
+        pool.finish_tenants(1);
+    });
+}
+
 /// A block goes from one tenant to another while it is looked up.
 #[test]
 fn a_block_changes_its_tenant() {

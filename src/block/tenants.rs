@@ -113,7 +113,7 @@ impl TablePart for TenantPart {
 /// The tenants of a pool, and whose its blocks are.
 pub struct Tenants {
     of: GrowTable<TenantPart>,
-    /// By tenant; the first is not used.
+    /// By tenant; the first only counts cached blocks without a tenant.
     accounts: Box<[CachePadded<Account>]>,
     ids: Box<[AtomicU64]>,
     known: AtomicUsize,
@@ -295,6 +295,12 @@ impl Tenants {
         left.sum()
     }
 
+    /// Returns how many cached blocks an eviction for a tenant may take, by the accounts alone.
+    pub(crate) fn unprotected(&self, by: Tenant) -> usize {
+        let of_tenants = self.all().map(|of| (self.account(of).cached() as usize).min(self.room(of, by)));
+        self.account(Tenant::NONE).cached() as usize + of_tenants.sum::<usize>()
+    }
+
     /// Returns how many blocks a request of a tenant cannot get while it keeps `kept`: these, and those
     /// of other tenants that their floors protect, cached or owned.
     pub(in crate::block) fn kept_from(&self, by: Tenant, kept: impl IntoIterator<Item = BlockId>) -> usize {
@@ -347,7 +353,7 @@ impl Tenants {
                 self.account(now).freed();
             }
         }
-        if now != Tenant::NONE {
+        if is_evicted {
             self.account(now).took_cached();
             self.account(now).evicted.fetch_add(1, Relaxed);
         }
@@ -365,17 +371,12 @@ impl Tenants {
 
     /// Counts a block that became evictable; `tenant` was its tenant before.
     pub(in crate::block) fn kept(&self, tenant: Tenant) {
-        if tenant != Tenant::NONE {
-            self.account(tenant).kept_one();
-        }
+        self.account(tenant).kept_one();
     }
 
     /// Counts a hit of an evictable block, on which the caller has a reference now.
     pub(in crate::block) fn took_cached(&self, id: BlockId) {
-        let tenant = self.of(id);
-        if tenant != Tenant::NONE {
-            self.account(tenant).took_cached();
-        }
+        self.account(self.of(id)).took_cached();
     }
 
     /// Compares the accounts with the blocks that name each tenant: all, and evictable ones. Returns
