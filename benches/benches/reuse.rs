@@ -13,6 +13,8 @@
 //!           tokens at version 0 and at another one
 //! hints     hints about a session of 10,000 blocks, and single blocks that another thread
 //!           allocates beside them and without
+//! tenants   a request of 64 blocks and single blocks, each evicting as many, in a pool full of the
+//!           cached blocks of 64 tenants with floors, of one, and without
 //! ```
 //!
 //! An argument selects one of them. Subjects take turns, round by round; each figure is the minimum
@@ -26,9 +28,10 @@ use std::time::Instant;
 
 use kvpool::hints::{Action, Hint, HintLimits, Outcome, Target};
 use kvpool::prefix::policy::CachePriority;
-use kvpool::prefix::{KvEvents, PrefixConfig};
+use kvpool::prefix::{HashKey, KvEvents, PrefixConfig};
 use kvpool::storage::{Dtype, KvLayout};
-use kvpool::{AdmitRequest, AllocRequest, Pool, SequenceId, SessionId, Tokens, WeightsVersion};
+use kvpool::tenants::TenantLimits;
+use kvpool::{AdmitRequest, AllocRequest, Pool, SequenceId, SessionId, TenantId, Tokens, WeightsVersion};
 use kvpool_benches::report::median;
 use kvpool_benches::reuse::{
     Case, Engine, Figures, Full, Kvpool, Locked, Prompts, Radix, Requests, Turns, Worker, verify, verify_hits,
@@ -393,6 +396,62 @@ fn hints() {
     }
 }
 
+fn tenants() {
+    const PROMPT: u32 = 64;
+    println!("64 blocks and one, each evicting as many, us: minimum, median");
+    let request = |pool: &Pool, tenant: Option<TenantId>, number: u32| {
+        let prompt: Vec<u32> = (0..16 * PROMPT).map(|token| number ^ token << 16).collect();
+        let request = AdmitRequest::new(SequenceId(number.into()), &prompt);
+        let request = tenant.map_or(request.clone(), |tenant| request.tenant(tenant));
+        let begin = Instant::now();
+        let mut sequence = pool.admit(&request).expect("room");
+        let mut batch = pool.begin_batch();
+        batch.append(&mut sequence, Tokens::Announced(prompt.len())).expect("room");
+        batch.finish();
+        drop(sequence);
+        begin.elapsed().as_nanos() as f64 / 1e3
+    };
+    let mut rows = [None, Some(1), Some(64)].map(|tenants| {
+        let shape = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).block_tokens(16);
+        let layout = shape.build().expect("a valid layout");
+        // Half of the pool is protected.
+        let floor = (BLOCKS * layout.bytes_per_block()) as u64 / 2 / tenants.unwrap_or(1);
+        let cache = PrefixConfig::new().key(HashKey::from_bytes([7; 32]));
+        let builder = Pool::builder(layout).blocks(BLOCKS).without_storage().prefix_cache(cache);
+        let limits = TenantLimits::new().floor(floor);
+        let builder = match tenants {
+            Some(tenants) => builder.tenants((0..tenants).map(|id| (TenantId(id), limits))),
+            None => builder,
+        };
+        let of = move |number: u32| tenants.map(|tenants| TenantId(u64::from(number) % tenants));
+        let pool = builder.build().expect("a pool");
+        (0..BLOCKS as u32 / PROMPT).for_each(|number| _ = request(&pool, of(number), number));
+        (pool, of, BLOCKS as u32 / PROMPT, Vec::new(), Vec::new())
+    });
+    for _ in 0..ROUNDS * 4 {
+        for (pool, of, next, requests, blocks) in &mut rows {
+            requests.push((0..16).map(|at| request(pool, of(*next + at), *next + at)).sum::<f64>() / 16.0);
+            *next += 16;
+            let free = pool.allocate(AllocRequest::new(pool.free_blocks()));
+            let begin = Instant::now();
+            let leases: Vec<_> =
+                (0..64).map(|_| pool.allocate(AllocRequest::new(1)).expect("room")).collect();
+            blocks.push(begin.elapsed().as_nanos() as f64 / 64e3);
+            drop((free, leases));
+            (0..2).for_each(|at| _ = request(pool, of(*next + at), *next + at));
+            *next += 2;
+        }
+    }
+    for (name, (.., requests, blocks)) in ["none", "1", "64"].into_iter().zip(&mut rows) {
+        let figures = [requests, blocks].map(|times| {
+            times.sort_by(f64::total_cmp);
+            (times[0], median(times.iter().copied()))
+        });
+        let [(request, requests), (block, blocks)] = figures;
+        println!("{name:>9} {request:8.1} {requests:8.1} {block:8.3} {blocks:8.3}");
+    }
+}
+
 fn main() {
     if !std::env::args().any(|argument| argument == "--bench") {
         println!("reuse: to measure, run `cargo bench -p kvpool-benches --bench reuse`");
@@ -404,7 +463,7 @@ fn main() {
     verify::<Radix>();
     verify_hits::<Kvpool, Locked>();
     verify_hits::<Locked, Radix>();
-    let parts: [(&str, fn()); 7] = [
+    let parts: [(&str, fn()); 8] = [
         ("admit", admit),
         ("look-up", look_up),
         ("evict", evict),
@@ -412,6 +471,7 @@ fn main() {
         ("events", events),
         ("weights", weights),
         ("hints", hints),
+        ("tenants", tenants),
     ];
     let is_chosen = |name| std::env::args().any(|argument| argument == name);
     let any_is_chosen = parts.iter().any(|(name, _)| is_chosen(*name));

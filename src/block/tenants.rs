@@ -285,20 +285,18 @@ impl Tenants {
         self.all().filter(|tenant| of.has(tenant.index())).all(|of| of != by && self.room(of, by) == 0)
     }
 
-    /// Returns how many cached blocks an eviction for a tenant must leave.
-    pub(crate) fn protected(&self, by: Tenant) -> usize {
-        let floored = self.all().filter(|&of| of != by && self.account(of).is_floored());
-        let left = floored.map(|of| {
-            let account = self.account(of);
-            account.cached().saturating_sub(account.beyond_floor()) as usize
-        });
-        left.sum()
-    }
-
-    /// Returns how many cached blocks an eviction for a tenant may take, by the accounts alone.
-    pub(crate) fn unprotected(&self, by: Tenant) -> usize {
-        let of_tenants = self.all().map(|of| (self.account(of).cached() as usize).min(self.room(of, by)));
-        self.account(Tenant::NONE).cached() as usize + of_tenants.sum::<usize>()
+    /// Returns how many cached blocks an eviction for a tenant must leave, and how many it may take.
+    pub(crate) fn protected(&self, by: Tenant) -> (usize, usize) {
+        let (mut protected, mut others) = (0, self.account(Tenant::NONE).cached() as usize);
+        for of in self.all() {
+            let (cached, room) = (self.account(of).cached() as usize, self.room(of, by));
+            others += cached.min(room);
+            // Without a floor, the counts may be of two moments.
+            if self.account(of).is_floored() {
+                protected += cached.saturating_sub(room);
+            }
+        }
+        (protected, others)
     }
 
     /// Returns how many blocks a request of a tenant cannot get while it keeps `kept`: these, and those

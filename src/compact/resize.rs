@@ -191,7 +191,7 @@ fn has_room(core: &Core, blocks: usize) -> Result<(), ResizeError> {
     if floors > blocks.saturating_sub(core.reserve()) {
         return Err(ResizeError::Floors { asked: blocks, floors });
     }
-    let protected = core.tenants().map_or(0, |tenants| tenants.protected(Tenant::NONE));
+    let protected = core.tenants().map_or(0, |tenants| tenants.protected(Tenant::NONE).0);
     let used = core.recount().used() + core.reserve() + protected;
     if used > blocks { Err(ResizeError::NoRoom { asked: blocks, used }) } else { Ok(()) }
 }

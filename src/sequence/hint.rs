@@ -207,13 +207,21 @@ impl Sequences {
         let add = |found: &mut Found, (placed, owned): (usize, usize)| {
             (found.placed, found.owned) = (found.placed + placed, found.owned + owned);
         };
-        let Lasting::Retain(retention @ Retention { until, is_pinned, .. }) = what else {
+        let has_budget = pins.has_tenants();
+        let counted = what.retention().filter(|what| what.is_pinned || has_budget);
+        let Some(retention @ Retention { until, is_pinned, .. }) = counted else {
             for &(hashes, era) in lists {
-                let demoted = cache.demote(blocks, hashes, era, |id, users| {
-                    pins.remove(id);
-                    what == Lasting::Release && users.has_others(of.user())
-                });
-                add(&mut found, demoted);
+                let placed = match what {
+                    Lasting::Retain(retention) => cache.retain(blocks, hashes, era, retention, |_, id, _| {
+                        pins.remove(id);
+                        true
+                    }),
+                    what => cache.demote(blocks, hashes, era, |id, users| {
+                        pins.remove(id);
+                        what == Lasting::Release && users.has_others(of.user())
+                    }),
+                };
+                add(&mut found, placed);
             }
             return (found, None);
         };
@@ -235,7 +243,11 @@ impl Sequences {
                     }
                     return true;
                 }
-                let pin = Pin { session, until, is_pinned, tenant: self.tenant_of(id) };
+                let tenant = if has_budget { self.tenant_of(id) } else { Tenant::NONE };
+                let pin = Pin { session, until, is_pinned, tenant };
+                if pins.renew(id, pin) {
+                    return true;
+                }
                 let mut set = pins.set(id, pin, most.saturating_sub(added));
                 if set.is_err() && !std::mem::replace(&mut has_looked, true) {
                     self.drop_gone(cache, pins);
@@ -265,7 +277,9 @@ impl Sequences {
     fn drop_gone(&self, cache: &PrefixCache, pins: &mut Pins) {
         let now = cache.caught_now();
         pins.drop_gone(|id, Pin { until, is_pinned, tenant, .. }| {
-            until > now && self.tenant_of(id) == tenant && cache.may_be_kept(&self.0.blocks, id, is_pinned)
+            until > now
+                && (tenant == Tenant::NONE || self.tenant_of(id) == tenant)
+                && cache.may_be_kept(&self.0.blocks, id, is_pinned)
         });
     }
 

@@ -58,25 +58,25 @@ impl Pins {
         most.map_or(usize::MAX, |most| most.saturating_sub(self.of_tenant(tenant)))
     }
 
+    /// Returns whether there is a budget for each tenant.
+    pub(super) fn has_tenants(&self) -> bool {
+        self.tenant_max.is_some()
+    }
+
+    /// Changes whose pin it is, and its end. Returns false if the block does not count alike.
+    #[inline]
+    pub(super) fn renew(&mut self, id: BlockId, pin: Pin) -> bool {
+        let before = self.by_block.get_mut(id.index()).and_then(Option::as_mut);
+        let alike = |before: &&mut Pin| (before.tenant, before.is_pinned) == (pin.tenant, pin.is_pinned);
+        before.filter(alike).map(|before| *before = pin).is_some()
+    }
+
     /// Counts a block as the pin says. `left`: how many more may be pinned. Returns whether it is
     /// another pinned one; the error is the budget that is used up.
-    #[inline]
     pub(super) fn set(&mut self, id: BlockId, pin: Pin, left: usize) -> Result<bool, Limit> {
-        if !pin.is_pinned && self.tenant_max.is_none() {
-            self.remove(id);
-            return Ok(false);
-        }
-        let before = self.by_block.get_mut(id.index()).and_then(Option::as_mut);
-        let (is_of_tenant, was_pinned) = match before {
-            Some(before) if before.tenant == pin.tenant && before.is_pinned == pin.is_pinned => {
-                *before = pin;
-                return Ok(false);
-            }
-            Some(before) => (before.tenant == pin.tenant, before.is_pinned),
-            None => (false, false),
-        };
-        let is_more = pin.is_pinned && !was_pinned;
-        if !is_of_tenant && self.left_of(pin.tenant) == 0 {
+        let before = self.by_block.get(id.index()).copied().flatten();
+        let is_more = pin.is_pinned && before.is_none_or(|before| !before.is_pinned);
+        if before.is_none_or(|before| before.tenant != pin.tenant) && self.left_of(pin.tenant) == 0 {
             return Err(Limit::TenantBytes);
         }
         if is_more && left == 0 {

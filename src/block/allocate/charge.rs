@@ -180,11 +180,11 @@ impl Core {
         let evictable = self.evictable();
         match self.tenants() {
             Some(tenants) if evictable > 0 => {
-                let protected = tenants.protected(tenant);
+                let (protected, others) = tenants.protected(tenant);
                 // Never too low. Between the loads, a block may become evictable, and protected; the sum of the
                 // accounts is right if others are taken meanwhile, and released again.
                 let of_all = evictable.max(self.evictable()).saturating_sub(protected);
-                of_all.max(tenants.unprotected(tenant)).min(evictable.max(self.evictable()))
+                of_all.max(others).min(evictable.max(self.evictable()))
             }
             _ => evictable,
         }
