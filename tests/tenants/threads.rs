@@ -125,7 +125,9 @@ fn charges_that_are_taken_back_refuse_no_others() {
 fn blocks_that_become_protected_hide_no_others() {
     let tokens = prompt(1, 20 * BLOCK_TOKENS + 1);
     let tenants = [(A, limits(None, 20)), (B, limits(None, 0))];
-    let pool = builder(23, PrefixConfig::new()).threads(2).tenants(tenants).build().unwrap();
+    // Without magazines, whose frames a request misses while their owner is stopped inside.
+    let builder = builder(23, PrefixConfig::new()).threads(2).magazine_blocks(0);
+    let pool = builder.tenants(tenants).build().unwrap();
     run(&pool, 1, 20, A);
     let is_over = AtomicBool::new(false);
     let refused = thread::scope(|scope| {
