@@ -129,6 +129,12 @@ impl Import {
             Contents::Cached(_) if !agrees => return Err(other_hashing().into()),
             Contents::Cached(cached) => Self::cached(end, cached, end.era())?,
         };
+        // A checksum for each place.
+        let (blocks, wanted) = (import.held.ids().len(), manifest.blocks());
+        if blocks != wanted {
+            let limit = format_args!("{blocks}, as in the target");
+            return Err(Invalid::new("blocks", wanted, limit).into());
+        }
         import.checksums = manifest.checksums().to_vec();
         import.unverified = import.missing.iter().copied().collect();
         Ok(import)
@@ -370,7 +376,8 @@ impl Import {
         self.held.take_arrived(&[]);
         let Some(gather) = &mut self.gather else {
             check::packed_bytes(bytes.len(), end.storage.layout().packed_bytes())?;
-            if self.checksums.get(place as usize).is_some_and(|&sum| sum != checksum(bytes)) {
+            let is_wrong = || self.checksums.get(place as usize) != Some(&checksum(bytes));
+            if !self.checksums.is_empty() && is_wrong() {
                 return Err(TransferError::Checksum { place });
             }
             // SAFETY: the block belongs to this import alone, and no transport has a hold on it.

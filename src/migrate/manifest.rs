@@ -3,6 +3,8 @@
 //! [`Manifest::check`] finds every contradiction in a peer's manifest before anything is allocated
 //! for it. Checksums are XXH3-64 of packed blocks: they detect faults, not attacks by the peer.
 
+use std::collections::HashMap;
+
 use crate::config::FRAME_BITS;
 use crate::error::Invalid;
 use crate::ids::SequenceId;
@@ -112,7 +114,38 @@ impl Manifest {
         for (what, count) in [("lists of blocks", outline.lists.len()), ("states", outline.states.len())] {
             at_most(what, count as u64, CACHE_GROUPS_MAX as u32)?;
         }
-        outline.lists.iter().try_for_each(|list| self.check_list(outline, list))
+        outline.lists.iter().try_for_each(|list| self.check_list(outline, list))?;
+        self.check_lists_agree(outline)
+    }
+
+    /// Checks that all lists are of the same tokens, each hashed as its group.
+    fn check_lists_agree(&self, outline: &Outline) -> Result<(), Invalid> {
+        let Some((first, others)) = outline.lists.split_first() else { return Ok(()) };
+        let differs = |what: &str, place| {
+            let got = format_args!("one with other {what}").to_string();
+            Err(Invalid::new("list of blocks", got, "those of the first list").at(place))
+        };
+        for (place, list) in (1..).zip(others) {
+            match (&first.known, &list.known) {
+                (None, None) => {}
+                (Some(first), Some(known)) => {
+                    if let Some(what) = known.differs(first) {
+                        return differs(what, place);
+                    }
+                }
+                (None, Some(_)) | (Some(_), None) => return differs("known tokens", place),
+            }
+        }
+        // The root of all layers, from which those of groups with equal blocks follow.
+        let mut roots = HashMap::new();
+        for (place, (group, list)) in (1..).zip(&outline.lists).enumerate() {
+            let Some(known) = &list.known else { continue };
+            let root = known.root.of_group(group);
+            if *roots.entry(list.keeps.block_tokens).or_insert(root) != root {
+                return differs("roots of hashes", place);
+            }
+        }
+        Ok(())
     }
 
     fn check_list(&self, outline: &Outline, list: &ListOutline) -> Result<(), Invalid> {
@@ -120,8 +153,7 @@ impl Manifest {
         if block_tokens == 0 {
             return Err(Invalid::new("tokens", 0, "at least 1 in a block"));
         }
-        let blocks = u64::from(outline.length).div_ceil(block_tokens);
-        at_most("blocks given up", u64::from(list.front), blocks as u32)?;
+        list.keeps.check_front(list.front, outline)?;
         let Some(known) = &list.known else { return Ok(()) };
         if self.hashing.is_none() {
             return Err(other_hashing());
@@ -136,7 +168,15 @@ impl Manifest {
         }
         exactly("hashes", known.hashes.len() as u64, announced / block_tokens)?;
         let want = u64::from(outline.committed);
-        if known.is_cut { Ok(()) } else { exactly("announced tokens", announced.min(want), want) }
+        match known.is_cut {
+            // Unknown tokens are final behind the known ones.
+            true if announced < want => Ok(()),
+            true => {
+                let limit = format_args!("fewer than the {want} committed tokens, behind a cut").to_string();
+                Err(Invalid::new("announced tokens", announced, limit))
+            }
+            false => exactly("announced tokens", announced.min(want), want),
+        }
     }
 
     /// Checks the hashes against the tokens, if there are tokens and the pool hashes alike.
@@ -262,7 +302,7 @@ pub(super) fn check_origins(origins: &[Origin]) -> Result<(), Invalid> {
 }
 
 pub(super) fn check_distinct(blocks: &[CachedBlock]) -> Result<(), Invalid> {
-    let mut seen = std::collections::HashMap::new();
+    let mut seen = HashMap::new();
     for (second, block) in (0..).zip(blocks) {
         if let Some(first) = seen.insert(block.hash, second) {
             let got = format_args!("the hash of the one at index {first}");

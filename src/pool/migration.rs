@@ -187,16 +187,18 @@ impl Pool {
         deadline: Option<Instant>,
         refused: TransferError,
     ) -> Result<(), TransferError> {
-        // While borrowed here, the sequence gets no further writers: one wait is enough, unless the
-        // copy failed because of a batch that was just beginning.
-        let settled = self.settled(sequence.lists().first());
-        match settled.until(deadline).await {
-            Ok(()) => Ok(()),
-            Err(SettleError::Deadline { batch }) => {
-                Err(TransferError::BeingWritten { id: sequence.id(), batch })
+        // While borrowed here, the sequence gets no further writers: one wait for those of each list
+        // and state is enough, unless the copy failed because of a batch that was just beginning.
+        for writers in sequence.lists().writers() {
+            match self.settled_by(writers).until(deadline).await {
+                Ok(()) => {}
+                Err(SettleError::Deadline { batch }) => {
+                    return Err(TransferError::BeingWritten { id: sequence.id(), batch });
+                }
+                Err(_) => return Err(refused),
             }
-            Err(_) => Err(refused),
         }
+        Ok(())
     }
 
     /// Moves up to `blocks_max` evictable blocks to another pool's prefix cache.

@@ -49,7 +49,12 @@ impl Pool {
             let (id, pool) = (sequence.id(), self.tag());
             return Settled(Err(SettleError::ForeignSequence { id, pool }));
         }
-        Settled(Ok(self.blocks().batches_end(sequence.writers())))
+        self.settled_by(sequence.writers())
+    }
+
+    /// Waits until these batches of this pool have ended. Never fails.
+    pub(super) fn settled_by(&self, batches: BatchSet) -> Settled {
+        Settled(Ok(self.blocks().batches_end(batches)))
     }
 
     /// Waits until the batch with this ticket, and every earlier one, has ended, so that none of
@@ -62,7 +67,7 @@ impl Pool {
         }
         let mut batches = BatchSet::default();
         batches.add_up_to(ticket);
-        Settled(Ok(self.blocks().batches_end(batches)))
+        self.settled_by(batches)
     }
 }
 

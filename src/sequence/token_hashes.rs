@@ -96,6 +96,39 @@ pub(crate) struct KnownTokens {
     pub(crate) returns_in_ms: Option<u64>,
 }
 
+impl KnownTokens {
+    /// Takes over what all lists of a sequence share, besides the tokens, from its first list.
+    pub(super) fn follow(&mut self, first: &Self) {
+        self.is_stale = first.is_stale;
+        self.versions.clone_from(&first.versions);
+        (self.keep, self.keep_left_ms) = (first.keep, first.keep_left_ms);
+        (self.session, self.returns_in_ms) = (first.session, first.returns_in_ms);
+        self.drop_stale();
+    }
+
+    /// Drops the origins of stale hashes.
+    pub(super) fn drop_stale(&mut self) {
+        if self.is_stale {
+            self.origins.clear();
+        }
+    }
+
+    /// Returns what differs from the first list of the same sequence: all but hashes and origins
+    /// must be the same.
+    pub(crate) fn differs(&self, first: &Self) -> Option<&'static str> {
+        let differs = [
+            ("tokens", self.tokens != first.tokens),
+            ("extra keys", self.extra_keys != first.extra_keys),
+            ("unknown tokens", self.is_cut != first.is_cut),
+            ("stale hashes", self.is_stale != first.is_stale),
+            ("versions", self.versions != first.versions),
+            ("retention", (self.keep, self.keep_left_ms) != (first.keep, first.keep_left_ms)),
+            ("session", (self.session, self.returns_in_ms) != (first.session, first.returns_in_ms)),
+        ];
+        differs.into_iter().find_map(|(what, differs)| differs.then_some(what))
+    }
+}
+
 impl TokenHashes {
     pub(super) fn new(
         cache: &PrefixCache,

@@ -21,6 +21,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 
 use crate::block::{AllocRequest, Blocks, ListEnd, Tenant, Waiting};
 use crate::clock::BatchSet;
@@ -35,7 +36,7 @@ use super::reserve::Allocate;
 use super::sequence::Sequence;
 use super::state::State;
 use super::token_hashes::{KnownTokens, TokenHashes};
-use super::window::{ListKind, NULL};
+use super::window::{ListKind, NULL, Window};
 
 /// References on blocks of sequences' lists, released when dropped, in reverse order.
 pub(crate) struct BlockRefs {
@@ -160,11 +161,22 @@ impl<'a> Lists<'a> {
         &self.parts[0]
     }
 
-    /// Returns the length to which all parts will have caught up.
+    /// Returns the length to which all parts and states will have caught up.
     pub(crate) fn length(self) -> usize {
-        let is_lost = self.states.iter().any(State::is_lost);
-        let length = self.parts.iter().map(Sequence::len).min();
-        length.filter(|_| !is_lost).unwrap_or(0)
+        let length = self.parts.iter().map(Sequence::len).min().unwrap_or(0);
+        // As `GroupedSequence::level`: a state of other tokens begins again, and so does the sequence.
+        let begins_again = |state: &State| state.is_lost() || state.at as usize != length;
+        if self.states.iter().any(begins_again) { 0 } else { length }
+    }
+
+    /// Returns what batches write: the lists, and the runs of the states.
+    fn written(self) -> impl Iterator<Item = &'a Sequence> {
+        self.parts.iter().chain(self.states.iter().map(|state| &state.run))
+    }
+
+    /// Returns the batches that wrote to its lists and states and may be in flight.
+    pub(crate) fn writers(self) -> Vec<BatchSet> {
+        self.written().map(Sequence::writers).collect()
     }
 
     /// Takes a reference on each block, for copying the bytes to another pool.
@@ -176,8 +188,7 @@ impl<'a> Lists<'a> {
         if (self.parts.len(), self.states.len()) != (from.kinds().len(), from.states().len()) {
             from.check_one_group(first.id())?;
         }
-        let mut lists = self.parts.iter().chain(self.states.iter().map(|state| &state.run));
-        if let Some(batch) = lists.find_map(Sequence::writing) {
+        if let Some(batch) = self.written().find_map(Sequence::writing) {
             return Err(TransferError::BeingWritten { id: first.id(), batch: batch.ticket() });
         }
         self.parts.iter().try_for_each(|part| part.check_continues(length))?;
@@ -195,11 +206,16 @@ impl<'a> Lists<'a> {
     /// Returns the outline of the sequence. No batch may be [writing](Self::depart) to it.
     pub(crate) fn outline(self) -> Outline {
         let (first, length) = (self.first(), self.length());
+        let announced = self.parts.iter().map(Sequence::announced).min().unwrap_or(0);
         let known = |part: &Sequence| {
             let (known, cache) = part.token_hashes()?;
             let (mut known, computed) = (Cow::Borrowed(known), part.writers() != BatchSet::default());
             if let Some(write) = part.withdrawn() {
                 known.to_mut().truncate(cache, write.announced.max(write.from) as usize, usize::MAX);
+            }
+            // As `GroupedSequence::level`: also unknown tokens that were final are gone.
+            if part.len() > length || known.announced() > announced.max(length) {
+                known.to_mut().truncate(cache, announced.max(length), usize::MAX);
             }
             Some(known.known_tokens(cache, computed, length))
         };
@@ -209,6 +225,15 @@ impl<'a> Lists<'a> {
             known: known(part),
         };
         let committed = self.parts.iter().map(Sequence::committed).min().unwrap_or(0);
+        let mut lists: Vec<ListOutline> = self.parts.iter().map(list).collect();
+        if let [first, others @ ..] = &mut lists[..]
+            && let Some(first) = &mut first.known
+        {
+            // If blocks of one list were uncached, nothing is found by the hashes of any.
+            first.is_stale |= others.iter().flat_map(|list| &list.known).any(|known| known.is_stale);
+            others.iter_mut().flat_map(|list| &mut list.known).for_each(|known| known.follow(first));
+            first.drop_stale();
+        }
         Outline {
             id: first.id(),
             priority: first.priority(),
@@ -216,7 +241,7 @@ impl<'a> Lists<'a> {
             committed: committed.min(length) as u32,
             reuses_tail: first.reuses_tail,
             tenant: first.tenant_id,
-            lists: self.parts.iter().map(list).collect(),
+            lists,
             states: first.sequences.states().iter().map(|&frames| frames as u32).collect(),
         }
     }
@@ -257,9 +282,30 @@ pub(crate) struct Keeps {
     window: Option<(u32, u32)>,
 }
 
+impl Keeps {
+    /// Returns the places of a list of this many tokens that were given up, also of unchecked numbers.
+    fn gap(self, front: u32) -> Range<u32> {
+        // Without a window, none.
+        let sinks = self.window.map_or(front, |(_, sinks)| sinks.div_ceil(self.block_tokens.max(1)));
+        sinks.min(front)..front
+    }
+
+    /// Returns an error unless a list can have given up this number of first blocks.
+    pub(crate) fn check_front(self, front: u32, outline: &Outline) -> Result<(), Invalid> {
+        let window = match self.window {
+            Some((tokens, sinks)) => Some(Window::new(tokens as usize)?.sinks(sinks)),
+            None => None,
+        };
+        let Outline { committed, length, .. } = *outline;
+        let most = window.map_or(0, |window| window.front_max(committed, length, self.block_tokens));
+        let limit = || format!("at most {most}, by the window and the final tokens");
+        if front > most { Err(Invalid::new("blocks given up", front, limit())) } else { Ok(()) }
+    }
+}
+
 impl From<ListKind> for Keeps {
     fn from(kind: ListKind) -> Self {
-        let window = |window: super::Window| (window.tokens() as u32, window.sink_tokens() as u32);
+        let window = |window: Window| (window.tokens() as u32, window.sink_tokens() as u32);
         Self { block_tokens: kind.block_tokens, window: kind.window.map(window) }
     }
 }
@@ -286,10 +332,8 @@ impl Outline {
     /// Returns the number of its blocks, also if it is not checked yet.
     pub(crate) fn blocks(&self) -> u64 {
         let of = |list: &ListOutline| {
-            let Keeps { block_tokens, window } = list.keeps;
-            let block_tokens = block_tokens.max(1);
-            let sinks = window.map_or(0, |(_, sinks)| sinks.div_ceil(block_tokens));
-            u64::from(self.length.div_ceil(block_tokens).saturating_sub(list.front.saturating_sub(sinks)))
+            let blocks = self.length.div_ceil(list.keeps.block_tokens.max(1));
+            u64::from(blocks.saturating_sub(list.keeps.gap(list.front).len() as u32))
         };
         let lists = self.lists.iter().map(of).sum::<u64>();
         lists + self.states.iter().map(|&frames| u64::from(frames)).sum::<u64>()
@@ -570,7 +614,8 @@ impl Arrival {
         sequence.catch_up();
         // All writers have ended: this seals the blocks, and registers those with known hashes.
         for part in &mut sequence.parts {
-            part.complete(committed / part.kind.block_tokens);
+            // Of what it still has: lists of which one cannot continue begin again.
+            part.complete(part.committed / part.kind.block_tokens);
             part.settle();
             part.known.iter_mut().for_each(|known| known.compute());
         }

@@ -62,6 +62,15 @@ impl Window {
         sinks.min(end)..end
     }
 
+    /// Returns the most first blocks that a list of this many tokens may state as given up: those that
+    /// the final tokens leave, and in any case those of the sinks, which are kept.
+    pub(super) fn front_max(self, committed: u32, tokens: u32, block_tokens: u32) -> u32 {
+        // As `Sequence::check_continues`: the block of the last token always stays.
+        let begin = self.begin(committed / block_tokens * block_tokens).min(tokens.saturating_sub(1));
+        let sinks = self.sink_blocks(block_tokens).min(tokens.div_ceil(block_tokens));
+        sinks.max(begin / block_tokens)
+    }
+
     /// Returns the number of first blocks that hold the sinks.
     pub(super) fn sink_blocks(self, block_tokens: u32) -> u32 {
         self.sinks.div_ceil(block_tokens)
@@ -145,6 +154,20 @@ mod tests {
                 let is_kept = sees_any || place + 1 == blocks;
                 prop_assert_eq!(outside.contains(&place), !is_kept, "place {}", place);
             }
+        }
+
+        /// A list may state what its final tokens leave, but never the block of its last token.
+        #[test]
+        fn the_last_block_is_never_stated_as_given_up(
+            window in 1u32..40, sinks in 0u32..20, committed in 0u32..200, draft in 0u32..20,
+            block_tokens in 1u32..20,
+        ) {
+            let (window, tokens) = (Window::new(window as usize).unwrap().sinks(sinks), committed + draft);
+            let most = window.front_max(committed, tokens, block_tokens);
+            let outside = window.outside(committed / block_tokens * block_tokens, block_tokens);
+            prop_assert!(most >= outside.end);
+            let kept = most <= window.sink_blocks(block_tokens) || most < tokens.div_ceil(block_tokens);
+            prop_assert!(kept && most <= tokens.div_ceil(block_tokens), "{most}");
         }
 
         /// An append of a chunk to a sequence of any length holds at most the blocks of a chunk.

@@ -2,6 +2,7 @@
 #![cfg(not(any(kvpool_loom, miri)))]
 
 mod growth;
+mod lies;
 #[cfg(feature = "model-config")]
 mod models;
 mod moving;

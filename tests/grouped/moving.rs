@@ -15,7 +15,7 @@ use super::*;
 /// Frames of 32 bytes, in two states.
 const STATES: [usize; 2] = [3, 2];
 
-fn plain() -> KvLayout {
+pub(super) fn plain() -> KvLayout {
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).dtype(Dtype::F32);
     layout.block_tokens(4).build().unwrap()
 }
@@ -29,7 +29,7 @@ fn builder(blocks: usize, states: &[usize]) -> kvpool::PoolBuilder {
         .states(states.iter().copied())
 }
 
-fn pool(blocks: usize, states: &[usize]) -> Pool {
+pub(super) fn pool(blocks: usize, states: &[usize]) -> Pool {
     let cache = PrefixConfig::new().key(HashKey::from_bytes([7; 32]));
     builder(blocks, states).prefix_cache(cache).build().unwrap()
 }
@@ -71,7 +71,7 @@ fn step(
     Ok(())
 }
 
-fn compute(pool: &Pool, id: u64, all: &[u32]) -> GroupedSequence {
+pub(super) fn compute(pool: &Pool, id: u64, all: &[u32]) -> GroupedSequence {
     let mut sequence = pool.admit_grouped(&AdmitRequest::new(SequenceId(id), all)).unwrap();
     while let Some(cut) = sequence.next_cut() {
         let tokens = cut - sequence.len();
@@ -93,12 +93,12 @@ fn check(pool: &Pool, sequence: &GroupedSequence, all: &[u32]) {
     batch.finish();
 }
 
-fn is_idle(pool: &Pool) {
+pub(super) fn is_idle(pool: &Pool) {
     let report = pool.audit().unwrap();
     assert_eq!((report.owned, report.held, pool.sequence_count()), (0, 0, 0), "{report:?}");
 }
 
-fn tokens(count: usize) -> Vec<u32> {
+pub(super) fn tokens(count: usize) -> Vec<u32> {
     (0..count as u32).map(|token| token * 7).collect()
 }
 
@@ -186,6 +186,77 @@ fn what_was_abandoned_stays() {
     let (mut moved, report) = block_on(near.migrate(sequence, &far)).unwrap();
     assert_eq!((moved.len(), report.tokens, moved.group(0).announced()), (0, 0, 60));
     append(&far, &mut moved, &all, 60);
+    check(&far, &moved, &all);
+    drop(moved);
+    [&near, &far].into_iter().for_each(is_idle);
+}
+
+/// Unknown tokens that were final are lost with the states: new ones can be announced, as here.
+#[test]
+fn a_sequence_that_begins_again_is_not_cut() {
+    let (near, far, all) = (pool(400, &STATES), pool(400, &STATES), tokens(100));
+    let mut sequence = near.admit_grouped(&AdmitRequest::new(SequenceId(1), &all[..1])).unwrap();
+    let mut batch = near.begin_batch();
+    batch.append_grouped(&mut sequence, Tokens::Final(8)).unwrap();
+    batch.finish();
+    assert!(sequence.announce(&all[1..2]).is_err());
+    let mut batch = near.begin_batch();
+    batch.append_grouped(&mut sequence, Tokens::Final(4)).unwrap();
+    drop(batch);
+    let (mut moved, _) = block_on(near.migrate(sequence, &far)).unwrap();
+    assert_eq!((moved.len(), moved.announced()), (0, 1));
+    moved.announce(&all[1..20]).unwrap();
+    append(&far, &mut moved, &all, 20);
+    check(&far, &moved, &all);
+    drop(moved);
+    [&near, &far].into_iter().for_each(is_idle);
+}
+
+/// A batch that was abandoned wrote to tokens of before: the states are of tokens that are withdrawn,
+/// so the sequence begins again wherever it goes.
+#[test]
+fn a_state_of_withdrawn_tokens_stays() {
+    let (near, far, all) = (pool(400, &STATES), pool(400, &STATES), tokens(100));
+    let mut sequence = compute(&near, 1, &all[..50]);
+    let mut batch = near.begin_batch();
+    batch
+        .store_grouped(&mut sequence, (1, 0), 49..50, (&[1.0f32][..]).into(), (&[1.0f32][..]).into())
+        .unwrap();
+    drop(batch);
+    let (mut moved, report) = block_on(near.migrate(sequence, &far)).unwrap();
+    assert_eq!((moved.len(), report.tokens, moved.announced()), (0, 0, 50));
+    append(&far, &mut moved, &all, 60);
+    check(&far, &moved, &all);
+    drop(moved);
+    [&near, &far].into_iter().for_each(is_idle);
+}
+
+/// A batch has only written a state: transfers wait for its end, but not beyond their deadline.
+#[test]
+fn transfers_wait_for_batches_that_write_a_state() {
+    let (near, far, all) = (pool(400, &STATES), pool(400, &STATES), tokens(100));
+    let mut sequence = compute(&near, 1, &all[..50]);
+    let mut batch = near.begin_batch();
+    batch.store_state(&mut sequence, 1, &bytes(1, &all[..50])).unwrap();
+    let soon = || Instant::now() + Duration::from_millis(20);
+    let (sent, received) = std::sync::mpsc::channel();
+    let to = far.clone();
+    let from = near.clone();
+    // On a thread, because a spin would never return.
+    let waiter = std::thread::spawn(move || {
+        let error = block_on(from.replicate(&sequence, &to).until(soon())).unwrap_err();
+        sent.send(error).unwrap();
+        let error = block_on(from.migrate(sequence, &to).until(soon())).unwrap_err();
+        sent.send(error.error).unwrap();
+        let long = Instant::now() + Duration::from_secs(60);
+        block_on(from.migrate(*error.sequence, &to).until(long)).unwrap().0
+    });
+    for _ in 0..2 {
+        let error = received.recv_timeout(Duration::from_secs(20)).expect("a deadline");
+        assert!(matches!(error, TransferError::BeingWritten { .. }), "{error}");
+    }
+    batch.finish();
+    let moved = waiter.join().unwrap();
     check(&far, &moved, &all);
     drop(moved);
     [&near, &far].into_iter().for_each(is_idle);
@@ -316,11 +387,16 @@ fn a_manifest_carries_all_groups() {
     let list = "/contents/Sequence/lists/1";
     for (path, value, want) in [
         (format!("{list}/front"), json!(99), "checksums"),
-        ("/contents/Sequence/lists/0/front".into(), json!(1), "checksums"),
+        ("/contents/Sequence/lists/0/front".into(), json!(1), "blocks given up"),
         (format!("{list}/keeps/block_tokens"), json!(0), ""),
-        (format!("{list}/keeps/window"), json!([0, 0]), "list of blocks at index 1"),
+        (format!("{list}/keeps/window"), json!([0, 0]), "window: got 0"),
         (format!("{list}/keeps/window"), json!([u32::MAX, u32::MAX]), ""),
-        (format!("{list}/known/tokens/8"), json!(9), "hashes at index 2"),
+        (format!("{list}/known/tokens/8"), json!(9), "list of blocks at index 1: got one with other tokens"),
+        (
+            format!("{list}/known/hashes/2"),
+            honest.pointer(&format!("{list}/known/hashes/3")).unwrap().clone(),
+            { "hashes at index 2" },
+        ),
         (format!("{list}/known/hashes"), json!([]), "hashes"),
         ("/contents/Sequence/lists".into(), json!([]), "checksums"),
         ("/contents/Sequence/lists".into(), json!(vec![honest.pointer(list).unwrap(); 5000]), ""),
