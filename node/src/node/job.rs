@@ -3,7 +3,7 @@ use std::time::Instant;
 use kvpool::prefix::BlockHash;
 use kvpool::transfer::{Fetched, Import, Imported};
 use kvpool::transport::Tag;
-use kvpool::{Carried, SequenceId, TransferError};
+use kvpool::{Carried, Sequence, SequenceId, TransferError};
 use tokio::sync::{mpsc, oneshot};
 
 use super::arrival::Arrival;
@@ -129,7 +129,8 @@ pub(super) enum SideJob {
     Target {
         import: Slot<Incoming>,
         grant: Option<(Way, Tag)>,
-        arrived: Option<Imported>,
+        /// The committed sequence; none of cached blocks.
+        arrived: Option<Box<Sequence>>,
         place: Option<mpsc::OwnedPermit<Arrival>>,
         answer: Option<oneshot::Sender<Result<Fetched, TransferError>>>,
     },

@@ -169,6 +169,10 @@ pub(super) fn read_manifest(bytes: &[u8]) -> Result<(Manifest, &[u8]), Refusal> 
     postcard::take_from_bytes(bytes).map_err(unread)
 }
 
+/// Why a pool of several groups takes no sequence from a node.
+pub(super) const GROUPED: &str =
+    "the pool has several groups of layers: an engine imports their sequences by itself";
+
 /// Reserves the blocks of a manifest, which is untrusted input.
 pub(super) fn reserve(
     pool: &Pool,
@@ -184,6 +188,10 @@ pub(super) fn reserve(
     if manifest.sequence().is_some() != brings_sequence {
         let what = "it is not of what the migration brings";
         return Err(refused(Refusal::Manifest(Text::new(what))));
+    }
+    // Arrivals are sequences of one list.
+    if brings_sequence && pool.cache_groups().len() > 1 {
+        return Err(refused(Refusal::Manifest(Text::new(GROUPED))));
     }
     let import = pool.import(&manifest);
     let mut import = import.map_err(|error| refused(refusal_of(pool, &manifest, error)))?;
@@ -352,6 +360,36 @@ pub(super) fn transferred(attempt: Attempt, result: &Result<Carried, Lost>) -> W
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A pool of several groups could import the sequence, but no arrival could hand it over.
+    #[test]
+    fn a_sequence_of_several_groups_is_refused_before_anything_is_taken() {
+        use kvpool::{AdmitRequest, Dtype, KvLayout, SequenceId, Tokens, Window};
+
+        let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).dtype(Dtype::F32);
+        let layout = layout.block_tokens(4).build().unwrap();
+        let pool = |states: Option<usize>| {
+            let groups =
+                [None, Some(Window::new(9).unwrap())].into_iter().skip(usize::from(states.is_some()));
+            let builder = Pool::builder(layout.clone()).blocks(50).groups(groups);
+            builder.states(states).build().unwrap()
+        };
+        for states in [None, Some(2)] {
+            let [from, to] = [pool(states), pool(states)];
+            let prompt = AdmitRequest::new(SequenceId(7), &[1; 9]);
+            let mut sequence = from.admit_grouped(&prompt).unwrap();
+            let mut batch = from.begin_batch();
+            batch.append_grouped(&mut sequence, Tokens::Final(9)).unwrap();
+            batch.finish();
+            let export = from.export_copy(&sequence).unwrap();
+            let manifest = export.manifest().unwrap();
+            drop(to.import(&manifest).unwrap());
+            let bytes = ManifestBytes::new(postcard::to_allocvec(&manifest).unwrap()).unwrap();
+            let (refusal, free) = reserve(&to, &bytes, true).map(|_| ()).unwrap_err();
+            assert_eq!((refusal, free), (Refusal::Manifest(Text::new(GROUPED)), free_blocks(&to)));
+            assert_eq!(to.sequence_count(), 0);
+        }
+    }
 
     #[test]
     fn frames_of_a_grant_are_taken_in_order_and_at_most_once() {

@@ -1,7 +1,7 @@
 //! Outcomes, and what happens to the blocks of a migration at its end.
 
 use kvpool::TransferError;
-use kvpool::transfer::{Fetched, Imported};
+use kvpool::transfer::Fetched;
 use kvpool::transport::{SourceState, TransferState};
 
 use super::driver::{Driver, Quarantined};
@@ -76,7 +76,7 @@ impl Driver {
                     self.quarantined.push(Quarantined { link: job.link, way, tag });
                 }
                 drop(import);
-                if let (Some(Imported::Sequence(sequence)), Some(place)) = (arrived, place) {
+                if let (Some(sequence), Some(place)) = (arrived, place) {
                     place.send(Arrival { sequence: *sequence, from: node.clone(), blocks: job.blocks });
                 }
                 if let Some(answer) = answer {

@@ -67,14 +67,15 @@ impl Driver {
             (Done::Committed(imported), SideJob::Target { import, arrived, .. }) => {
                 *import = Slot::Empty;
                 match imported {
-                    Ok(imported) => {
-                        let sequence = match &imported {
-                            Imported::Sequence(sequence) => Some(sequence.id().0),
-                            _ => None,
-                        };
-                        *arrived = Some(imported);
-                        Work::Committed { sequence }
+                    Ok(Imported::Sequence(sequence)) => {
+                        let id = sequence.id().0;
+                        *arrived = Some(sequence);
+                        Work::Committed { sequence: Some(id) }
                     }
+                    Ok(Imported::Cached(_)) => Work::Committed { sequence: None },
+                    // Refused before: the peer must not close its sequence if this one is dropped.
+                    Ok(Imported::Grouped(_)) => Work::CommitFailed(Text::new(work::GROUPED)),
+                    Ok(_) => Work::CommitFailed(Text::new("an unknown kind of import")),
                     Err(error) => Work::CommitFailed(error),
                 }
             }
