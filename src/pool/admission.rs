@@ -96,7 +96,9 @@ impl Pool {
     /// that is not contiguous and has no access to the reserve is admitted if and only if this is
     /// at most `available_blocks()`, which decreases by this number except for the blocks to
     /// [leave](AdmitRequest::leave). (A block that is cached [in part](AdmitRequest::reuse_tail) is
-    /// also held if there is room.) In a pool with states, their run must be free too.
+    /// also held if there is room.) In a pool with states, this is neither: their run must be free
+    /// too, and a request that does not fit beside the cached prefix may be admitted without it, by
+    /// evicting it.
     ///
     /// Does not count as a use of cached blocks. Errors are those of [`admit`](Self::admit), except
     /// for a lack of blocks and an open id.

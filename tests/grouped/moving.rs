@@ -212,7 +212,7 @@ fn a_sequence_that_begins_again_is_not_cut() {
     [&near, &far].into_iter().for_each(is_idle);
 }
 
-/// A batch that was abandoned wrote to tokens of before: the states are of tokens that are withdrawn,
+/// A batch that was abandoned wrote to earlier tokens: the states are of tokens that are withdrawn,
 /// so the sequence begins again wherever it goes.
 #[test]
 fn a_state_of_withdrawn_tokens_stays() {

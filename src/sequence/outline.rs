@@ -1,0 +1,128 @@
+//! What the target of a [transfer](super::transfer) must know of a sequence before its bytes arrive.
+//! It may come from another process: nothing of it holds before it is checked.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::error::Invalid;
+use crate::ids::{Priority, SequenceId, TenantId};
+
+use super::registry::Sequences;
+use super::token_hashes::KnownTokens;
+use super::window::{ListKind, Window};
+
+/// A copy of a sequence in another pool starts with this and the bytes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub(crate) struct Outline {
+    pub(crate) id: SequenceId,
+    pub(crate) priority: Priority,
+    pub(crate) length: u32,
+    pub(crate) committed: u32,
+    pub(crate) reuses_tail: bool,
+    pub(crate) tenant: Option<TenantId>,
+    pub(crate) lists: Vec<ListOutline>,
+    /// Frames of each state.
+    pub(crate) states: Vec<u32>,
+}
+
+/// One of its lists.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub(crate) struct ListOutline {
+    pub(crate) keeps: Keeps,
+    /// Places below it, except those of sinks, were given up.
+    pub(crate) front: u32,
+    /// `None` in a pool without a prefix cache.
+    pub(crate) known: Option<KnownTokens>,
+}
+
+/// What a list keeps, as pools compare it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub(crate) struct Keeps {
+    pub(crate) block_tokens: u32,
+    /// Tokens of the window, and sinks.
+    window: Option<(u32, u32)>,
+}
+
+impl Keeps {
+    /// Returns the places of a list of this many tokens that were given up, also of unchecked numbers.
+    fn gap(self, front: u32) -> Range<u32> {
+        // Without a window, none.
+        let sinks = self.window.map_or(front, |(_, sinks)| sinks.div_ceil(self.block_tokens.max(1)));
+        sinks.min(front)..front
+    }
+
+    /// Returns an error unless a list can have given up this number of first blocks.
+    pub(crate) fn check_front(self, front: u32, outline: &Outline) -> Result<(), Invalid> {
+        let window = match self.window {
+            Some((tokens, sinks)) => Some(Window::new(tokens as usize)?.sinks(sinks)),
+            None => None,
+        };
+        let Outline { committed, length, .. } = *outline;
+        let most = window.map_or(0, |window| window.front_max(committed, length, self.block_tokens));
+        let limit = || format!("at most {most}, by the window and the final tokens");
+        if front > most { Err(Invalid::new("blocks given up", front, limit())) } else { Ok(()) }
+    }
+}
+
+impl From<ListKind> for Keeps {
+    fn from(kind: ListKind) -> Self {
+        let window = |window: Window| (window.tokens() as u32, window.sink_tokens() as u32);
+        Self { block_tokens: kind.block_tokens, window: kind.window.map(window) }
+    }
+}
+
+impl fmt::Display for Keeps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.window {
+            None => f.write_str("all tokens")?,
+            Some((tokens, 0)) => write!(f, "a window of {tokens} tokens")?,
+            Some((tokens, sinks)) => write!(f, "a window of {tokens} tokens and {sinks} sinks")?,
+        }
+        write!(f, " in blocks of {}", self.block_tokens)
+    }
+}
+
+impl Outline {
+    /// Drops the hashes, unless the target's cache hashes alike. The ids stay known.
+    pub(crate) fn hashed_alike(mut self, is_alike: bool) -> Self {
+        let known = self.lists.iter_mut().flat_map(|list| &mut list.known);
+        known.for_each(|known| known.is_stale |= !is_alike);
+        self
+    }
+
+    /// Returns the number of its blocks, also if it is not checked yet.
+    pub(crate) fn blocks(&self) -> u64 {
+        let of = |list: &ListOutline| {
+            let blocks = self.length.div_ceil(list.keeps.block_tokens.max(1));
+            u64::from(blocks.saturating_sub(list.keeps.gap(list.front).len() as u32))
+        };
+        let lists = self.lists.iter().map(of).sum::<u64>();
+        lists + self.states.iter().map(|&frames| u64::from(frames)).sum::<u64>()
+    }
+
+    /// Returns an error that says what differs, if the target has other groups of layers.
+    pub(crate) fn check_groups(&self, target: &Sequences) -> Result<(), Invalid> {
+        let differs = |what, got: &dyn fmt::Display, has: &dyn fmt::Display| {
+            Invalid::new(what, got, format_args!("{has}, as in the target"))
+        };
+        let (lists, kinds) = (self.lists.len(), target.kinds().len());
+        if lists != kinds {
+            return Err(differs("lists of blocks", &lists, &kinds));
+        }
+        for (place, (list, &kind)) in (0..).zip(self.lists.iter().zip(target.kinds())) {
+            let has = Keeps::from(kind);
+            if list.keeps != has {
+                return Err(differs("list of blocks", &list.keeps, &has).at(place));
+            }
+        }
+        let has: Vec<u32> = target.states().iter().map(|&frames| frames as u32).collect();
+        if self.states != has {
+            let frames = |frames: &[u32]| format!("frames {frames:?}");
+            return Err(differs("states", &frames(&self.states), &frames(&has)));
+        }
+        Ok(())
+    }
+}
