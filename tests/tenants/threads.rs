@@ -149,3 +149,31 @@ fn blocks_that_become_protected_hide_no_others() {
     assert_eq!(holds(&pool, A), (20, 20));
     pool.audit().unwrap();
 }
+
+#[test]
+fn runs_among_blocks_that_change_their_tenant() {
+    const RUNS: usize = 10_000;
+    let tenants = [(A, limits(None, 0)), (B, limits(None, 0))];
+    let pool = builder(4_000, PrefixConfig::new()).threads(3).tenants(tenants).build().unwrap();
+    let is_over = AtomicBool::new(false);
+    let found = thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut number = 0;
+            while !is_over.load(Relaxed) {
+                number += 1;
+                drop(try_open(&pool, number, 100, [A, B][number as usize % 2]));
+            }
+        });
+        scope.spawn(|| {
+            while !is_over.load(Relaxed) {
+                drop(pool.allocate(AllocRequest::new(100)));
+            }
+        });
+        let runs = (0..RUNS).map(|_| pool.allocate(AllocRequest::new(256).contiguous()).is_ok());
+        let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| runs.filter(|&is| is).count()));
+        is_over.store(true, Relaxed);
+        found
+    });
+    assert!(found.is_ok_and(|found| found > 0));
+    pool.audit().unwrap();
+}

@@ -192,8 +192,8 @@ impl Core {
 
     /// Returns whether a block may not be evicted for an allocation of a tenant.
     #[inline]
-    pub(in crate::block) fn is_protected(&self, id: BlockId, tenant: Tenant) -> bool {
-        self.tenants().is_some_and(|tenants| tenants.room(tenants.of(id), tenant) == 0)
+    pub(in crate::block) fn is_protected(&self, of: Tenant, by: Tenant) -> bool {
+        self.tenants().is_some_and(|tenants| tenants.room(of, by) == 0)
     }
 
     /// Counts a block of this tenant that was freed; its frame is the caller's.

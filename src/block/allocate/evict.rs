@@ -236,7 +236,9 @@ impl Core {
     }
 
     pub(in crate::block) fn can_evict(&self, id: BlockId, word: BlockWord, oldest: Ticket) -> bool {
-        word.evict().is_some() && self.is_unseen(id, word, oldest) && !self.is_protected(id, Tenant::NONE)
+        word.evict().is_some()
+            && self.is_unseen(id, word, oldest)
+            && !self.is_protected(self.tenant_of(id), Tenant::NONE)
     }
 
     pub(crate) fn can_evict_at(&self, frame: FrameId, oldest: Ticket) -> bool {

@@ -29,7 +29,8 @@ enum Cost {
     Free,
     /// Evictable, if no batch sees it: not looked up yet.
     Open,
-    Evict,
+    /// Evictable, and of this tenant, which is read once: the block may be another's later.
+    Evict(Tenant),
     Fixed,
 }
 
@@ -37,8 +38,16 @@ impl Cost {
     fn evictions(self) -> Option<u32> {
         match self {
             Self::Free => Some(0),
-            Self::Open | Self::Evict => Some(1),
+            Self::Open | Self::Evict(_) => Some(1),
             Self::Fixed => None,
+        }
+    }
+
+    /// Returns the tenant of a block that may be evicted, as an index.
+    fn of(self) -> usize {
+        match self {
+            Self::Evict(tenant) => tenant.index(),
+            _ => Tenant::NONE.index(),
         }
     }
 }
@@ -125,14 +134,15 @@ impl Walk {
         if !is_evictable {
             return Cost::Fixed;
         }
-        if core.is_protected(id, tenant) {
-            self.protected.add(core.tenant_of(id).index());
+        let of = core.tenant_of(id);
+        if core.is_protected(of, tenant) {
+            self.protected.add(of.index());
             self.kept += 1;
             return Cost::Fixed;
         }
         if core.is_unseen(id, word, oldest) {
             self.unseen += 1;
-            return Cost::Evict;
+            return Cost::Evict(of);
         }
         self.kept += usize::from(core.is_seen_for_certain(id, word, oldest));
         Cost::Fixed
@@ -140,20 +150,13 @@ impl Walk {
 
     /// Returns the place of the cheapest window, in which no tenant has more blocks than others may
     /// evict: some of them would be evicted in vain.
-    fn cheapest(
-        &mut self,
-        core: &Core,
-        by: Tenant,
-        len: usize,
-        frame: impl Fn(usize) -> usize,
-    ) -> Option<usize> {
+    fn cheapest(&mut self, core: &Core, by: Tenant, len: usize) -> Option<usize> {
         let costs = &self.costs;
         let Some(tenants) = core.tenants() else {
             return cheapest_window(costs.len(), len, |at| costs[at].evictions(), |_| 0).map(|(at, _)| at);
         };
         let mut rooms = [isize::MAX; TENANTS_MAX + 1];
         tenants.all().for_each(|of| rooms[of.index()] = tenants.room(of, by) as isize & isize::MAX);
-        let of = |at: usize| tenants.of(core.space.table.block_at(FrameId(frame(at) as u32))).index();
         // Blocks that the last frames have too many.
         let (mut left, mut excess, mut evictions, mut clear) = (rooms, 0, 0, 0);
         let mut best: Option<(u32, usize)> = None;
@@ -165,7 +168,7 @@ impl Walk {
             if clear == len {
                 let first = last - len;
                 if costs[first] != Cost::Free {
-                    let left = &mut left[of(first)];
+                    let left = &mut left[costs[first].of()];
                     excess -= usize::from(*left < 0);
                     *left += 1;
                     evictions -= 1;
@@ -174,7 +177,7 @@ impl Walk {
                 clear += 1;
             }
             if one > 0 {
-                let left = &mut left[of(last)];
+                let left = &mut left[cost.of()];
                 *left -= 1;
                 excess += usize::from(*left < 0);
                 evictions += 1;
@@ -214,7 +217,7 @@ impl Core {
                     walk.head.clear();
                     walk.head.extend(walk.costs.iter().take(len - 1));
                 }
-                walk.cheapest(self, tenant, len, |at| start + at).map(|at| (start, at))
+                walk.cheapest(self, tenant, len).map(|at| (start, at))
             });
             // Windows that begin before the first region of the walk and end in it.
             let cheapest = cheapest.or_else(|| {
@@ -226,7 +229,7 @@ impl Core {
                 walk.costs.append(&mut walk.head);
                 let start = first * region - kept;
                 walk.look_up(self, (state.oldest, tenant), len, |at| start + at);
-                walk.cheapest(self, tenant, len, |at| start + at).map(|at| (start, at))
+                walk.cheapest(self, tenant, len).map(|at| (start, at))
             });
             let Some((start, at)) = cheapest else {
                 if walk.open + walk.unseen == 0 {
@@ -243,7 +246,7 @@ impl Core {
                 }
                 return None;
             };
-            for at in (at..at + len).filter(|&at| walk.costs[at] == Cost::Evict) {
+            for at in (at..at + len).filter(|&at| matches!(walk.costs[at], Cost::Evict(_))) {
                 let frame = FrameId((start + at) as u32);
                 // Not through the reserve, which would take a frame out of the window.
                 let run = Run { start: frame, len: 1 };
