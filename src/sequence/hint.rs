@@ -23,11 +23,12 @@ use crate::hints::{Action, Hint, Limit, Outcome, Rejection, SessionInfo, Target}
 use crate::ids::{BlockId, SequenceId, SessionId};
 use crate::prefix::policy::{CachePriority, Millis};
 use crate::prefix::{BlockHash, PrefixCache, Retention, Users};
+use crate::sync::{AtomicU32, Ordering::Acquire};
 
 use super::grouped::GroupedSequence;
 use super::hinted::{Hashes, Hinted, Lasting, STANDING_MAX, Standing};
 use super::pins::{Pin, Pins};
-use super::registry::Sequences;
+use super::registry::{SequenceView, Sequences};
 use super::sequence::Sequence;
 
 // As the text of the rejection says.
@@ -454,18 +455,18 @@ impl Sequences {
             return Err(hinted.full(pins.len() + reserved));
         }
         // Not set aside for its close, which gets what is left then.
-        let tenant = view.blocks().last().map_or(Tenant::NONE, |&id| self.tenant_of(id));
-        let of_tenant = what.retention().map_or(usize::MAX, |_| {
-            if pins.left_of(tenant) < asked {
+        let (mut of_tenants, mut full) = (usize::MAX, Tenant::NONE);
+        if what.retention().is_some() && pins.has_tenants() {
+            (of_tenants, full) = self.within_budgets(pins, &view, tokens);
+            if full != Tenant::NONE {
                 self.drop_gone(cache, pins);
+                (of_tenants, full) = self.within_budgets(pins, &view, tokens);
             }
-            pins.left_of(tenant)
-        });
-        if of_tenant == 0 && asked > 0 {
-            return Err(self.full_of(hinted, pins, tenant));
+        }
+        if of_tenants == 0 && full != Tenant::NONE {
+            return Err(self.full_of(hinted, pins, full));
         }
         let (left, is_clipped) = ((room < most).then_some(room), most < asked);
-        let full = if of_tenant < asked { tenant } else { Tenant::NONE };
         let blocks_max = most.min(room) / lists;
         if !hinted.stand(id, Standing { tokens: tokens.clone(), blocks_max, what }) {
             return Err(Rejection::Unsupported { why: "an open sequence takes 16 hints on its tokens" });
@@ -476,9 +477,37 @@ impl Sequences {
             return Ok(Outcome::Missing);
         }
         Ok(match clipped_by(left, full, is_clipped) {
-            clipped @ Some(_) => outcome_of((blocks_max * lists).min(of_tenant), what, clipped),
+            clipped @ Some(_) => outcome_of((blocks_max * lists).min(of_tenants), what, clipped),
             None => Outcome::Deferred { blocks: asked },
         })
+    }
+
+    /// Returns for how many full blocks in a range of tokens their tenants' budgets have room, with
+    /// those that count already, and a tenant whose budget has none for some.
+    fn within_budgets(&self, pins: &Pins, view: &SequenceView, tokens: &Range<usize>) -> (usize, Tenant) {
+        let (mut kept, mut more) = (0, SmallVec::<[(Tenant, usize); 4]>::new());
+        for (list, kind) in view.lists().zip(self.kinds()) {
+            let block_tokens = kind.block_tokens as usize;
+            let ids = list.read(|ids, len| -> Vec<BlockId> {
+                let within = tokens.start.min(len as usize)..tokens.end.min(len as usize);
+                // Acquire: see `BlockList::read`.
+                let of = |id: &AtomicU32| BlockId(id.load(Acquire));
+                ids.get(full_blocks(&within, block_tokens)).unwrap_or_default().iter().map(of).collect()
+            });
+            for id in ids.into_iter().filter(|&id| !self.is_null(id)) {
+                let tenant = self.tenant_of(id);
+                if pins.counts(id, tenant) {
+                    kept += 1;
+                } else if let Some((_, blocks)) = more.iter_mut().find(|(of, _)| *of == tenant) {
+                    *blocks += 1;
+                } else {
+                    more.push((tenant, 1));
+                }
+            }
+        }
+        let full = more.iter().find(|&&(of, blocks)| blocks > pins.left_of(of));
+        let room = more.iter().map(|&(of, blocks)| blocks.min(pins.left_of(of))).sum::<usize>();
+        (kept + room, full.map_or(Tenant::NONE, |&(of, _)| of))
     }
 
     pub(crate) fn session_hashes(&self, id: SessionId) -> Vec<BlockHash> {

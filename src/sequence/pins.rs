@@ -47,6 +47,11 @@ impl Pins {
         self.by_tenant[tenant.index()]
     }
 
+    /// Returns whether a block counts for this tenant.
+    pub(super) fn counts(&self, id: BlockId, tenant: Tenant) -> bool {
+        self.by_block.get(id.index()).copied().flatten().is_some_and(|pin| pin.tenant == tenant)
+    }
+
     /// Returns how many more blocks may be pinned, with `reserved` ones in the budget.
     pub(super) fn left(&self, reserved: usize) -> usize {
         self.blocks_max.saturating_sub(self.len + reserved)

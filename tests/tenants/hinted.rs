@@ -140,6 +140,54 @@ fn an_open_sequence_gets_what_is_left_at_its_close() {
     );
 }
 
+fn tokens(pool: &Pool, number: u32, tokens: std::ops::Range<usize>, action: Action) -> Outcome {
+    pool.hint(&Hint::new(Target::Tokens(SequenceId(number.into()), tokens), action))
+}
+
+#[test]
+fn blocks_that_count_since_an_earlier_turn_are_renewed_by_tokens() {
+    for action in [retain as fn(&Pool) -> Action, pin] {
+        let pool = hinted(100, 10);
+        for _ in 0..4 {
+            let running = turn(&pool, 1, 10, A);
+            assert_eq!(tokens(&pool, 1, 0..usize::MAX, action(&pool)), Outcome::Deferred { blocks: 10 });
+            drop(running);
+        }
+        // The next turn is longer.
+        let running = turn(&pool, 1, 14, A);
+        let outcome = tokens(&pool, 1, 0..usize::MAX, action(&pool));
+        assert_eq!(clipped(&outcome), Some((10, Limit::TenantBytes)));
+        let new = tokens(&pool, 1, 10 * BLOCK_TOKENS..usize::MAX, action(&pool));
+        assert!(matches!(new, Outcome::Rejected { reason: Rejection::Tenant { tenant: A, .. } }), "{new:?}");
+        drop(running);
+        pool.audit().unwrap();
+    }
+}
+
+#[test]
+fn each_block_of_a_range_counts_for_its_own_tenant() {
+    let pool = hinted(100, 10);
+    drop(turn(&pool, 2, 10, B));
+    assert_eq!(session(&pool, 2, retain(&pool)), Outcome::Accepted { blocks: 10 });
+    drop(turn(&pool, 1, 6, A));
+    let running = turn(&pool, 1, 9, B);
+    let of_a = tokens(&pool, 1, 0..6 * BLOCK_TOKENS, retain(&pool));
+    assert_eq!(of_a, Outcome::Deferred { blocks: 6 });
+    let of_both = tokens(&pool, 1, 0..usize::MAX, retain(&pool));
+    assert_eq!(clipped(&of_both), Some((6, Limit::TenantBytes)));
+    drop(running);
+    drop(evict(&pool, 3).unwrap());
+    assert_eq!([1, 2].map(|number| kept(&pool, number)), [6, 10]);
+    // The other way round: A's blocks exceed its budget, those of B do not.
+    session(&pool, 2, Action::Release);
+    drop(turn(&pool, 3, 14, A));
+    let running = turn(&pool, 3, 19, B);
+    let outcome = tokens(&pool, 3, 0..usize::MAX, retain(&pool));
+    assert_eq!(clipped(&outcome), Some((4 + 5, Limit::TenantBytes)));
+    drop(running);
+    pool.audit().unwrap();
+}
+
 #[test]
 fn a_budget_that_cannot_hold_is_refused() {
     let what = |tenants: bool, bytes| {
