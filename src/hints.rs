@@ -111,7 +111,7 @@ pub enum Outcome {
     },
     /// Done in part.
     Clipped {
-        /// As for [`Accepted`](Self::Accepted).
+        /// As for [`Accepted`](Self::Accepted), or if there are none, as for [`Deferred`](Self::Deferred).
         blocks: usize,
         /// Until when it was granted.
         until: Millis,

@@ -419,6 +419,7 @@ impl Sequences {
             (Found { placed: 0, owned, .. }, None) if owned > 0 || what.retention().is_some() => {
                 Outcome::Deferred { blocks: owned }
             }
+            (Found { placed: 0, owned, .. }, clipped @ Some(_)) => outcome_of(owned, what, clipped),
             (Found { placed, .. }, clipped) => outcome_of(placed, what, clipped),
         })
     }

@@ -188,6 +188,18 @@ fn each_block_of_a_range_counts_for_its_own_tenant() {
     pool.audit().unwrap();
 }
 
+/// What is granted for blocks that a request still has is said too.
+#[test]
+fn a_clipped_hint_tells_how_many_owned_blocks_it_is_for() {
+    let pool = hinted(100, 6);
+    drop(turn(&pool, 1, 10, A));
+    let running = turn(&pool, 1, 10, A);
+    assert_eq!(clipped(&session(&pool, 1, retain(&pool))), Some((6, Limit::TenantBytes)));
+    drop(running);
+    drop(evict(&pool, 4).unwrap());
+    assert_eq!(kept(&pool, 1), 6);
+}
+
 #[test]
 fn a_budget_that_cannot_hold_is_refused() {
     let what = |tenants: bool, bytes| {

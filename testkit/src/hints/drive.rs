@@ -484,6 +484,7 @@ impl Drive {
             session.granted = granted;
         }
         match found {
+            Found { placed: 0, owned, left: Some(_) } => ("clipped", owned),
             Found { placed, left: Some(_), .. } => ("clipped", placed),
             Found { placed: 0, owned, .. } if owned > 0 || what.lasts() => ("deferred", owned),
             Found { placed, .. } => ("accepted", placed),
