@@ -207,7 +207,8 @@ pub enum Rejection {
     },
 }
 
-/// Limits of what hints may ask for.
+/// Limits of what hints may ask for. Of more than 4,096 blocks of a budget, up to 3% may count for a
+/// while although they were evicted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct HintLimits {

@@ -18,7 +18,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::block::Tenant;
+use crate::block::{Evictor, TENANTS_MAX, Tenant};
 use crate::hints::{Action, Hint, Limit, Outcome, Rejection, SessionInfo, Target};
 use crate::ids::{BlockId, SequenceId, SessionId};
 use crate::prefix::policy::{CachePriority, Millis};
@@ -27,7 +27,7 @@ use crate::sync::{AtomicU32, Ordering::Acquire};
 
 use super::grouped::GroupedSequence;
 use super::hinted::{Hashes, Hinted, Lasting, STANDING_MAX, Standing};
-use super::pins::{Pin, Pins};
+use super::pins::{Moment, Pin, Pins};
 use super::registry::{SequenceView, Sequences};
 use super::sequence::Sequence;
 
@@ -228,7 +228,7 @@ impl Sequences {
         };
         let session = of.session();
         let reserved = if is_pinned { self.reserved(hinted, of) } else { 0 };
-        let mut has_looked = false;
+        let mut has_looked = [false; TENANTS_MAX + 1];
         for (at, &(hashes, era)) in lists.iter().enumerate() {
             // Every group of layers gets its share.
             let share = |pins: &Pins, added| (pins.left(reserved) + added) / (lists.len() - at);
@@ -250,8 +250,11 @@ impl Sequences {
                     return true;
                 }
                 let mut set = pins.set(id, pin, most.saturating_sub(added));
-                if set.is_err() && !std::mem::replace(&mut has_looked, true) {
-                    self.drop_gone(cache, pins);
+                let full = set.err().map(|limit| (limit == Limit::TenantBytes).then_some(tenant));
+                if let Some(full) = full
+                    && !std::mem::replace(&mut has_looked[full.map_or(0, Tenant::index)], true)
+                {
+                    self.drop_gone(cache, pins, full);
                     most = share(pins, added);
                     set = pins.set(id, pin, most.saturating_sub(added));
                 }
@@ -275,9 +278,11 @@ impl Sequences {
         self.kinds().len() * hinted.reserved(|id, standing| of.replaces(id, standing))
     }
 
-    fn drop_gone(&self, cache: &PrefixCache, pins: &mut Pins) {
-        let now = cache.caught_now();
-        pins.drop_gone(|id, Pin { until, is_pinned, tenant, .. }| {
+    /// Has blocks of a tenant, or of all, no longer count that have lost their place.
+    fn drop_gone(&self, cache: &PrefixCache, pins: &mut Pins, tenant: Option<Tenant>) {
+        let (now, blocks) = (cache.caught_now(), &self.0.blocks);
+        let at = Moment { releases: cache.releases(), evictable: blocks.evictable(), era: cache.era() };
+        pins.drop_gone(tenant, (at, now), |id, Pin { until, is_pinned, tenant, .. }| {
             until > now
                 && (tenant == Tenant::NONE || self.tenant_of(id) == tenant)
                 && cache.may_be_kept(&self.0.blocks, id, is_pinned)
@@ -449,7 +454,7 @@ impl Sequences {
         let of = Of::Tokens { id, session: None, within: Some(tokens) };
         let reserved = self.reserved(hinted, of);
         if what.is_pin() && pins.left(reserved) < most {
-            self.drop_gone(cache, pins);
+            self.drop_gone(cache, pins, None);
         }
         let room = if what.is_pin() { pins.left(reserved) } else { usize::MAX };
         if room == 0 && most > 0 {
@@ -458,11 +463,15 @@ impl Sequences {
         // Not set aside for its close, which gets what is left then.
         let (mut of_tenants, mut full) = (usize::MAX, Tenant::NONE);
         if what.retention().is_some() && pins.has_tenants() {
-            (of_tenants, full) = self.within_budgets(pins, &view, tokens);
-            if full != Tenant::NONE {
-                self.drop_gone(cache, pins);
-                (of_tenants, full) = self.within_budgets(pins, &view, tokens);
+            for (of, blocks) in self.by_tenant(pins, &view, tokens).1 {
+                if blocks > pins.left_of(of) {
+                    self.drop_gone(cache, pins, Some(of));
+                }
             }
+            let (kept, more) = self.by_tenant(pins, &view, tokens);
+            of_tenants = kept + more.iter().map(|&(of, blocks)| blocks.min(pins.left_of(of))).sum::<usize>();
+            let short = more.iter().find(|&&(of, blocks)| blocks > pins.left_of(of));
+            full = short.map_or(Tenant::NONE, |&(of, _)| of);
         }
         if of_tenants == 0 && full != Tenant::NONE {
             return Err(self.full_of(hinted, pins, full));
@@ -483,9 +492,14 @@ impl Sequences {
         })
     }
 
-    /// Returns for how many full blocks in a range of tokens their tenants' budgets have room, with
-    /// those that count already, and a tenant whose budget has none for some.
-    fn within_budgets(&self, pins: &Pins, view: &SequenceView, tokens: &Range<usize>) -> (usize, Tenant) {
+    /// Returns how many of the full blocks in a range of tokens count already, and how many others
+    /// belong to each tenant.
+    fn by_tenant(
+        &self,
+        pins: &Pins,
+        view: &SequenceView,
+        tokens: &Range<usize>,
+    ) -> (usize, SmallVec<[(Tenant, usize); 4]>) {
         let (mut kept, mut more) = (0, SmallVec::<[(Tenant, usize); 4]>::new());
         for (list, kind) in view.lists().zip(self.kinds()) {
             let block_tokens = kind.block_tokens as usize;
@@ -506,9 +520,7 @@ impl Sequences {
                 }
             }
         }
-        let full = more.iter().find(|&&(of, blocks)| blocks > pins.left_of(of));
-        let room = more.iter().map(|&(of, blocks)| blocks.min(pins.left_of(of))).sum::<usize>();
-        (kept + room, full.map_or(Tenant::NONE, |&(of, _)| of))
+        (kept, more)
     }
 
     pub(crate) fn session_hashes(&self, id: SessionId) -> Vec<BlockHash> {

@@ -3,7 +3,9 @@
 //!
 //! A block counts from its grant to the end of its time, or until another hint about it, whatever
 //! becomes of its contents. When a budget is short, those that have lost their place stop counting:
-//! they were evicted, or hit and released.
+//! they were evicted, or hit and released. A tenant's blocks are looked through for them only if
+//! these are few, or more than a [`SHARE`] of them may have lost it since the last time, or the time
+//! of one has ended.
 
 use std::collections::HashMap;
 
@@ -11,6 +13,42 @@ use crate::block::{TENANTS_MAX, Tenant};
 use crate::hints::Limit;
 use crate::ids::{BlockId, SessionId};
 use crate::prefix::policy::Millis;
+
+/// Of a tenant with more than `FEW` blocks, one in `SHARE` may count although it has lost its place.
+const FEW: usize = 1 << 12;
+const SHARE: usize = 32;
+
+/// What changes before a block loses its place, apart from the time.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Moment {
+    /// Number of releases of blocks, modulo 2^64; also counts others.
+    pub releases: u64,
+    pub evictable: usize,
+    /// Of the cache's contents.
+    pub era: u64,
+}
+
+impl Moment {
+    /// Returns how many blocks may have lost their place since: each was released, or was evictable
+    /// and no longer is.
+    fn changes_since(self, before: Self) -> usize {
+        if self.era != before.era {
+            return usize::MAX;
+        }
+        let releases = usize::try_from(self.releases.wrapping_sub(before.releases)).unwrap_or(usize::MAX);
+        releases.saturating_mul(2).saturating_add(before.evictable).saturating_sub(self.evictable)
+    }
+}
+
+/// The counted blocks of a tenant.
+#[derive(Default)]
+struct Kept {
+    ids: Vec<BlockId>,
+    /// When they were last looked through.
+    looked: Option<Moment>,
+    /// No later than the time of one of them ends.
+    earliest: Option<Millis>,
+}
 
 /// For whom a block is retained or pinned, and until when.
 #[derive(Clone, Copy, Debug)]
@@ -27,15 +65,17 @@ pub(super) struct Pins {
     /// Of each tenant.
     tenant_max: Option<usize>,
     by_block: Vec<Option<Pin>>,
+    /// Where each of them is among those of its tenant.
+    places: Vec<u32>,
     /// Number of pinned blocks.
     len: usize,
-    /// Number of blocks of each tenant.
-    by_tenant: [usize; TENANTS_MAX + 1],
+    by_tenant: Box<[Kept]>,
 }
 
 impl Pins {
     pub(super) fn new(blocks_max: usize, tenant_max: Option<usize>) -> Self {
-        Self { blocks_max, tenant_max, by_block: Vec::new(), len: 0, by_tenant: [0; TENANTS_MAX + 1] }
+        let by_tenant = (0..=TENANTS_MAX).map(|_| Kept::default()).collect();
+        Self { blocks_max, tenant_max, by_block: Vec::new(), places: Vec::new(), len: 0, by_tenant }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -44,7 +84,7 @@ impl Pins {
 
     /// Returns the number of counted blocks of a tenant.
     pub(super) fn of_tenant(&self, tenant: Tenant) -> usize {
-        self.by_tenant[tenant.index()]
+        self.by_tenant[tenant.index()].ids.len()
     }
 
     /// Returns whether a block counts for this tenant.
@@ -73,7 +113,11 @@ impl Pins {
     pub(super) fn renew(&mut self, id: BlockId, pin: Pin) -> bool {
         let before = self.by_block.get_mut(id.index()).and_then(Option::as_mut);
         let alike = |before: &&mut Pin| (before.tenant, before.is_pinned) == (pin.tenant, pin.is_pinned);
-        before.filter(alike).map(|before| *before = pin).is_some()
+        let is_alike = before.filter(alike).map(|before| *before = pin).is_some();
+        if is_alike {
+            self.by_tenant[pin.tenant.index()].note_end(pin.until);
+        }
+        is_alike
     }
 
     /// Counts a block as the pin says. `left`: how many more may be pinned. Returns whether it is
@@ -90,34 +134,54 @@ impl Pins {
         self.remove(id);
         if self.by_block.len() <= id.index() {
             self.by_block.resize(id.index() + 1, None);
+            self.places.resize(id.index() + 1, 0);
         }
         self.by_block[id.index()] = Some(pin);
-        self.count(pin, 1);
+        self.len += usize::from(pin.is_pinned);
+        let kept = &mut self.by_tenant[pin.tenant.index()];
+        self.places[id.index()] = kept.ids.len() as u32;
+        kept.ids.push(id);
+        kept.note_end(pin.until);
         Ok(is_more)
     }
 
     pub(super) fn remove(&mut self, id: BlockId) {
         if let Some(pin) = self.by_block.get_mut(id.index()).and_then(Option::take) {
-            self.count(pin, -1);
-        }
-    }
-
-    fn count(&mut self, pin: Pin, blocks: isize) {
-        let of_tenant = &mut self.by_tenant[pin.tenant.index()];
-        *of_tenant = of_tenant.wrapping_add_signed(blocks);
-        if pin.is_pinned {
-            self.len = self.len.wrapping_add_signed(blocks);
-        }
-    }
-
-    /// Drops pins that no longer `count`.
-    #[cold]
-    pub(super) fn drop_gone(&mut self, counts: impl Fn(BlockId, Pin) -> bool) {
-        for at in 0..self.by_block.len() {
-            let id = BlockId(at as u32);
-            if self.by_block[at].is_some_and(|pin| !counts(id, pin)) {
-                self.remove(id);
+            self.len -= usize::from(pin.is_pinned);
+            let (ids, place) = (&mut self.by_tenant[pin.tenant.index()].ids, self.places[id.index()]);
+            ids.swap_remove(place as usize);
+            if let Some(&moved) = ids.get(place as usize) {
+                self.places[moved.index()] = place;
             }
+        }
+    }
+
+    /// Drops pins of a tenant, or of all, that no longer `count`: few of them are left. `at`: read
+    /// before.
+    #[cold]
+    pub(super) fn drop_gone(
+        &mut self,
+        tenant: Option<Tenant>,
+        (at, now): (Moment, Millis),
+        counts: impl Fn(BlockId, Pin) -> bool,
+    ) {
+        let all = tenant.map_or(0..self.by_tenant.len(), |of| of.index()..of.index() + 1);
+        for of in all {
+            let kept = &self.by_tenant[of];
+            if !kept.has_changed(at, now) {
+                continue;
+            }
+            let mut earliest: Option<Millis> = None;
+            // From the last: a removed one is replaced by one that was looked at.
+            for place in (0..kept.ids.len()).rev() {
+                let id = self.by_tenant[of].ids[place];
+                match self.by_block[id.index()] {
+                    Some(pin) if counts(id, pin) => earliest = earliest.into_iter().chain([pin.until]).min(),
+                    _ => self.remove(id),
+                }
+            }
+            let kept = &mut self.by_tenant[of];
+            (kept.looked, kept.earliest) = (Some(at), earliest);
         }
     }
 
@@ -127,5 +191,57 @@ impl Pins {
         let pins = self.by_block.iter().flatten().filter(|pin| pin.is_pinned && pin.until > now);
         pins.filter_map(|pin| pin.session).for_each(|session| *all.entry(session).or_default() += 1);
         all
+    }
+}
+
+impl Kept {
+    fn note_end(&mut self, until: Millis) {
+        self.earliest = self.earliest.into_iter().chain([until]).min();
+    }
+
+    /// Returns whether more than a share of them may have lost their place, or the time of one has
+    /// ended.
+    fn has_changed(&self, at: Moment, now: Millis) -> bool {
+        let is_more = |before| at.changes_since(before) > self.ids.len() / SHARE;
+        self.ids.len() <= FEW
+            || self.looked.is_none_or(is_more)
+            || self.earliest.is_some_and(|earliest| earliest <= now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn blocks_are_looked_through_once_until_some_may_have_lost_their_place() {
+        let mut pins = Pins::new(1 << 20, Some(1 << 20));
+        let pin = |until| Pin { session: None, until: Millis(until), is_pinned: false, tenant: Tenant::NONE };
+        (0..6_400).for_each(|id| assert!(pins.set(BlockId(id), pin(1_000), 0).is_ok()));
+        let looks = Cell::new(0);
+        let look = |pins: &mut Pins, releases, evictable, now, gone: u32| {
+            looks.set(0);
+            let at = Moment { releases, evictable, era: 0 };
+            pins.drop_gone(Some(Tenant::NONE), (at, Millis(now)), |id, pin| {
+                looks.set(looks.get() + 1);
+                pin.until > Millis(now) && id.0 >= gone
+            });
+            (looks.get(), pins.of_tenant(Tenant::NONE))
+        };
+        assert_eq!(look(&mut pins, 0, 9_000, 1, 0), (6_400, 6_400));
+        assert_eq!(look(&mut pins, 0, 9_000, 1, 0), (0, 6_400), "nothing has changed");
+        assert_eq!(look(&mut pins, 0, 8_800, 1, 0), (0, 6_400), "a 32nd");
+        assert_eq!(look(&mut pins, 0, 8_799, 1, 201), (6_400, 6_199), "evictions");
+        assert_eq!(look(&mut pins, 150, 8_949, 1, 201), (0, 6_199), "releases of owned ones");
+        assert_eq!(look(&mut pins, 150, 8_799, 1, 301), (6_199, 6_099), "and hits");
+        pins.set(BlockId(0), pin(50), 0).unwrap();
+        assert_eq!(look(&mut pins, 150, 8_799, 49, 0), (0, 6_100));
+        assert_eq!(look(&mut pins, 150, 8_799, 50, 0), (6_100, 6_099), "the time of one has ended");
+        assert!(pins.renew(BlockId(400), pin(60)));
+        assert_eq!(look(&mut pins, 150, 8_799, 60, 0), (6_099, 6_098));
+        assert_eq!(look(&mut pins, 150, 8_799, 999, 0), (0, 6_098));
+        assert_eq!(look(&mut pins, 150, 8_799, 1_000, 0), (6_098, 0));
     }
 }
