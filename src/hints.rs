@@ -178,7 +178,8 @@ pub enum Rejection {
     },
     /// The budget of the tenant to which the blocks belong is used up.
     #[error(
-        "{kept_bytes} of {limit} bytes of tenant {tenant} are retained or pinned, and a block has {block_bytes}"
+        "{kept_bytes} of {limit} bytes of tenant {tenant} are retained or pinned (`Pool::tenants` shows it), and a \
+         block has {block_bytes}: release or demote some, or raise `HintLimits::tenant_bytes`"
     )]
     Tenant {
         /// The tenant.

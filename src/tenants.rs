@@ -91,6 +91,9 @@ pub struct TenantInfo {
     pub owned_bytes: u64,
     /// Bytes of its cached blocks without owners.
     pub cached_bytes: u64,
+    /// Bytes of its blocks that hints retain or pin, in a pool with
+    /// [`HintLimits::tenant_bytes`](crate::hints::HintLimits::tenant_bytes); otherwise zero.
+    pub kept_bytes: u64,
     /// Full blocks of its prompts that were looked up.
     pub lookup_blocks: u64,
     /// Those of them that were cached.

@@ -29,14 +29,17 @@ impl Pool {
     }
 
     /// Returns what the tenants of the pool hold, in the order in which they were added; none in a
-    /// pool without [`tenants`](crate::PoolBuilder::tenants). Reads counters only. Exact while no
+    /// pool without [`tenants`](crate::PoolBuilder::tenants). Reads counters only, and where
+    /// hints have budgets for tenants, waits for those that are being carried out. Exact while no
     /// thread is inside a call.
     pub fn tenants(&self) -> Vec<TenantInfo> {
         let _call = call();
         let Some(tenants) = self.0.blocks.tenants() else { return Vec::new() };
         let bytes = self.0.layout.bytes_per_block() as u64;
         let tokens = self.0.sequences.block_tokens() as u64;
-        tenants.all().map(|tenant| info(tenants, tenant, bytes, tokens)).collect()
+        let kept = self.0.sequences.kept_blocks();
+        let kept = |tenant: Tenant| kept.as_ref().map_or(0, |kept| kept[tenant.index()] as u64 * bytes);
+        tenants.all().map(|tenant| info((tenants, tenant), kept(tenant), bytes, tokens)).collect()
     }
 }
 
@@ -58,7 +61,12 @@ pub(super) fn set_tenant(
     tenants.set(id, quota, floor, blocks)
 }
 
-fn info(tenants: &Tenants, tenant: Tenant, block_bytes: u64, block_tokens: u64) -> TenantInfo {
+fn info(
+    (tenants, tenant): (&Tenants, Tenant),
+    kept_bytes: u64,
+    block_bytes: u64,
+    block_tokens: u64,
+) -> TenantInfo {
     let holding = tenants.holding(tenant);
     TenantInfo {
         id: tenants.id(tenant),
@@ -67,6 +75,7 @@ fn info(tenants: &Tenants, tenant: Tenant, block_bytes: u64, block_tokens: u64) 
         held_bytes: holding.held * block_bytes,
         owned_bytes: holding.held.saturating_sub(holding.cached) * block_bytes,
         cached_bytes: holding.cached * block_bytes,
+        kept_bytes,
         lookup_blocks: holding.lookups,
         hit_blocks: holding.hits,
         hit_tokens: holding.hits * block_tokens,

@@ -299,6 +299,12 @@ impl Sequences {
         hinted.full_of(id.unwrap_or_default(), pins.of_tenant(tenant))
     }
 
+    /// Returns the number of blocks of each tenant that hints retain or pin, if tenants have budgets.
+    pub(crate) fn kept_blocks(&self) -> Option<Vec<usize>> {
+        let pins = self.0.hinted.as_deref()?.pins();
+        pins.has_tenants().then(|| pins.of_tenants().collect())
+    }
+
     /// Ends the retention and pins of blocks that their session has left.
     fn leave(&self, cache: &PrefixCache, pins: &mut Pins, hashes: &[BlockHash], era: u64) {
         let left = cache.end_retention_by(&self.0.blocks, hashes, era);

@@ -92,6 +92,11 @@ impl Pins {
         self.by_block.get(id.index()).copied().flatten().is_some_and(|pin| pin.tenant == tenant)
     }
 
+    /// Returns the number of counted blocks of each tenant.
+    pub(super) fn of_tenants(&self) -> impl Iterator<Item = usize> {
+        self.by_tenant.iter().map(|kept| kept.ids.len())
+    }
+
     /// Returns how many more blocks may be pinned, with `reserved` ones in the budget.
     pub(super) fn left(&self, reserved: usize) -> usize {
         self.blocks_max.saturating_sub(self.len + reserved)

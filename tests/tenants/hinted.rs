@@ -175,7 +175,15 @@ fn each_block_of_a_range_counts_for_its_own_tenant() {
     assert_eq!(of_a, Outcome::Deferred { blocks: 6 });
     let of_both = tokens(&pool, 1, 0..usize::MAX, retain(&pool));
     assert_eq!(clipped(&of_both), Some((6, Limit::TenantBytes)));
+    let kept_bytes = |id| info(&pool, id).kept_bytes / block_bytes();
+    assert_eq!((kept_bytes(A), kept_bytes(B)), (0, 10), "A's when the sequence is closed");
+    let of_b = tokens(&pool, 1, 6 * BLOCK_TOKENS..usize::MAX, retain(&pool));
+    let Outcome::Rejected { reason } = of_b else { panic!("{of_b:?}") };
+    let words = reason.to_string();
+    assert!(words.contains("`Pool::tenants`") && words.contains("release or demote some"), "{words}");
+    assert!(matches!(reason, Rejection::Tenant { tenant: B, .. }), "{words}");
     drop(running);
+    assert_eq!((kept_bytes(A), kept_bytes(B)), (6, 10));
     drop(evict(&pool, 3).unwrap());
     assert_eq!([1, 2].map(|number| kept(&pool, number)), [6, 10]);
     // The other way round: A's blocks exceed its budget, those of B do not.

@@ -25,6 +25,8 @@ record! {
         owned_bytes: u64,
         /// Bytes of its cached blocks without owners.
         cached_bytes: u64,
+        /// Bytes of its blocks that hints retain or pin, in a pool with `tenant_bytes` in `hints=`.
+        kept_bytes: u64,
         /// Full blocks of its prompts that were looked up.
         lookup_blocks: u64,
         /// Those of them that were cached.
@@ -49,6 +51,7 @@ impl From<kvpool::tenants::TenantInfo> for TenantInfo {
             held_bytes: tenant.held_bytes,
             owned_bytes: tenant.owned_bytes,
             cached_bytes: tenant.cached_bytes,
+            kept_bytes: tenant.kept_bytes,
             lookup_blocks: tenant.lookup_blocks,
             hit_blocks: tenant.hit_blocks,
             hit_tokens: tenant.hit_tokens,

@@ -1943,6 +1943,9 @@ class TenantInfo(_Record):
     def cached_bytes(self) -> int:
         """Bytes of its cached blocks without owners."""
     @property
+    def kept_bytes(self) -> int:
+        """Bytes of its blocks that hints retain or pin, in a pool with `tenant_bytes` in `hints=`."""
+    @property
     def lookup_blocks(self) -> int:
         """Full blocks of its prompts that were looked up."""
     @property
