@@ -236,12 +236,15 @@ impl PrefixCache {
         era: u64,
         take: &mut dyn FnMut(BlockId),
     ) -> Option<BlockId> {
-        let (mut evictable, mut full, mut run) = (0, None, IdRun::new(core));
-        for (i, &hash) in hashes.iter().enumerate() {
-            self.prefetch_ahead(core, run, hashes.get(i + AHEAD));
-            let near = run.next.filter(|&id| self.row(id).holds(&hash, era));
-            let near = near.and_then(|id| Some((id, self.try_hit(core, id, &hash, era).ok()?)));
-            match near.map_or_else(|| self.find(core, hash, era), Ok) {
+        let (mut evictable, mut full, mut run, mut at) = (0, None, IdRun::new(core), 0);
+        while at < hashes.len() {
+            let (taken, unowned) = self.hit_run::<HAS_TENANTS>(core, &mut run, &hashes[at..], era, take);
+            (at, evictable) = (at + taken, evictable + unowned);
+            let Some(&hash) = hashes.get(at) else { break };
+            if let Some(&later) = hashes.get(at + AHEAD) {
+                self.index.prefetch(key_of(later));
+            }
+            match self.find(core, hash, era) {
                 Ok((id, was_evictable)) => {
                     if HAS_TENANTS && was_evictable {
                         core.took_cached(id);
@@ -249,6 +252,7 @@ impl PrefixCache {
                     take(id);
                     run.found(id);
                     evictable += usize::from(was_evictable);
+                    at += 1;
                 }
                 Err(found) => {
                     full = found;

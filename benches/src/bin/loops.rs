@@ -21,6 +21,7 @@ fn main() {
         "cached-sequence" => sequence(count, true, 0),
         "cached-sequence-ten" => sequence(count, true, 10),
         "cached-request" => cached_request(count),
+        "evicting-request" => evicting_request(count),
         "open" => prompts(count, |pool, id, prompt| pool.sequence(id).tokens(prompt)),
         "admit" => prompts(count, |pool, id, prompt| pool.admit(&AdmitRequest::new(id, prompt))),
         "batch" => batch(count),
@@ -41,7 +42,7 @@ fn main() {
 fn usage() -> ! {
     eprintln!(
         "usage: loops <lease | ten-lease | sequence | sequence-ten | \
-         cached-sequence | cached-sequence-ten | cached-request | open | admit | batch | \
+         cached-sequence | cached-sequence-ten | cached-request | evicting-request | open | admit | batch | \
          decode | appends | decode-step | std-mutex | parking-lot | array-queue | \
          frames-<blocks> | free-list-<blocks>> <count>"
     );
@@ -135,6 +136,19 @@ fn cached_request(count: u64) {
         let rest = prompt.len() - sequence.len();
         let mut batch = pool.begin_batch();
         batch.append(&mut sequence, rest).expect("there is room");
+        batch.finish();
+    }
+}
+
+/// A prompt of 1,000 tokens of its own in a pool full of cached blocks, which it evicts, and its end.
+fn evicting_request(count: u64) {
+    let pool = pool(true);
+    let mut prompt: Vec<u32> = (0..1_000).collect();
+    for id in 0..=count {
+        prompt[0] = id as u32;
+        let mut sequence = pool.sequence(SequenceId(id)).tokens(&prompt).expect("a new id");
+        let mut batch = pool.begin_batch();
+        batch.append(&mut sequence, prompt.len()).expect("there is room");
         batch.finish();
     }
 }

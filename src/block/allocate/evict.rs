@@ -31,7 +31,7 @@ use smallvec::SmallVec;
 
 use crate::frame::RunList;
 use crate::ids::{BlockHandle, BlockId, FrameId, Run, Ticket};
-use crate::sync::{AtomicU64, Ordering::*};
+use crate::sync::{AtomicU64, Ordering::*, prefetch};
 
 use super::complete::note_units;
 use crate::block::core::{Core, Evictable, NotEvicted};
@@ -64,11 +64,27 @@ impl WordCell<'_> {
     }
 
     #[inline]
+    pub(crate) fn prefetch(self) {
+        prefetch(self.0);
+    }
+
+    #[inline]
     fn exchange_hit(self, word: BlockWord, next: BlockWord) -> Option<bool> {
         // Acquire: the block's bytes and records are visible to their reader. No Release: we have
         // not used the block, and a read-modify-write continues earlier release sequences.
         let hit = self.0.compare_exchange(word.to_bits(), next.to_bits(), Acquire, Relaxed);
         hit.ok().map(|_| !word.is_owned())
+    }
+}
+
+/// The words of the blocks that a pool had when it was built.
+#[derive(Clone, Copy)]
+pub(crate) struct FirstCells<'a>(&'a [AtomicU64]);
+
+impl<'a> FirstCells<'a> {
+    #[inline]
+    pub(crate) fn get(self, id: BlockId) -> Option<WordCell<'a>> {
+        self.0.get(id.index()).map(WordCell)
     }
 }
 
@@ -91,6 +107,12 @@ impl Core {
     pub(crate) fn cell(&self, id: BlockId) -> WordCell<'_> {
         WordCell(self.space.table.word(id))
     }
+
+    #[inline]
+    pub(crate) fn first_cells(&self) -> FirstCells<'_> {
+        FirstCells(self.space.table.view().words())
+    }
+
     /// Uncaches an owned block, which the evictor must forget. False: not owned or not cached.
     pub(crate) fn uncache(&self, id: BlockId) -> bool {
         // Acquire and Release: as in `outlive`.

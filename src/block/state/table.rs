@@ -61,6 +61,12 @@ impl<'a> TableView<'a> {
         }
     }
 
+    /// Returns the words of the first rows.
+    #[inline]
+    pub(in crate::block) fn words(&self) -> &'a [AtomicU64] {
+        self.first.words
+    }
+
     #[inline]
     pub(in crate::block) fn first_row(&self, id: BlockId) -> Option<Row<'a>> {
         let word = self.first.words.get(id.index())?;
