@@ -23,7 +23,8 @@
 //! ```text
 //! release   word: evictable;  row: place;   enqueued: swap true,  was false  =>  link into a new entry, push
 //! take      pop an entry; for each of its blocks that is used up:
-//!           enqueued: swap false;  look at the word and the row:
+//!           in its place, word: evictable -> free  =>  evicted;  enqueued: store false
+//!           else  enqueued: swap false;  look at the word and the row:
 //!           owned                                =>  drop: the next release finds `enqueued` false, and enqueues it
 //!           evictable, but its place has changed =>  enqueued: swap true, was false  =>  push it alone;
 //!                                                    or drop it, if its place is in a run
@@ -38,6 +39,11 @@
 //! totally ordered. If a release finds `enqueued` true, the next take in that order reads from that
 //! swap or a later one, so it sees the word evictable, or changed again since, and does not drop
 //! the block. If the release finds it false, it enqueues the block.
+//!
+//! The store comes between an eviction and the reuse of the frame, so it is ordered with all swaps
+//! but that of the release whose block was evicted. If that release swaps before the store, it
+//! enqueues nothing; if after it, an entry is left whose block is free: it is dropped, or found
+//! outdated, like that of any block that was evicted out of order.
 //!
 //! Only the thread that set `enqueued`, or popped the entry, changes a block's links, and it reads
 //! `below` before it clears `enqueued`. A thread holds the blocks that it is about to enqueue, and
@@ -86,6 +92,14 @@ impl Enqueued<'_> {
     #[inline]
     pub(super) fn is_outdated(&self) -> bool {
         self.row.place() != self.place
+    }
+
+    /// Removes a block that the caller has evicted from the entry: no release of its own is left
+    /// to find the flag, and the caller has not passed its frame on.
+    #[inline]
+    pub(super) fn clear(&self) {
+        // Release: who sets the flag next writes links that were read before.
+        self.flag.store(false, Release);
     }
 
     /// Removes the block from the entry, and returns whether its place is still that of the entry.

@@ -273,13 +273,22 @@ impl<'a> Eviction<'a> {
                 self.set_aside(Entry { queue, first: id });
                 break;
             }
+            let evict = || core.evict_unforgotten(id, self.by, |word| self.is_unseen(enqueued.row, id, word));
+            if !enqueued.is_outdated()
+                && let Ok(frame) = evict()
+            {
+                enqueued.clear();
+                evicted.push(id);
+                frames.push(frame);
+                continue;
+            }
             if !enqueued.dequeue() {
                 if core.word(id).is_evictable() {
                     outdated.push(id);
                 }
                 continue;
             }
-            match core.evict_unforgotten(id, self.by, |word| self.is_unseen(enqueued.row, id, word)) {
+            match evict() {
                 Ok(frame) => {
                     evicted.push(id);
                     frames.push(frame);
