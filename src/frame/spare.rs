@@ -84,10 +84,10 @@ impl Frames {
         self.count_many(FrameId(0), taken)
     }
 
-    /// Claims up to `count` frames in partly used units, those at the end of the pool first. Returns
-    /// the number.
+    /// Claims up to `count` frames in partly used units, reserved for growth or not, those at the end
+    /// of the pool first. Returns the number.
     pub fn fill_last(&self, count: u32, take: &mut dyn FnMut(Run)) -> u32 {
-        let taken = self.with(|map| map.fill_last(count, take));
+        let taken = self.with(|map| map.with_reserved().fill_last(count, take));
         self.count_many(FrameId(0), taken)
     }
 

@@ -17,8 +17,9 @@
 //!
 //! Where each sequence takes a run beside its list, of [a fixed number](Core::run_frames) of frames,
 //! a hole is lost for runs. There runs fill the pool from its start, one next to the other, and
-//! lists from its end; and all holes count, also of units reserved for growth, up to
-//! [a small share](HOLES_RUNS_SHIFT).
+//! lists from its end; and all holes count, also of units reserved for growth. Their limit is
+//! [a small share](HOLES_RUNS_SHIFT), and more while most of the pool is available. When whole units
+//! become [scarce](WHOLE_FOR_HOLES), lists take nothing but holes, also reserved ones.
 
 use crate::config::{FAN, FAN_LOG2};
 use crate::ids::{FrameId, Run};
@@ -48,6 +49,10 @@ const HOLES_OWNED_SHIFT: u32 = 2;
 
 /// The limit in a pool of runs, as a shift.
 const HOLES_RUNS_SHIFT: u32 = 6;
+
+/// Whole frames per frame in a hole below which a list takes only holes: about as many frames of
+/// runs as of lists are left to place, if a sequence has six times as many.
+const WHOLE_FOR_HOLES: usize = 6;
 
 /// Maximum share of available frames reserved for growth in a pool with a cache, as a shift.
 const ROOM_SHIFT: u32 = 2;
@@ -84,7 +89,7 @@ impl Core {
         let frames = &self.space.frames;
         let available = || frames.free_counted() + self.evictable();
         let most = match () {
-            () if self.config.run_frames > 0 => self.total() >> (HOLES_RUNS_SHIFT + HOLES_SHIFT),
+            () if self.config.run_frames > 0 => self.holes_max() >> HOLES_SHIFT,
             () if self.evictor.is_some() => available() >> ROOM_SHIFT,
             () => available(),
         };
@@ -120,7 +125,7 @@ impl Core {
             grab.extend(len.map(|len| Run { start: next, len }));
         }
         if self.config.run_frames > 0 {
-            return self.gather_beside_runs(asked, grab);
+            return self.gather_beside_runs(asked, (end.tenant, request), grab);
         }
         if end.is_short {
             return;
@@ -156,21 +161,36 @@ impl Core {
     /// Takes frames for a list in a pool of runs: whole units at its end, or holes if these are many.
     /// While blocks are evictable, a run is left free: the next sequence would evict a window for it.
     #[cold]
-    fn gather_beside_runs(&self, asked: usize, grab: &mut Grab) {
+    fn gather_beside_runs(&self, asked: usize, by: (Tenant, &AllocRequest), grab: &mut Grab) {
         let frames = &self.space.frames;
         let spare = if self.evictable() > 0 { self.config.run_frames.div_ceil(FAN) + 1 } else { 0 };
-        let is_rest = self.holes() > self.holes_max() >> HOLES_SHIFT;
+        let holes = self.holes();
+        let is_rest = holes > self.holes_max() >> HOLES_SHIFT;
         let take_units = |want: usize, grab: &mut Grab| {
             let units = frames.free_units().saturating_sub(spare) << FAN_LOG2;
             let taken = frames.allocate_last(want.min(units) as u32, &mut |run| grab.extend(Some(run)));
             self.took_units(taken as usize);
         };
         if is_rest {
-            take_units((asked - grab.frames) >> FAN_LOG2 << FAN_LOG2, grab);
+            let whole = frames.free_counted().saturating_sub(holes) + self.evictable();
+            // Of what was reserved while more was available. Holes that sequences leave by ending are
+            // filled by the rests of lists.
+            let is_scarce = whole < WHOLE_FOR_HOLES * holes.min(frames.growth_frames_about());
+            if !is_scarce {
+                take_units((asked - grab.frames) >> FAN_LOG2 << FAN_LOG2, grab);
+            }
             let missing = (asked - grab.frames) as u32;
             frames.fill_last(missing, &mut |run| grab.extend(Some(run)));
         }
-        take_units(asked - grab.frames, grab);
+        for round in 0..=ROUNDS {
+            take_units(asked - grab.frames, grab);
+            let missing = asked - grab.frames;
+            let fits_holes = round == ROUNDS || self.holes() > self.holes_max();
+            let evicts = || !fits_holes && self.evicts_for_units(missing, by, grab);
+            if missing == 0 || !evicts() || self.evict_to_units(missing, by.0) == 0 {
+                return;
+            }
+        }
     }
 
     fn evicts_for_units(
@@ -201,7 +221,10 @@ impl Core {
     pub(in crate::block) fn holes_max(&self) -> usize {
         let total = self.total();
         if self.config.run_frames > 0 {
-            return total >> HOLES_RUNS_SHIFT;
+            let available = self.space.frames.free_counted() + self.evictable();
+            // Half of what is available beyond half of the pool, after `HOLES_SHIFT`.
+            let ample = available.saturating_sub(total >> 1) << (HOLES_SHIFT - 1);
+            return (total >> HOLES_RUNS_SHIFT) + ample;
         }
         if self.evictor.is_none() {
             return total >> HOLES_POOL_SHIFT;
