@@ -60,7 +60,8 @@ const ROOM_SHIFT: u32 = 2;
 /// Evictions of blocks for whole units before a list takes holes.
 const ROUNDS: usize = 3;
 
-/// In a pool of fewer units, a list evicts no more blocks than it needs.
+/// In a pool of fewer units, a list evicts no more blocks than it needs, and leaves few holes beside
+/// runs.
 const UNITS_MIN: usize = 16;
 
 /// Place at which a list grows.
@@ -224,7 +225,7 @@ impl Core {
             let available = self.space.frames.free_counted() + self.evictable();
             // Half of what is available beyond half of the pool, after `HOLES_SHIFT`.
             let ample = available.saturating_sub(total >> 1) << (HOLES_SHIFT - 1);
-            return (total >> HOLES_RUNS_SHIFT) + ample;
+            return (total >> HOLES_RUNS_SHIFT) + if self.has_units() { ample } else { 0 };
         }
         if self.evictor.is_none() {
             return total >> HOLES_POOL_SHIFT;
