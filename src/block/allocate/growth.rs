@@ -60,9 +60,11 @@ const ROOM_SHIFT: u32 = 2;
 /// Evictions of blocks for whole units before a list takes holes.
 const ROUNDS: usize = 3;
 
-/// In a pool of fewer units, a list evicts no more blocks than it needs, and leaves few holes beside
-/// runs.
+/// In a pool of fewer units, a list evicts no more blocks than it needs.
 const UNITS_MIN: usize = 16;
+
+/// In a pool of fewer runs, lists leave few holes beside them.
+const RUNS_MIN: usize = 64;
 
 /// Place at which a list grows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -186,7 +188,7 @@ impl Core {
         for round in 0..=ROUNDS {
             take_units(asked - grab.frames, grab);
             let missing = asked - grab.frames;
-            let fits_holes = round == ROUNDS || self.holes() > self.holes_max();
+            let fits_holes = round == ROUNDS || !self.has_ample_runs() || self.holes() > self.holes_max();
             let evicts = || !fits_holes && self.evicts_for_units(missing, by, grab);
             if missing == 0 || !evicts() || self.evict_to_units(missing, by.0) == 0 {
                 return;
@@ -211,6 +213,11 @@ impl Core {
         self.total() >= UNITS_MIN << FAN_LOG2
     }
 
+    /// Returns whether a hole is not soon the place that a run needed.
+    fn has_ample_runs(&self) -> bool {
+        self.has_units() && self.total() >= self.config.run_frames * RUNS_MIN
+    }
+
     /// Returns about how many frames are free in partly used units that count as holes.
     fn holes(&self) -> usize {
         let frames = &self.space.frames;
@@ -225,7 +232,7 @@ impl Core {
             let available = self.space.frames.free_counted() + self.evictable();
             // Half of what is available beyond half of the pool, after `HOLES_SHIFT`.
             let ample = available.saturating_sub(total >> 1) << (HOLES_SHIFT - 1);
-            return (total >> HOLES_RUNS_SHIFT) + if self.has_units() { ample } else { 0 };
+            return (total >> HOLES_RUNS_SHIFT) + if self.has_ample_runs() { ample } else { 0 };
         }
         if self.evictor.is_none() {
             return total >> HOLES_POOL_SHIFT;
