@@ -65,8 +65,12 @@ impl PrefixCache {
         (0..AHEAD.min(hashes.len()) as u32).for_each(|at| fetch(first.0.wrapping_add(step.wrapping_mul(at))));
         let (mut id, mut taken, mut evictable) = (first, 0, 0);
         for hash in hashes {
-            // Of a pool that has grown, the index finds the others.
-            let (Some(row), Some(cell)) = (rows.get(id.index()), cells.get(id)) else { break };
+            let (row, cell) = match (rows.get(id.index()), cells.get(id)) {
+                (Some(row), Some(cell)) => (row, cell),
+                // Of a pool that has grown.
+                _ if id.0 < run.blocks => (self.row(id), core.cell(id)),
+                _ => break,
+            };
             fetch(id.0.wrapping_add(step.wrapping_mul(AHEAD as u32)));
             let word = cell.read();
             if !row.holds(hash, era) {
