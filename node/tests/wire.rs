@@ -28,7 +28,7 @@ fn manifest(is_sequence: bool) -> Manifest {
         pool.export_cached(2).unwrap()
     };
     let mut json = serde_json::to_value(export.manifest().unwrap()).unwrap();
-    let place = if is_sequence { "/contents/Sequence/known" } else { "/contents/Cached/blocks/0" };
+    let place = if is_sequence { "/contents/Sequence/lists/0/known" } else { "/contents/Cached/blocks/0" };
     let origins = json.pointer_mut(&format!("{place}/origins")).expect("a manifest has origins");
     assert_eq!(origins.as_array().map(Vec::len), Some(1));
     *origins = serde_json::json!([{ "cache": 7, "era": 0 }, { "cache": u64::MAX - 1, "era": 1u64 << 40 }]);
