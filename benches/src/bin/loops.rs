@@ -140,7 +140,8 @@ fn cached_request(count: u64) {
     }
 }
 
-/// A prompt of 1,000 tokens of its own in a pool full of cached blocks, which it evicts, and its end.
+/// A prompt of 1,000 tokens of its own in a pool full of cached blocks, which it evicts, and its
+/// end.
 fn evicting_request(count: u64) {
     let pool = pool(true);
     let mut prompt: Vec<u32> = (0..1_000).collect();

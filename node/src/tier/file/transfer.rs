@@ -206,7 +206,7 @@ impl SlotFile {
             let reason = "its slots are for smaller values: use another directory, or remove this one";
             return Err(StoreError::Declined { store: NAME, reason });
         }
-        // Nobody has a slot, and a failure leaves a directory without a format.
+        // No slot is taken, and a failure leaves a directory without a format.
         state.opened = None;
         drop(state);
         let opened = self.format(length)?;
