@@ -36,6 +36,7 @@
 //! cargo test --release --test all simulation::                            `SCHEDULES` schedules, from a random seed on
 //! KVPOOL_SIM_SEED=17 cargo test --release --test all simulation::         one schedule, step by step
 //! KVPOOL_SIM_SCHEDULES=1000000 cargo test --release --test all simulation::
+//! KVPOOL_SIM_FIRST=17 cargo test --release --test all simulation::        schedules from this seed on
 //! ```
 //!
 //! Every 32nd seed has a pool of 1,024 blocks or more, which evicts ahead of need and reserves
@@ -90,7 +91,7 @@ fn schedules_at_random() {
         return;
     }
     let schedules = number("KVPOOL_SIM_SCHEDULES").unwrap_or(SCHEDULES);
-    let first = fastrand::u64(..u64::from(u32::MAX));
+    let first = number("KVPOOL_SIM_FIRST").unwrap_or_else(|| fastrand::u64(..u64::from(u32::MAX)));
     let (next, failed, total) = (AtomicU64::new(0), Mutex::new(Vec::new()), Mutex::new(Tally::default()));
     let begun = Instant::now();
     thread::scope(|scope| {
