@@ -2,7 +2,8 @@
 
 use crate::block::{AllocRequest, ListEnd};
 use crate::error::SequenceError;
-use crate::ids::BlockId;
+use crate::ids::{BlockId, SessionId};
+use crate::prefix::BlockHash;
 use crate::sync::call;
 
 use super::batch::Batch;
@@ -119,12 +120,21 @@ impl Sequences {
         if let (Some(cache), Some(hits)) = (self.cache(), self.hits_of(checkpoint))
             && hits <= checkpoint.hits
         {
-            let of = |(state, &blocks): (usize, &usize)| {
-                (0..blocks).map(move |block| checkpoint.hash(state, block))
-            };
-            let hashes: Vec<_> = self.states().iter().enumerate().flat_map(of).collect();
+            let hashes = self.blocks_of(checkpoint);
             cache.demote(&self.0.blocks, &hashes, checkpoint.era, |_, _| false);
         }
+    }
+
+    fn blocks_of(&self, checkpoint: &Checkpoint) -> Vec<BlockHash> {
+        let of =
+            |(state, &blocks): (usize, &usize)| (0..blocks).map(move |block| checkpoint.hash(state, block));
+        self.states().iter().enumerate().flat_map(of).collect()
+    }
+
+    /// Returns the hashes of the blocks of each checkpoint that a session keeps, and its era.
+    pub(super) fn checkpoints_of(&self, session: SessionId) -> Vec<(Vec<BlockHash>, u64)> {
+        let kept = self.0.sessions.kept(session);
+        kept.iter().map(|checkpoint| (self.blocks_of(checkpoint), checkpoint.era)).collect()
     }
 }
 

@@ -19,7 +19,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use crate::block::{Evictor, TENANTS_MAX, Tenant};
-use crate::hints::{Action, Hint, Limit, Outcome, Rejection, SessionInfo, Target};
+use crate::hints::{Action, Hint, Limit, Outcome, Rejection, Target};
 use crate::ids::{BlockId, SequenceId, SessionId};
 use crate::prefix::policy::{CachePriority, Millis};
 use crate::prefix::{BlockHash, PrefixCache, Retention, Users};
@@ -30,6 +30,7 @@ use super::hinted::{Hashes, Hinted, Lasting, STANDING_MAX, Standing};
 use super::pins::{Moment, Pin, Pins};
 use super::registry::{SequenceView, Sequences};
 use super::sequence::Sequence;
+use super::window::ListKind;
 
 // As the text of the rejection says.
 const _: () = assert!(STANDING_MAX == 16);
@@ -130,8 +131,8 @@ impl Sequence {
     #[inline]
     fn closing(&mut self) -> Option<Closing> {
         self.sequences.0.hinted.as_deref()?;
-        // A refused admission, or a state.
-        if self.list.len() == 0 || self.group as usize >= self.sequences.kinds().len() {
+        // A refused admission.
+        if self.list.len() == 0 {
             return None;
         }
         let known = self.known.as_deref_mut()?;
@@ -152,9 +153,19 @@ impl Sequence {
         };
         let Closing { session, returns_at, standing, list } = closing;
         let (group, now) = (self.group as usize, cache.caught_now());
+        let lasts = |what: Lasting| what.retention().is_none_or(|at| at.until > now);
+        if group >= self.sequences.kinds().len() {
+            // A checkpoint of a state. The lists of tokens are noted.
+            let granted = session.zip(session.and_then(|session| hinted.session(session)?.granted));
+            if let Some((session, (what, _))) = granted.filter(|&(_, (what, _))| lasts(what)) {
+                let with = (hinted, &**cache, &mut *hinted.pins());
+                self.sequences.carry_out(with, &[(&list.hashes, list.era)], what, Of::Session(session));
+            }
+            return;
+        }
         if let Some(session) = session {
             let (granted, before) = hinted.note(session, group, list.clone(), returns_at, now);
-            let granted = granted.filter(|(what, _)| what.retention().is_none_or(|at| at.until > now));
+            let granted = granted.filter(|&(what, _)| lasts(what));
             if let Some((what, most)) = granted {
                 let mut pins = hinted.pins();
                 if what.is_pin() {
@@ -173,7 +184,8 @@ impl Sequence {
         for Standing { tokens, blocks_max, what } in standing {
             let places = full_blocks(&tokens, self.kind.block_tokens as usize);
             let hashes = list.hashes.get(places.start..).unwrap_or_default();
-            let lists = [(&hashes[..hashes.len().min(places.len()).min(blocks_max)], list.era)];
+            let most = blocks_max.get(group).copied().unwrap_or(0);
+            let lists = [(&hashes[..hashes.len().min(places.len()).min(most)], list.era)];
             let of = Of::Tokens { id: self.id(), session, within: None };
             self.sequences.carry_out((hinted, cache, &mut hinted.pins()), &lists, what, of);
         }
@@ -185,6 +197,22 @@ impl GroupedSequence {
     pub fn expect_return(&mut self, at: Millis) {
         self.parts.iter_mut().for_each(|part| part.expect_return(at));
     }
+}
+
+/// Divides `most` among lists of these numbers of blocks: each gets what it has, or an equal part of
+/// what is left.
+fn shares(counts: &[usize], mut most: usize) -> SmallVec<[usize; 2]> {
+    let share = |(at, &blocks): (usize, &usize)| {
+        let left = most.saturating_sub(sum(&counts[at + 1..])).max(most / (counts.len() - at));
+        let share = blocks.min(left);
+        most -= share;
+        share
+    };
+    counts.iter().enumerate().map(share).collect()
+}
+
+fn sum(counts: &[usize]) -> usize {
+    counts.iter().copied().fold(0, usize::saturating_add)
 }
 
 /// Returns the places of the full blocks in a range of tokens.
@@ -228,10 +256,15 @@ impl Sequences {
         };
         let session = of.session();
         let reserved = if is_pinned { self.reserved(hinted, of) } else { 0 };
-        let mut has_looked = [false; TENANTS_MAX + 1];
+        let (mut has_looked, mut rest) = ([false; TENANTS_MAX + 1], 0);
+        lists.iter().for_each(|(hashes, _)| rest += hashes.len());
         for (at, &(hashes, era)) in lists.iter().enumerate() {
-            // Every group of layers gets its share.
-            let share = |pins: &Pins, added| (pins.left(reserved) + added) / (lists.len() - at);
+            rest -= hashes.len();
+            // Every group of layers gets its share, or what the others do not need.
+            let share = |pins: &Pins, added| {
+                let left: usize = pins.left(reserved) + added;
+                left.saturating_sub(rest).max(left / (lists.len() - at))
+            };
             let (mut added, mut most, mut is_left) = (0, share(pins, 0), None);
             let retained = cache.retain(blocks, hashes, era, retention, |place, id, is_evictable| {
                 if is_left.is_some() {
@@ -275,7 +308,7 @@ impl Sequences {
     /// Returns the number of blocks to be pinned when open sequences are closed, without those of an
     /// earlier hint about the same.
     fn reserved(&self, hinted: &Hinted, of: Of) -> usize {
-        self.kinds().len() * hinted.reserved(|id, standing| of.replaces(id, standing))
+        hinted.reserved(|id, standing| of.replaces(id, standing))
     }
 
     /// Has blocks of a tenant, or of all, no longer count that have lost their place.
@@ -297,12 +330,6 @@ impl Sequences {
     fn full_of(&self, hinted: &Hinted, pins: &Pins, tenant: Tenant) -> Rejection {
         let id = self.0.blocks.tenants().map(|tenants| tenants.id(tenant));
         hinted.full_of(id.unwrap_or_default(), pins.of_tenant(tenant))
-    }
-
-    /// Returns the number of blocks of each tenant that hints retain or pin, if tenants have budgets.
-    pub(crate) fn kept_blocks(&self) -> Option<Vec<usize>> {
-        let pins = self.0.hinted.as_deref()?.pins();
-        pins.has_tenants().then(|| pins.of_tenants().collect())
     }
 
     /// Ends the retention and pins of blocks that their session has left.
@@ -393,7 +420,11 @@ impl Sequences {
     ) -> Result<Outcome, Rejection> {
         let Some(known) = hinted.session(id) else { return Ok(Outcome::Missing) };
         let longest = known.lists.iter().map(|list| list.hashes.len()).max().unwrap_or(0);
-        let most = what.retention().map_or(usize::MAX, |_| hinted.session_blocks() / self.kinds().len());
+        // What the next request continues behind: without it, the blocks of tokens are no hit.
+        let checkpoints = self.checkpoints_of(id);
+        let of_states = checkpoints.iter().map(|(hashes, _)| hashes.len()).sum();
+        let in_session = what.retention().map_or(usize::MAX, |_| hinted.session_blocks());
+        let most = in_session.saturating_sub(of_states) / self.kinds().len();
         let is_clipped = most < longest;
         // A pin is for as many blocks as it has, and retention for later requests too.
         let most = if what.is_pin() { most.min(longest) } else { most };
@@ -404,9 +435,16 @@ impl Sequences {
             let all = session.lists.iter();
             all.for_each(|list| self.leave(cache, pins, &list.hashes[part(list)..], list.era));
         }
+        let states: SmallVec<[_; 2]> = checkpoints.iter().map(|(hashes, era)| (&hashes[..], *era)).collect();
+        let (of_states, left_of_states) =
+            self.carry_out((hinted, cache, &mut *pins), &states, what, Of::Session(id));
         let lists: SmallVec<[_; 1]> =
             session.lists.iter().map(|list| (&list.hashes[..part(list)], list.era)).collect();
-        let (found, left) = self.carry_out((hinted, cache, pins), &lists, what, Of::Session(id));
+        let (mut found, left) = self.carry_out((hinted, cache, pins), &lists, what, Of::Session(id));
+        (found.placed, found.owned) = (found.placed + of_states.placed, found.owned + of_states.owned);
+        if found.full == Tenant::NONE {
+            found.full = of_states.full;
+        }
         match (what, found, left) {
             (Lasting::Retain(_), Found { placed: 0, owned: 0, full }, left)
                 if left.is_some() || full != Tenant::NONE =>
@@ -426,7 +464,7 @@ impl Sequences {
             (Lasting::Release, ..) => hinted.forget(id),
             (Lasting::Demote, ..) => {}
         }
-        Ok(match (found, clipped_by(left, found.full, is_clipped)) {
+        Ok(match (found, clipped_by(left.or(left_of_states), found.full, is_clipped)) {
             (Found { placed: 0, owned, .. }, None) if owned > 0 || what.retention().is_some() => {
                 Outcome::Deferred { blocks: owned }
             }
@@ -443,20 +481,19 @@ impl Sequences {
         what: Lasting,
     ) -> Result<Outcome, Rejection> {
         let Some(view) = self.view(id) else { return Ok(Outcome::Missing) };
-        let lists = self.kinds().len();
-        let in_groups = |count: fn(&Range<usize>, usize) -> usize, length| -> usize {
+        let in_groups = |length: usize| -> SmallVec<[usize; 2]> {
             let within = tokens.start.min(length)..tokens.end.min(length);
-            let counts = self.kinds().iter().map(|kind| count(&within, kind.block_tokens as usize));
-            counts.fold(0, usize::saturating_add)
+            let blocks = |kind: &ListKind| full_blocks(&within, kind.block_tokens as usize).len();
+            self.kinds().iter().map(blocks).collect()
         };
-        let blocks = |tokens: &Range<usize>, block_tokens| full_blocks(tokens, block_tokens).len();
-        if in_groups(blocks, usize::MAX) == 0 {
+        let (now, later) = (in_groups(view.len()), in_groups(usize::MAX));
+        if sum(&later) == 0 {
             return Err(Rejection::NoBlock { tokens: tokens.clone() });
         }
-        let asked = in_groups(blocks, view.len());
+        let asked = sum(&now);
         // A pin is for the blocks that are full now, and retention for the answer's too.
-        let most = if what.is_pin() { asked } else { in_groups(blocks, usize::MAX) };
-        let most = most.min(what.retention().map_or(usize::MAX, |_| hinted.session_blocks()));
+        let counts = if what.is_pin() { now } else { later };
+        let most = sum(&counts).min(what.retention().map_or(usize::MAX, |_| hinted.session_blocks()));
         let of = Of::Tokens { id, session: None, within: Some(tokens) };
         let reserved = self.reserved(hinted, of);
         if what.is_pin() && pins.left(reserved) < most {
@@ -483,7 +520,8 @@ impl Sequences {
             return Err(self.full_of(hinted, pins, full));
         }
         let (left, is_clipped) = ((room < most).then_some(room), most < asked);
-        let blocks_max = most.min(room) / lists;
+        let blocks_max = shares(&counts, most.min(room));
+        let granted = sum(&blocks_max);
         if !hinted.stand(id, Standing { tokens: tokens.clone(), blocks_max, what }) {
             return Err(Rejection::Unsupported { why: "an open sequence takes 16 hints on its tokens" });
         }
@@ -493,7 +531,7 @@ impl Sequences {
             return Ok(Outcome::Missing);
         }
         Ok(match clipped_by(left, full, is_clipped) {
-            clipped @ Some(_) => outcome_of((blocks_max * lists).min(of_tenants), what, clipped),
+            clipped @ Some(_) => outcome_of(granted.min(of_tenants), what, clipped),
             None => Outcome::Deferred { blocks: asked },
         })
     }
@@ -527,38 +565,6 @@ impl Sequences {
             }
         }
         (kept, more)
-    }
-
-    pub(crate) fn session_hashes(&self, id: SessionId) -> Vec<BlockHash> {
-        let session = self.0.hinted.as_deref().and_then(|hinted| hinted.session(id));
-        session.and_then(|session| Some(session.lists.first()?.hashes.to_vec())).unwrap_or_default()
-    }
-
-    /// Returns what is known of the sessions, those used last first. Looks all of their blocks up.
-    pub(crate) fn session_infos(&self) -> Vec<SessionInfo> {
-        let (Some(hinted), Some(cache)) = (self.0.hinted.as_deref(), self.cache()) else {
-            return Vec::new();
-        };
-        let now = cache.caught_now();
-        let pinned = hinted.pins().by_session(now);
-        let info = |(id, session): (SessionId, super::hinted::Session)| {
-            let cached = |list: &Hashes| cache.count_cached(&self.0.blocks, &list.hashes, list.era);
-            let cached_blocks = session.lists.iter().map(cached).sum();
-            let retained = session.granted.and_then(|(what, _)| what.retention());
-            SessionInfo {
-                id,
-                requests: session.requests,
-                cached_blocks,
-                cached_bytes: cached_blocks as u64 * hinted.block_bytes,
-                last_use: session.last_use,
-                returns_at: session.returns_at,
-                retained_until: retained.map(|retention| retention.until).filter(|&until| until > now),
-                pinned_bytes: pinned.get(&id).map_or(0, |&blocks| blocks as u64 * hinted.block_bytes),
-            }
-        };
-        let mut sessions: Vec<SessionInfo> = hinted.sessions().into_iter().map(info).collect();
-        sessions.sort_by_key(|session| (std::cmp::Reverse(session.last_use), session.id));
-        sessions
     }
 }
 

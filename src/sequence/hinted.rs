@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::SmallVec;
 
-use crate::hints::{HintLimits, Rejection};
+use crate::hints::{HintLimits, Rejection, SessionInfo};
 use crate::ids::{SequenceId, SessionId, TenantId};
 use crate::prefix::policy::Millis;
 use crate::prefix::{BlockHash, Retention};
@@ -50,8 +50,8 @@ impl Lasting {
 #[derive(Clone, Debug)]
 pub(super) struct Standing {
     pub tokens: Range<usize>,
-    /// In each group of layers.
-    pub blocks_max: usize,
+    /// Numbers of blocks, by group of layers.
+    pub blocks_max: SmallVec<[usize; 2]>,
     pub what: Lasting,
 }
 
@@ -145,8 +145,8 @@ impl Hinted {
         lock(&self.pins)
     }
 
-    /// Returns the number of blocks in each group that are to be pinned when open sequences are
-    /// closed, without the hints for which `skips` returns true.
+    /// Returns the number of blocks that are to be pinned when open sequences are closed, without the
+    /// hints for which `skips` returns true.
     pub(super) fn reserved(&self, skips: impl Fn(SequenceId, &Standing) -> bool) -> usize {
         if self.standing.load(Relaxed) == 0 {
             return 0;
@@ -154,7 +154,7 @@ impl Hinted {
         let open = lock(&self.open);
         let all = open.iter().flat_map(|(&id, all)| all.iter().map(move |standing| (id, standing)));
         let pins = all.filter(|&(id, standing)| standing.what.is_pin() && !skips(id, standing));
-        pins.map(|(_, standing)| standing.blocks_max).sum()
+        pins.flat_map(|(_, standing)| &standing.blocks_max).sum()
     }
 
     /// Returns the error of a pin, when so many blocks are.
@@ -283,5 +283,48 @@ impl Sessions {
         let gone: Vec<_> = others.iter().filter_map(|(.., id)| self.by_id.remove(id)).collect();
         self.hashes -= gone.iter().map(Session::hashes).sum::<usize>();
         gone
+    }
+}
+
+impl super::registry::Sequences {
+    /// Returns the number of blocks of each tenant that hints retain or pin, if tenants have budgets.
+    pub(crate) fn kept_blocks(&self) -> Option<Vec<usize>> {
+        let pins = self.0.hinted.as_deref()?.pins();
+        pins.has_tenants().then(|| pins.of_tenants().collect())
+    }
+
+    pub(crate) fn session_hashes(&self, id: SessionId) -> Vec<BlockHash> {
+        let session = self.0.hinted.as_deref().and_then(|hinted| hinted.session(id));
+        session.and_then(|session| Some(session.lists.first()?.hashes.to_vec())).unwrap_or_default()
+    }
+
+    /// Returns what is known of the sessions, those used last first. Looks all of their blocks up.
+    pub(crate) fn session_infos(&self) -> Vec<SessionInfo> {
+        let (Some(hinted), Some(cache)) = (self.0.hinted.as_deref(), self.cache()) else {
+            return Vec::new();
+        };
+        let now = cache.caught_now();
+        let pinned = hinted.pins().by_session(now);
+        let info = |(id, session): (SessionId, Session)| {
+            let cached = |hashes: &[BlockHash], era| cache.count_cached(&self.0.blocks, hashes, era);
+            let of_lists = session.lists.iter().map(|list| cached(&list.hashes, list.era)).sum::<usize>();
+            let of_states =
+                self.checkpoints_of(id).iter().map(|(hashes, era)| cached(hashes, *era)).sum::<usize>();
+            let cached_blocks = of_lists + of_states;
+            let retained = session.granted.and_then(|(what, _)| what.retention());
+            SessionInfo {
+                id,
+                requests: session.requests,
+                cached_blocks,
+                cached_bytes: cached_blocks as u64 * hinted.block_bytes,
+                last_use: session.last_use,
+                returns_at: session.returns_at,
+                retained_until: retained.map(|retention| retention.until).filter(|&until| until > now),
+                pinned_bytes: pinned.get(&id).map_or(0, |&blocks| blocks as u64 * hinted.block_bytes),
+            }
+        };
+        let mut sessions: Vec<SessionInfo> = hinted.sessions().into_iter().map(info).collect();
+        sessions.sort_by_key(|session| (std::cmp::Reverse(session.last_use), session.id));
+        sessions
     }
 }

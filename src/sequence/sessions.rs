@@ -84,6 +84,11 @@ impl Sessions {
         });
     }
 
+    /// Returns the checkpoints that a session keeps.
+    pub(super) fn kept(&self, session: SessionId) -> SmallVec<[Checkpoint; KEPT]> {
+        self.0.get(&session).map(|session| session.kept).unwrap_or_default()
+    }
+
     /// Returns the checkpoint that a new one dominates.
     pub(super) fn dominated_by(&self, session: SessionId, new: &Checkpoint) -> Option<Checkpoint> {
         let mut others = self.0.get(&session)?.kept;

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::*;
 
-/// The blocks of a state belong to no list of tokens.
+/// The blocks of a state belong to no list of tokens, but are what the session has cached.
 #[test]
 fn a_pool_with_states_notes_the_lists_of_tokens_only() {
     let builder = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(100).threads(1).without_storage();
@@ -22,7 +22,7 @@ fn a_pool_with_states_notes_the_lists_of_tokens_only() {
         batch.finish();
     }
     let sessions = pool.sessions();
-    assert_eq!((sessions.len(), sessions[0].requests, sessions[0].cached_blocks), (1, 3, 8));
+    assert_eq!((sessions.len(), sessions[0].requests, sessions[0].cached_blocks), (1, 3, 18));
     pool.hint(&Hint::new(target(7), Action::Release));
     pool.audit().unwrap();
 }

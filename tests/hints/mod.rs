@@ -5,6 +5,7 @@ mod found;
 mod limits;
 mod moved;
 mod pins;
+mod states;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
