@@ -5,7 +5,7 @@
 use kvpool::block::BlockWord;
 use kvpool::prefix::{HashKey, PrefixConfig, PrefixKeys};
 use kvpool::storage::KvLayout;
-use kvpool::{AllocRequest, HandleError, Pool, PrefixError, SequenceError, SequenceId};
+use kvpool::{AdmitRequest, AllocRequest, HandleError, Pool, PrefixError, SequenceError, SequenceId, Tokens};
 use kvpool_testkit::prompts::admit;
 
 fn pool(blocks: usize, blocks_max: usize, block_tokens: usize) -> Pool {
@@ -81,6 +81,33 @@ fn more_owners_than_a_block_can_have() {
     assert_eq!(pool.audit().unwrap().owned, 0);
     assert_eq!(admit(&pool, 1, &prompt).1, 8);
     drop(pool.allocate(AllocRequest::new(pool.total_blocks())).unwrap());
+    pool.audit().unwrap();
+}
+
+/// Of several groups, as of one.
+#[test]
+fn more_pins_of_several_groups_than_a_block_can_have() {
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(4).build().unwrap();
+    let builder = Pool::builder(layout).blocks(20).threads(1).without_storage();
+    let pool = builder.prefix_cache(PrefixConfig::new()).groups([None, None]).build().unwrap();
+    let prompt: Vec<u32> = (0..8).collect();
+    let mut sequence = pool.admit_grouped(&AdmitRequest::new(SequenceId(1), &prompt)).unwrap();
+    let mut batch = pool.begin_batch();
+    batch.append_grouped(&mut sequence, Tokens::Announced(8)).unwrap();
+    batch.finish();
+    drop(sequence);
+    let pin = || pool.pin_prefix(&PrefixKeys::new(), &prompt);
+    let pins: Vec<_> = (0..BlockWord::REFS_MAX).map(|_| pin().unwrap()).collect();
+    let refused = pin().unwrap_err();
+    assert!(
+        matches!(refused, SequenceError::Handle(HandleError::TooManyReferences { max: 8_191, .. })),
+        "{refused}"
+    );
+    assert_eq!(pool.metrics().prefix.full_blocks, 1);
+    drop(pins);
+    assert_eq!(pin().unwrap().tokens(), 8);
+    let refused = pool.pin_prefix(&PrefixKeys::new(), &[7; 9]).unwrap_err();
+    assert!(matches!(refused, SequenceError::Prefix(PrefixError::NotCached { .. })), "{refused}");
     pool.audit().unwrap();
 }
 

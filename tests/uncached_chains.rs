@@ -74,6 +74,28 @@ fn other_sequences_of_the_batch_are_found() {
     }
 }
 
+/// As a sequence of one list, one of several groups registers what its batch left out when it is
+/// closed, whether or not its last blocks are full.
+#[test]
+fn a_sequence_of_several_groups_registers_what_a_batch_left_out() {
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).block_tokens(4).build().unwrap();
+    let builder = Pool::builder(layout).blocks(200).without_storage().threads(1);
+    let pool = builder.prefix_cache(PrefixConfig::new()).groups([None, None]).build().unwrap();
+    for tokens in [10, 12, 13] {
+        let all: Vec<u32> = (0..14).map(|token| token + 100 * tokens).collect();
+        let request = AdmitRequest::new(SequenceId(1), &all);
+        let mut sequence = pool.admit_grouped(&request).unwrap();
+        let mut batch = pool.begin_batch();
+        batch.append_grouped(&mut sequence, Tokens::Announced(tokens as usize)).unwrap();
+        pool.uncache(&[BlockHash::new(7, 7)]);
+        batch.finish();
+        drop(sequence);
+        let again = pool.admit_grouped(&request).unwrap();
+        assert_eq!(again.len(), tokens as usize / 4 * 4, "{tokens} tokens");
+    }
+    pool.audit().unwrap();
+}
+
 /// A wrong block of one group: no group caches what the batch in flight computes.
 #[test]
 fn a_batch_in_flight_of_several_groups() {

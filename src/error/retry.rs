@@ -49,6 +49,14 @@ impl AllocError {
             | Self::WrongDevice { .. } => Retry::Never,
         }
     }
+
+    /// Returns whether blocks that the request would keep may be what it lacks.
+    pub(crate) const fn is_lack(&self) -> bool {
+        matches!(
+            self,
+            Self::Exhausted { .. } | Self::NoRun { .. } | Self::OverQuota { .. } | Self::Floors { .. }
+        )
+    }
 }
 
 impl SequenceError {

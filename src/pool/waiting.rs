@@ -145,7 +145,7 @@ impl Pool {
                         place.hand_back();
                     }
                 }
-                outcome => return outcome,
+                outcome => return outcome.inspect_err(|error| place.refused(error)),
             }
         }
     }

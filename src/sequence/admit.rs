@@ -316,10 +316,8 @@ impl Admission<'_> {
     fn attempt(&mut self, is_in_line: bool, allocate: Allocate<'_>) -> Result<(), AllocError> {
         let (outcome, took_tail) = self.attempt_with(is_in_line, self.sequence.reuses_tail, allocate);
         match outcome {
-            // The quota counts the tail, which could be evicted for the copy.
-            Err(AllocError::Exhausted { .. } | AllocError::OverQuota { .. }) if took_tail => {
-                self.attempt_with(is_in_line, false, allocate).0
-            }
+            // The tail could be evicted: for the copy, for a quota that counts it, or for a run.
+            Err(error) if took_tail && error.is_lack() => self.attempt_with(is_in_line, false, allocate).0,
             outcome => outcome,
         }
     }

@@ -22,6 +22,7 @@ use super::sequence::Sequence;
 use super::sessions::Checkpoint;
 use super::state::State;
 use super::token_hashes::TokenHashes;
+use super::transfer::BlockRefs;
 
 impl Sequence {
     /// Returns the number of blocks to allocate behind a hit of this many tokens.
@@ -155,6 +156,10 @@ impl GroupedAdmission<'_> {
             let now = self.request.options().weights_now(&parts[0].sequences);
             parts.iter_mut().for_each(|part| part.renew(self.request, now));
         }
+        // Checkpoints are found under the number of the newest uncache call.
+        for part in parts {
+            part.look_for_uncached(0);
+        }
     }
 
     /// Returns the longest prefix of at most this many tokens that all groups of blocks have, and its
@@ -256,14 +261,7 @@ impl GroupedAdmission<'_> {
                 let has_checkpoint = !hit.states.is_empty();
                 self.give_back(hit, self.sequence.parts.len(), is_in_line);
                 // Without the checkpoint its blocks can be evicted, for a quota too.
-                let is_lack = matches!(
-                    error,
-                    AllocError::Exhausted { .. }
-                        | AllocError::NoRun { .. }
-                        | AllocError::OverQuota { .. }
-                        | AllocError::Floors { .. }
-                );
-                if !has_checkpoint || !is_lack {
+                if !has_checkpoint || !error.is_lack() {
                     return Err(error);
                 }
                 let fresh = self.allocate(0, allocate)?;
@@ -380,16 +378,23 @@ impl GroupedAdmission<'_> {
     }
 
     /// Takes references on the blocks of the longest hit, of all groups and states, and returns its
-    /// tokens.
-    pub(super) fn into_hit(mut self) -> (usize, Vec<BlockId>) {
-        let (hit, mut blocks) = (self.take_hit(usize::MAX, false), Vec::new());
+    /// tokens. Without a hit, the error is a first block of a group that has the maximum of them.
+    pub(super) fn into_hit(mut self, blocks: &mut Vec<BlockId>) -> Result<usize, Option<BlockId>> {
+        let hit = self.take_hit(usize::MAX, false);
+        if hit.tokens == 0 {
+            return Err(self.sequence.parts.iter().find_map(|part| {
+                let ((known, cache), mut held) = (part.token_hashes()?, BlockRefs::new(&part.sequences));
+                let first = known.hashes().get(..1)?;
+                cache.take_prefix(part.pool_blocks(), first, known.era(), &mut |id| held.blocks.push(id))
+            }));
+        }
         for part in &mut self.sequence.parts {
             let staged = part.list.staged(0..hit.tokens / part.block_tokens());
             blocks.extend(staged.into_iter().filter(|&id| !part.is_null(id)));
             part.front = 0;
         }
         blocks.extend(hit.states.into_iter().flat_map(|(_, ids)| ids));
-        (hit.tokens, blocks)
+        Ok(hit.tokens)
     }
 
     pub(crate) fn admitted(self) -> GroupedSequence {

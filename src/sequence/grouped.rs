@@ -190,14 +190,13 @@ impl GroupedSequence {
         if is_uneven || self.parts.iter().any(|part| of(part) != first) {
             self.level();
         }
-        for part in &mut self.parts {
-            part.look_for_uncached(part.list.len());
-        }
+        // Not of `looked`, which stays older while a last block has no hash yet.
+        let compared = self.parts.iter_mut().filter_map(|part| part.look_for_uncached(part.list.len()));
+        let checked = compared.min();
         let is_wrong = |part: &Sequence| part.known.as_ref().is_some_and(|known| known.is_forgotten());
         if self.parts.iter().any(is_wrong) {
             self.parts.iter_mut().flat_map(|part| &mut part.known).for_each(|known| known.forget());
         }
-        let checked = self.parts.iter().flat_map(|part| &part.known).map(|known| known.looked).min();
         let known = self.parts.iter_mut().flat_map(|part| &mut part.known);
         known.zip(checked.into_iter().cycle()).for_each(|(known, checked)| known.checked = checked);
     }

@@ -39,12 +39,11 @@ impl Sequences {
             // A hit leaves the last token of a prompt.
             let prompt: Vec<u32> = tokens.iter().copied().chain([0]).collect();
             let request = AdmitRequest::new(SequenceId(0), &prompt).keys(*keys);
-            let (hit, blocks) = self.grouped_lookup(&request)?.into_hit();
             let mut held = BlockRefs::new(self);
-            held.blocks = blocks;
-            return match hit {
-                0 => Err(PrefixError::NotCached { tokens: tokens.len() }.into()),
-                _ => Ok(self.pinned(held, hit)),
+            return match self.grouped_lookup(&request)?.into_hit(&mut held.blocks) {
+                Ok(hit) => Ok(self.pinned(held, hit)),
+                Err(Some(id)) => Err(HandleError::TooManyReferences { id, max: BlockWord::REFS_MAX }.into()),
+                Err(None) => Err(PrefixError::NotCached { tokens: tokens.len() }.into()),
             };
         }
         // Before the hashes: a later clear makes them unfindable.

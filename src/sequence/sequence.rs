@@ -421,16 +421,17 @@ impl Sequence {
         &self.sequences.0.blocks
     }
 
-    /// Finds out whether the first `written` blocks were uncached.
+    /// Finds out whether the first `written` blocks were uncached. Returns the newest call with which
+    /// it compared them.
     #[inline]
-    pub(super) fn look_for_uncached(&mut self, written: usize) {
-        if let Some((known, cache)) = self.known.as_mut().zip(self.sequences.cache()) {
-            let newest = known.look_for_uncached(cache, written);
-            // With several groups, blocks of others may be wrong: see `GroupedSequence::catch_up`.
-            if self.sequences.kinds().len() == 1 {
-                known.checked = newest;
-            }
+    pub(super) fn look_for_uncached(&mut self, written: usize) -> Option<u64> {
+        let (known, cache) = self.known.as_mut().zip(self.sequences.cache())?;
+        let newest = known.look_for_uncached(cache, written);
+        // With several groups, blocks of others may be wrong: see `GroupedSequence::catch_up`.
+        if self.sequences.kinds().len() == 1 {
+            known.checked = newest;
         }
+        Some(newest)
     }
 
     pub(super) fn writing(&self) -> Option<BatchRef> {

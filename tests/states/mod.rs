@@ -5,9 +5,16 @@ pub mod engine;
 mod flights;
 mod properties;
 
+use std::future::{Future, IntoFuture};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 use std::thread;
 
-use kvpool::{AdmitRequest, AllocError, KvLayout, Pool, PoolBuilder, SequenceError, SequenceId, Tokens};
+use kvpool::prefix::BlockHash;
+use kvpool::{
+    AdmitRequest, AllocError, AllocRequest, KvLayout, Pool, PoolBuilder, Priority, SequenceError, SequenceId,
+    Tokens,
+};
 use pollster::block_on;
 
 use engine::Engine;
@@ -48,6 +55,32 @@ fn a_prompt_is_hit_where_its_state_was_kept() {
     assert_eq!(fourth.len(), 60);
     engine.prefill(&mut fourth, &branch).unwrap();
     drop((third, fourth));
+    engine.close();
+}
+
+/// A request that waits while hashes are uncached finds what is computed afterwards.
+#[test]
+fn a_waiting_admission_finds_checkpoints_of_later_uncache_calls() {
+    let (engine, all) = (Engine::new(100, 4), (0..41).collect::<Vec<u32>>());
+    let rest = engine.pool.allocate(AllocRequest::new(60)).unwrap();
+    let request = AdmitRequest::new(SequenceId(1), &all);
+    let held = engine.pool.allocate(AllocRequest::new(30)).unwrap();
+    let mut waiting = pin!(engine.pool.admit_grouped_async(&request).into_future());
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(waiting.as_mut().poll(&mut context).is_pending());
+    engine.pool.uncache(&[BlockHash::new(7, 7)]);
+    drop(held);
+    // Not in line, so that it passes the waiting one.
+    let urgent = AdmitRequest::new(SequenceId(2), &all).priority(Priority::Urgent);
+    let mut second = engine.pool.admit_grouped(&urgent).unwrap();
+    engine.prefill(&mut second, &all).unwrap();
+    drop(second);
+    drop(rest);
+    let Poll::Ready(admitted) = waiting.as_mut().poll(&mut context) else { panic!("it waits") };
+    let sequence = admitted.unwrap();
+    assert_eq!(sequence.len(), 40);
+    engine.check(&sequence, &all);
+    drop(sequence);
     engine.close();
 }
 

@@ -180,7 +180,10 @@ fn each_block_of_a_range_counts_for_its_own_tenant() {
     let of_b = tokens(&pool, 1, 6 * BLOCK_TOKENS..usize::MAX, retain(&pool));
     let Outcome::Rejected { reason } = of_b else { panic!("{of_b:?}") };
     let words = reason.to_string();
-    assert!(words.contains("`Pool::tenants`") && words.contains("release or demote some"), "{words}");
+    assert!(
+        words.contains("`HintLimits::tenant_bytes`") && words.contains("release or demote some"),
+        "{words}"
+    );
     assert!(matches!(reason, Rejection::Tenant { tenant: B, .. }), "{words}");
     drop(running);
     assert_eq!((kept_bytes(A), kept_bytes(B)), (6, 10));

@@ -116,6 +116,35 @@ fn a_tail_gives_way_to_its_own_sequence_in_a_quota() {
     pool.audit().unwrap();
 }
 
+/// With the tail, others' floors would keep the request from its blocks for good. A refusal counts when
+/// it ends the wait.
+#[test]
+fn a_tail_gives_way_to_its_own_sequence_beside_floors() {
+    let pool = pool(10, &[(B, limits(None, 4))]);
+    run(&pool, 1, 4, B);
+    let (short, long) = (prompt(2, 14), prompt(2, 6 * BLOCK_TOKENS));
+    let request_of = |tokens| request(2, tokens, None).reuse_tail();
+    let mut sequence = pool.admit(&request_of(&short)).unwrap();
+    let mut batch = pool.begin_batch();
+    batch.append(&mut sequence, Tokens::Announced(14)).unwrap();
+    batch.finish();
+    drop(sequence);
+    assert_eq!((pool.stats().evictable, holds(&pool, B)), (8, (4, 4)), "three full blocks, and a tail");
+    let rest = pool.allocate(AllocRequest::new(2)).unwrap();
+    let request = request_of(&long);
+    let mut admission = pin!(pool.admit_async(&request).into_future());
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(admission.as_mut().poll(&mut context).is_pending());
+    drop(rest);
+    let before = pool.metrics().refusals;
+    let Poll::Ready(admitted) = admission.as_mut().poll(&mut context) else { panic!("it waits") };
+    let sequence = admitted.unwrap();
+    assert_eq!((sequence.len(), sequence.reserved_blocks()), (12, 3));
+    assert_eq!(pool.metrics().refusals, before);
+    drop(sequence);
+    pool.audit().unwrap();
+}
+
 #[test]
 fn a_checkpoint_gives_way_to_its_own_sequence_in_a_quota() {
     let layout = KvLayout::named("tiny").unwrap();

@@ -53,7 +53,8 @@ impl Blocks {
     }
 
     /// Refuses a waiting request that floors of other tenants keep from its blocks, so that it does
-    /// not wait until one is lowered. `kept` are blocks that it has and keeps.
+    /// not wait until one is lowered. `kept` are blocks that it has and keeps. The refusal is counted
+    /// where it [ends the wait](Waiting::refused).
     pub(crate) fn check_floors(
         &self,
         request: &AllocRequest,
@@ -66,9 +67,7 @@ impl Blocks {
         let unavailable = tenants.kept_from(tenant, kept) + if is_reserved { self.reserve() } else { 0 };
         let most = self.total().saturating_sub(unavailable);
         if asked > most {
-            let error = AllocError::Floors { asked, most };
-            self.count_refusal(&error);
-            return Err(error);
+            return Err(AllocError::Floors { asked, most });
         }
         Ok(())
     }
@@ -221,6 +220,13 @@ impl Waiting<'_> {
             Err(_) => self.tried(),
         }
         gathered
+    }
+
+    /// Counts the refusal that ends the wait.
+    pub(crate) fn refused(&self, error: &AllocError) {
+        if matches!(error, AllocError::Floors { .. }) {
+            self.blocks.count_refusal(error);
+        }
     }
 
     /// Returns an unused turn: the head, which may have changed, has a reason to search.
