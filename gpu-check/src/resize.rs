@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
-use kvpool::Pool;
+use kvpool::{Pool, ResizeOptions};
 use kvpool::storage::{DeviceStream, Dtype, KvLayout};
 use kvpool_cuda::{CudaConfig, CudaStorage};
 
@@ -19,6 +19,8 @@ use crate::report::Section;
 const MAPPED: &str = "memory mapped";
 /// Baseline: a step without a resize beside it.
 const STEP: &str = "a step alone";
+/// Steps for which a resize waits without progress, at least.
+const PATIENCE_STEPS: u32 = 50;
 /// Bytes that the driver may take for itself meanwhile.
 const DRIVERS_OWN: u32 = 8 << 20;
 
@@ -56,10 +58,15 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
         Ok(())
     };
     let ((), alone) = steps.during(pool, pause)?;
+    // A shrink waits for batches: how long one takes is measured, since a mock device is slow.
+    let longest = alone.iter().max().copied().unwrap_or_default();
+    let options = ResizeOptions::default();
+    let patience = options.patience.max(PATIENCE_STEPS * longest);
+    let options = options.patience(patience);
     let alone = Some((section.latency(STEP, alone, None), "a step alone, p50"));
     let resize = |total| {
         let begin = Instant::now();
-        let (report, beside) = steps.during(pool, || Ok(runtime.block_on(pool.resize(total))?))?;
+        let (report, beside) = steps.during(pool, || Ok(runtime.block_on(pool.resize_with(total, options))?))?;
         Outcome::Ok((report, beside, begin.elapsed().as_secs_f64() * 1e3))
     };
     let (report, beside, took) = resize(blocks / 8)?;
