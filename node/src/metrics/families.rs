@@ -63,7 +63,7 @@ families! {
     UNCACHED: Counter "uncached_blocks" [] "Blocks that were taken out of the prefix cache because they were wrong";
     REGISTERED: Counter "registered_blocks" [] "Blocks that were registered in the prefix cache";
     EVICTIONS: Counter "evictions" ["policy", "reason"] "Evicted blocks: in the order of the policy (queue_N), useless, evict_first, retained, out_of_order";
-    TENANT_BYTES: Gauge "tenant_bytes" ["tenant", "kind"] "Bytes of each tenant (up to 64): owned by sequences, cached, its floor, and its quota if it has one";
+    TENANT_BYTES: Gauge "tenant_bytes" ["tenant", "kind"] "Bytes of each tenant (up to 64): owned by sequences, cached, kept (retained or pinned by hints), its floor, and its quota if it has one";
     TENANT_LOOKUPS: Counter "tenant_lookup_blocks" ["tenant"] "Full blocks of prompts of the tenant that were looked up in the prefix cache";
     TENANT_HITS: Counter "tenant_hit_tokens" ["tenant"] "Tokens of prompts of the tenant that were found in the prefix cache";
     TENANT_EVICTIONS: Counter "tenant_evictions" ["tenant", "outcome"] "Blocks of the tenant that were evicted, and evictions that passed over it because of its floor (protected)";

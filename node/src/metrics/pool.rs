@@ -133,6 +133,7 @@ fn tenants(pool: &Pool, scrape: &mut Scrape) {
         let kinds = [
             ("owned", Some(tenant.owned_bytes)),
             ("cached", Some(tenant.cached_bytes)),
+            ("kept", Some(tenant.kept_bytes)),
             ("floor", Some(tenant.floor_bytes)),
             ("quota", tenant.quota_bytes),
         ];
