@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use clap::builder::TypedValueParser;
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgGroup, Args, Parser, Subcommand};
 use clap_complete::Shell;
 use indicatif::HumanCount;
 
@@ -226,6 +226,7 @@ pub struct MapArgs {
 
 /// `kvpool policy`.
 #[derive(Clone, Debug, Args)]
+#[command(group(ArgGroup::new("timed").args(["running", "sessions"]).multiple(true)))]
 pub struct PolicyArgs {
     /// The traces; `-` is the standard input. They must have hash_ids
     #[arg(value_name = "TRACE", required = true)]
@@ -255,7 +256,7 @@ pub struct PolicyArgs {
     pub orders: u64,
     /// Tokens of prompts computed per second while requests run [default: 10,000 with --sessions,
     /// as in a replay otherwise]
-    #[arg(long, value_name = "TOKENS", value_parser = whole(1..=1_000_000_000), allow_negative_numbers = true)]
+    #[arg(long, value_name = "TOKENS", value_parser = whole(1..=1_000_000_000), allow_negative_numbers = true, requires = "timed")]
     pub prefill_rate: Option<u64>,
     /// Draw the rates as SVG
     #[arg(long, value_name = "FILE.svg")]

@@ -113,6 +113,7 @@ fn bad_usage_and_bad_input_are_errors() {
     for bad in ["3600001", "18446744073709551615", "-1", "x"] {
         fails(&format!("{path} --running {bad}"), "'--running <MS>': not a whole number from 0 to 3,600,000");
     }
+    fails(&format!("{path} --prefill-rate 10"), "<--running <MS>|--sessions <N>>");
     fails(&format!("{path} --policies lru,mru"), "no policy is called \"mru\"; there are lru, ");
     fails(&format!("{path} --plot /nowhere/rates.svg"), "cannot write");
     let azure = folder.path().join("azure.csv");
