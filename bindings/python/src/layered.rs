@@ -226,10 +226,11 @@ impl PyPool {
         timeout: Option<Seconds>,
     ) -> Outcome<Call> {
         let keys = Keys::new(salt, adapter, extra_keys);
-        let (pool, until) = (self.share()?, deadline(timeout));
+        let pool = self.share()?;
         let (id, prompt, headroom, leave) = (SequenceId(id.0), prompt.0, headroom.0, leave.0);
         let admission = Admission { id, prompt, headroom, priority, keys, leave, chunk, session, tenant };
         Ok(Call::new(move |caller| {
+            let until = deadline(timeout);
             caller.start(async move {
                 let admitted = pool.admit_grouped_async(&admission.request()).until(until).await?;
                 Ok(PyGroupedSequence::new(admitted))

@@ -47,16 +47,15 @@ struct Admission {
     leave: usize,
     session: Option<Session>,
     tenant: Option<Tenant>,
-    until: Option<Instant>,
 }
 
 impl Admission {
-    async fn admit(self) -> Outcome<PySequence> {
+    async fn admit(self, until: Option<Instant>) -> Outcome<PySequence> {
         let new = AdmitRequest::new(self.id, &self.prompt).headroom(self.headroom).leave(self.leave);
         let request =
             with_options!(new, self.keys, self.priority, self.reuse_tail, self.session, self.tenant);
         let request = if self.contiguous { request.contiguous() } else { request };
-        Ok(PySequence::new(self.pool.admit_async(&request).until(self.until).await?))
+        Ok(PySequence::new(self.pool.admit_async(&request).until(until).await?))
     }
 }
 
@@ -343,11 +342,10 @@ impl PyPool {
             leave: leave.0,
             session,
             tenant,
-            until: deadline(timeout),
         };
-        Ok(Call::new(move |caller| match contiguous {
-            true => caller.waits(admission.admit()),
-            false => caller.start(admission.admit()),
+        Ok(Call::new(move |caller| {
+            let admitted = admission.admit(deadline(timeout));
+            if contiguous { caller.waits(admitted) } else { caller.start(admitted) }
         }))
     }
 
