@@ -166,7 +166,8 @@ pub enum Rejection {
     },
     /// The budget of pins is used up.
     #[error(
-        "{pinned_bytes} of {limit} bytes are pinned, and a block has {block_bytes}; `Pool::sessions` says for whom"
+        "{pinned_bytes} of {limit} bytes are pinned, and a block has {block_bytes}: release or demote some \
+         (`Pool::sessions` says whose)"
     )]
     Pinned {
         /// Bytes that are pinned.
@@ -178,8 +179,8 @@ pub enum Rejection {
     },
     /// The budget of the tenant to which the blocks belong is used up.
     #[error(
-        "{kept_bytes} of {limit} bytes of tenant {tenant} are retained or pinned (`Pool::tenants` shows it), and a \
-         block has {block_bytes}: release or demote some, or raise `HintLimits::tenant_bytes`"
+        "{kept_bytes} of {limit} bytes of tenant {tenant} are retained or pinned, and a block has {block_bytes}: \
+         release or demote some, or raise `HintLimits::tenant_bytes`"
     )]
     Tenant {
         /// The tenant.
@@ -200,6 +201,12 @@ pub enum Rejection {
     /// Blocks are prefetched from a tier, and there is none.
     #[error("there is no tier to prefetch from")]
     NoTier,
+    /// The tier has many prefetches to do.
+    #[error("{prefetches} prefetches wait for the tier, as many as may: send it again later")]
+    Busy {
+        /// Prefetches that wait.
+        prefetches: usize,
+    },
     /// The action and the target do not go together.
     #[error("{why}")]
     Unsupported {

@@ -37,9 +37,11 @@ use thiserror::Error;
 
 /// Fetches blocks from a tier in the background.
 pub trait Prefetch {
-    /// Begins to fetch the prefix of these hashes, as far as it arrives in time. False: there is no
-    /// tier.
-    fn prefetch(&self, hashes: Vec<BlockHash>, within: Duration) -> bool;
+    /// Begins to fetch the prefix of these hashes, as far as it arrives in time.
+    ///
+    /// # Errors
+    /// [`Rejection::NoTier`] or [`Rejection::Busy`].
+    fn prefetch(&self, hashes: Vec<BlockHash>, within: Duration) -> Result<(), Rejection>;
 }
 
 /// Time for a prefetch that names none.
@@ -254,8 +256,8 @@ impl HintsEnvelope {
 struct NoTier;
 
 impl Prefetch for NoTier {
-    fn prefetch(&self, _: Vec<BlockHash>, _: Duration) -> bool {
-        false
+    fn prefetch(&self, _: Vec<BlockHash>, _: Duration) -> Result<(), Rejection> {
+        Err(Rejection::NoTier)
     }
 }
 
@@ -273,13 +275,16 @@ fn prefetch(pool: &Pool, tier: &dyn Prefetch, target: &Target, within_ms: u64) -
         return Outcome::Missing;
     }
     match tier.prefetch(hashes, within) {
-        true => Outcome::Deferred { blocks },
-        false => Outcome::Rejected { reason: Rejection::NoTier },
+        Ok(()) => Outcome::Deferred { blocks },
+        Err(reason) => Outcome::Rejected { reason },
     }
 }
 
 fn told(outcome: Outcome) -> Told {
     let detail = match &outcome {
+        Outcome::Rejected { reason: reason @ Rejection::Tenant { .. } } => {
+            Some(format!("{reason}, the setting `tenant_hints` of a node"))
+        }
         Outcome::Rejected { reason } => Some(reason.to_string()),
         _ => None,
     };
@@ -362,7 +367,18 @@ impl HintAction {
         }
         let payload = Payload::deserialize(&self.payload).map_err(|error| format!("payload: {error}"))?;
         let until = |seconds| until(seconds, now);
-        let action = match self.action_type.as_str() {
+        let kind = self.action_type.as_str();
+        let (has_priority, has_ttl) = (payload.priority.is_some(), payload.ttl_seconds.is_some());
+        let is_timed = matches!(kind, "kv.retain" | "kv.pin" | "kv.prefetch");
+        for (is_surplus, field) in [
+            (has_priority && (kind != "kv.retain" || payload.directives.is_some()), "priority"),
+            (has_ttl && (!is_timed || payload.directives.is_some()), "ttl_seconds"),
+        ] {
+            if is_surplus {
+                return Err(format!("payload: {field} has no meaning for {kind}, or beside directives"));
+            }
+        }
+        let action = match kind {
             "kv.retain" if payload.directives.is_some() => return payload.directives(now),
             "kv.retain" => retain(payload.priority, until(payload.ttl_seconds)?)?,
             "kv.pin" => Action::Pin { until: until(payload.ttl_seconds)? },
@@ -404,6 +420,9 @@ impl Payload {
         let (Some(sequence), None, None) = (self.sequence_id, self.session_id, self.block_hashes) else {
             return Err("payload: directives are for tokens of a sequence_id".to_owned());
         };
+        if self.start.is_some() || self.end.is_some() {
+            return Err("payload: start and end belong in each of the directives".to_owned());
+        }
         let directives = self.directives.unwrap_or_default();
         if directives.is_empty() {
             return Err("payload: no directives".to_owned());

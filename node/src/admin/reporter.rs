@@ -3,8 +3,8 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use kvpool::hints::Rejection;
 use kvpool::prefix::BlockHash;
-
 use serde_json::{Map, Value};
 use tokio::runtime::Handle;
 
@@ -29,11 +29,13 @@ pub trait Reporter: Send + Sync + 'static {
     /// Adds its counters to a scrape, or nothing once the service has ended.
     fn scrape(&self, scrape: &mut Scrape);
 
-    /// Returns the work of fetching the prefix of these hashes by a deadline; `None` if the service
-    /// is no tier of a pool, or has ended.
-    fn prefetch(&self, hashes: Vec<BlockHash>, deadline: Instant) -> Option<Fetching> {
+    /// Returns the work of fetching the prefix of these hashes by a deadline.
+    ///
+    /// # Errors
+    /// [`Rejection::NoTier`] if the service is no tier of a pool, or has ended; [`Rejection::Busy`].
+    fn prefetch(&self, hashes: &[BlockHash], deadline: Instant) -> Result<Fetching, Rejection> {
         _ = (hashes, deadline);
-        None
+        Err(Rejection::NoTier)
     }
 
     /// Returns its failures, which are added to both; `None` once the service has ended.
@@ -98,12 +100,13 @@ impl Reporters {
 
 /// By the first tier of a pool, in a task of the runtime in which it is called.
 impl Prefetch for Reporters {
-    fn prefetch(&self, hashes: Vec<BlockHash>, within: Duration) -> bool {
+    fn prefetch(&self, hashes: Vec<BlockHash>, within: Duration) -> Result<(), Rejection> {
         let (deadline, all) = (Instant::now() + within, self.all());
-        let fetching = all.iter().find_map(|reporter| reporter.prefetch(hashes.clone(), deadline));
-        let Some((fetching, runtime)) = fetching.zip(Handle::try_current().ok()) else { return false };
-        runtime.spawn(fetching);
-        true
+        let runtime = Handle::try_current().map_err(|_| Rejection::NoTier)?;
+        let mut answers = all.iter().map(|reporter| reporter.prefetch(&hashes, deadline));
+        let is_tier = |answer: &Result<_, _>| !matches!(answer, Err(Rejection::NoTier));
+        runtime.spawn(answers.find(is_tier).unwrap_or(Err(Rejection::NoTier))?);
+        Ok(())
     }
 }
 

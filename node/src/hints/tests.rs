@@ -78,6 +78,21 @@ fn payloads_that_are_not_understood_are_rejected_with_words() {
         ("kv.demote", json!({"sequence_id": 1, "directives": []}), "for kv.retain"),
         ("kv.retain", json!({"session_id": 1, "directives": []}), "sequence_id"),
         ("kv.retain", json!({"sequence_id": 1, "directives": [{"priority": 200}]}), "directives[0]"),
+        ("kv.release", json!({"session_id": 1, "ttl_seconds": 600}), "ttl_seconds has no meaning"),
+        ("kv.demote", json!({"session_id": 1, "ttl_seconds": -1}), "ttl_seconds has no meaning"),
+        ("kv.evict", json!({"session_id": 1, "priority": 3}), "priority has no meaning"),
+        ("kv.pin", json!({"session_id": 1, "priority": "high"}), "priority has no meaning"),
+        ("kv.prefetch", json!({"session_id": 1, "priority": 3}), "priority has no meaning"),
+        (
+            "kv.retain",
+            json!({"sequence_id": 1, "start": 3, "directives": [{"priority": 1}]}),
+            "start and end",
+        ),
+        (
+            "kv.retain",
+            json!({"sequence_id": 1, "priority": 3, "directives": [{"priority": 1}]}),
+            "priority has no",
+        ),
     ] {
         let answer = ask(&pool, vec![action(kind, payload.clone())]);
         let outcome = &answer["outcomes"][0];

@@ -8,7 +8,7 @@ use thiserror::Error;
 pub enum FileError {
     /// Another store, of this process or another one, uses the directory.
     #[error(
-        "{} is used by another process: each directory is for one process; end the other one, or use another directory",
+        "{} is in use: each directory is for one store; end the process that has it, wait for the last calls of a tier that this process closed, or use another directory",
         path.display()
     )]
     InUse {

@@ -1,6 +1,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
+use kvpool::hints::Rejection;
 use kvpool::prefix::BlockHash;
 use serde_json::{Value, json};
 
@@ -58,11 +59,10 @@ impl Reporter for TierReporter {
         Some(stats)
     }
 
-    fn prefetch(&self, hashes: Vec<BlockHash>, deadline: Instant) -> Option<Fetching> {
-        let link = self.link.as_ref()?.upgrade()?;
-        Some(Box::pin(async move {
-            link.bring_back(&hashes, deadline).await;
-        }))
+    fn prefetch(&self, hashes: &[BlockHash], deadline: Instant) -> Result<Fetching, Rejection> {
+        let link = self.link.as_ref().and_then(Weak::upgrade).ok_or(Rejection::NoTier)?;
+        let (place, hashes) = (link.place_in_line()?, hashes.to_vec());
+        Ok(Box::pin(async move { link.prefetch(&hashes, deadline, place).await }))
     }
 
     fn failures(&self) -> Option<Failures> {

@@ -76,7 +76,7 @@ async fn one_process_uses_a_directory() {
     let query = "size=64MiB";
     let refused = connect(&address(&directory, query), TierSettings::default()).err().unwrap();
     assert!(matches!(&refused, TierError::File(FileError::InUse { path }) if path == directory.path()));
-    assert!(refused.to_string().contains("is used by another process"), "{refused}");
+    assert!(refused.to_string().contains("is in use: each directory"), "{refused}");
     put(&first, &keys(0..3)).await;
     drop(first);
     let second = connect(&address(&directory, query), TierSettings::default()).unwrap();

@@ -59,35 +59,70 @@ async fn a_prefix_comes_back_in_another_pool() {
     }
 }
 
-/// A hint brings the blocks of a session back from the tier, through the services of a node.
-#[tokio::test]
-async fn a_hint_prefetches_what_a_session_had() {
-    let (_store, tier) = in_process(hasty());
-    let builder = kv::builder(kv::plain(), 50).prefix_cache(kv::config());
+/// Computes a prompt in a pool with hints, and moves its blocks to the tier.
+async fn hinted(blocks: usize, tokens: usize) -> (Faulty, Pool, Tiered, Vec<u32>) {
+    let (store, tier) = in_process(hasty());
+    let builder = kv::builder(kv::plain(), blocks).prefix_cache(kv::config());
     let pool = builder.hints(HintLimits::new()).build().unwrap();
-    let tokens = kv::prompt(1, 41);
+    let tokens = kv::prompt(1, tokens);
     let mut sequence = pool.sequence(SequenceId(7)).session(SessionId(3)).tokens(&tokens).unwrap();
     let mut batch = pool.begin_batch();
     kv::extend(&mut batch, &mut sequence, &tokens).unwrap();
     batch.finish();
     drop(sequence);
     let tiered = tiered(&pool, &tier, TierPolicy::Manual);
-    tiered.offload(100, soon()).await.unwrap();
+    tiered.offload(blocks, soon()).await.unwrap();
     assert_eq!(kv::cached(&pool, &tokens), 0);
+    (store, pool, tiered, tokens)
+}
+
+fn prefetch(pool: &Pool, reporters: &Reporters, payload: Value) -> Value {
+    let action =
+        json!({"action_id": "a", "action_type": "kv.prefetch", "action_version": "1", "payload": payload});
+    let envelope = json!({"protocol_version": "1", "message_id": "m", "actions": [action]});
+    let envelope: HintsEnvelope = serde_json::from_value(envelope).unwrap();
+    serde_json::to_value(envelope.carry_out_with(pool, reporters).unwrap()).unwrap()["outcomes"][0].clone()
+}
+
+/// Prefetches hold few frames, however many are hinted, and end before requests lack blocks.
+#[tokio::test]
+async fn prefetches_do_not_hold_the_pool() {
+    let (store, pool, tiered, tokens) = hinted(400, 4 * 350 + 1).await;
     let reporters = Reporters::new();
-    let ask = async |payload: Value, reporters: &Reporters| {
-        let action = json!({"action_id": "a", "action_type": "kv.prefetch", "action_version": "1", "payload": payload});
-        let envelope = json!({"protocol_version": "1", "message_id": "m", "actions": [action]});
-        let envelope: HintsEnvelope = serde_json::from_value(envelope).unwrap();
-        let answer = envelope.carry_out_with(&pool, reporters).unwrap();
-        serde_json::to_value(answer).unwrap()["outcomes"][0].clone()
-    };
-    let refused = ask(json!({"session_id": 3}), &reporters).await;
+    reporters.add(TierReporter::new("in_process", &tiered));
+    store.set_fault(Fault::HangInGets);
+    let payload = json!({"session_id": 3, "ttl_seconds": 20});
+    for _ in 0..64 {
+        assert_eq!(prefetch(&pool, &reporters, payload.clone())["outcome"], json!("deferred"));
+    }
+    let busy = prefetch(&pool, &reporters, payload.clone());
+    assert_eq!((&busy["reason"], &busy["prefetches"]), (&json!("busy"), &json!(64)));
+    until("a prefetch holds frames", || !pool.owners().transfers.is_empty()).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(pool.free_blocks(), 400 - 64);
+    drop(pool.allocate(AllocRequest::new(336)).unwrap());
+    store.set_fault(Fault::None);
+    // A quarter of the pool is left.
+    until("blocks are here", || {
+        prefetch(&pool, &reporters, payload.clone());
+        kv::cached(&pool, &tokens) > 0
+    })
+    .await;
+    until("all have ended", || pool.owners().transfers.is_empty()).await;
+    assert!(kv::cached(&pool, &tokens) <= 300, "{}", kv::cached(&pool, &tokens));
+}
+
+/// A hint brings the blocks of a session back from the tier, through the services of a node.
+#[tokio::test]
+async fn a_hint_prefetches_what_a_session_had() {
+    let (_store, pool, tiered, tokens) = hinted(50, 41).await;
+    let reporters = Reporters::new();
+    let refused = prefetch(&pool, &reporters, json!({"session_id": 3}));
     assert_eq!((&refused["outcome"], &refused["reason"]), (&json!("rejected"), &json!("no_tier")));
     reporters.add(TierReporter::new("in_process", &tiered));
-    let missing = ask(json!({"session_id": 4}), &reporters).await;
+    let missing = prefetch(&pool, &reporters, json!({"session_id": 4}));
     assert_eq!(missing["outcome"], json!("missing"));
-    let deferred = ask(json!({"session_id": 3, "ttl_seconds": 20}), &reporters).await;
+    let deferred = prefetch(&pool, &reporters, json!({"session_id": 3, "ttl_seconds": 20}));
     assert_eq!((&deferred["outcome"], &deferred["blocks"]), (&json!("deferred"), &json!(10)));
     until("the blocks are here", || pool.cached_blocks().len() == 10).await;
     assert_eq!(kv::cached(&pool, &tokens), 10);

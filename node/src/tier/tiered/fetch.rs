@@ -10,12 +10,19 @@
 //!
 //! All frames are reserved before the first byte is read: otherwise the allocation of a later block
 //! could evict an earlier one.
+//!
+//! A prefetch for a hint does this for a few blocks at a time, one prefetch after the other, and ends
+//! when a request waits for blocks or little of the pool would be left to allocate: what it brings
+//! back is cached like other blocks, and what it holds meanwhile is bounded, whatever is hinted.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
+use kvpool::hints::Rejection;
 use kvpool::prefix::{BlockHash, Origin};
 use kvpool::transfer::Import;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout_at;
 
 use super::super::outcome::Outcome;
 use super::super::read::TierRead;
@@ -25,15 +32,58 @@ use super::link::{FrameLanding, Link, TierReport};
 /// Place of a read in the prefix and, once it has landed, where its block was computed.
 type Read = (usize, Arc<OnceLock<Vec<Origin>>>);
 
+/// Prefetches that may wait for their turn.
+pub(super) const PREFETCHES_MAX: usize = 64;
+
+/// Blocks that a prefetch brings back at a time.
+const PIECE: usize = 64;
+
+/// Share of the pool that stays available beside a prefetch, as a shift.
+const LEFT_SHIFT: u32 = 2;
+
 impl Link {
     pub(in super::super) async fn bring_back(&self, hashes: &[BlockHash], deadline: Instant) -> TierReport {
+        self.bring_some(hashes, self.settings.blocks_max, 0, deadline).await
+    }
+
+    pub(in super::super) fn place_in_line(&self) -> Result<OwnedSemaphorePermit, Rejection> {
+        let busy = |_| Rejection::Busy { prefetches: PREFETCHES_MAX };
+        self.line.clone().try_acquire_owned().map_err(busy)
+    }
+
+    /// Brings a prefix back for a hint, in turn, as far as it disturbs no request.
+    pub(in super::super) async fn prefetch(
+        &self,
+        hashes: &[BlockHash],
+        deadline: Instant,
+        _place: OwnedSemaphorePermit,
+    ) {
+        let Ok(_turn) = timeout_at(deadline.into(), self.turn.lock()).await else { return };
+        let piece = PIECE.min(self.settings.blocks_max);
+        while self.pool.stats().waiting == 0 && Instant::now() < deadline {
+            let leave = piece + (self.pool.total_blocks() >> LEFT_SHIFT);
+            if self.bring_some(hashes, piece, leave, deadline).await.moved_blocks < piece {
+                break;
+            }
+        }
+    }
+
+    /// Brings up to `blocks_max` blocks back, if at least `leave` stay available beside those of the
+    /// prefix that are cached.
+    async fn bring_some(
+        &self,
+        hashes: &[BlockHash],
+        blocks_max: usize,
+        leave: usize,
+        deadline: Instant,
+    ) -> TierReport {
         let (began, mut report) = (Instant::now(), TierReport::default());
         // Kept until the rest has arrived.
         let Ok(here) = self.pool.export_prefix(0, hashes) else { return report };
         let first = here.len();
         let rest = &hashes[first..];
-        let rest = &rest[..rest.len().min(self.settings.blocks_max)];
-        if !rest.is_empty() {
+        let rest = &rest[..rest.len().min(blocks_max)];
+        if !rest.is_empty() && (leave == 0 || self.pool.available_blocks() >= leave) {
             self.count(|counters| counters.asked += 1);
             self.fetch(first, rest, deadline, &mut report).await;
         }

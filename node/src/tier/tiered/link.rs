@@ -8,6 +8,7 @@ use kvpool::transfer::Export;
 use kvpool::{Pool, Run, TransferError};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
 
 use super::super::error::TierError;
 use super::super::key::{Fingerprint, TierKey};
@@ -15,6 +16,7 @@ use super::super::outcome::Outcome;
 use super::super::read::Landing;
 use super::super::shared_tier::SharedTier;
 use super::super::value::{TierValue, ValueError, origins_of, verify};
+use super::fetch::PREFETCHES_MAX;
 use super::settings::TieredSettings;
 
 /// Blocks per batch of puts.
@@ -53,7 +55,7 @@ impl TierReport {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TieredCounters {
-    /// Prefixes that were looked up.
+    /// Prefixes that were looked up, of a hint's prefetch each piece.
     pub asked: u64,
     /// Blocks that were brought back.
     pub fetched_blocks: u64,
@@ -79,6 +81,9 @@ pub(in super::super) struct Link {
     counters: Mutex<TieredCounters>,
     pub(super) packed_bytes: usize,
     fingerprint: Fingerprint,
+    /// Places of hints' prefetches, and the turn of one of them.
+    pub(super) line: Arc<Semaphore>,
+    pub(super) turn: tokio::sync::Mutex<()>,
 }
 
 impl fmt::Debug for Link {
@@ -96,8 +101,9 @@ impl Link {
         let fingerprint = Fingerprint::of(&pool, &settings.namespace)?;
         let storage = pool.storage().cloned().ok_or(TransferError::NoStorage { pool: pool.tag() })?;
         let packed_bytes = storage.layout().packed_bytes();
-        let counters = Mutex::default();
-        Ok(Self { pool, storage, tier, settings, counters, packed_bytes, fingerprint })
+        let (counters, turn) = (Mutex::default(), tokio::sync::Mutex::default());
+        let line = Arc::new(Semaphore::new(PREFETCHES_MAX));
+        Ok(Self { pool, storage, tier, settings, counters, packed_bytes, fingerprint, line, turn })
     }
 
     pub(super) fn key(&self, hash: BlockHash) -> TierKey {
