@@ -89,7 +89,7 @@ pub enum Action {
     /// Evict them before all others.
     Demote,
     /// Bring them back from a tier, if they are not there. A pool alone rejects it; a node with a tier
-    /// does it: `kvpool_node::hints`, with [`Pool::session_hashes`](crate::Pool::session_hashes).
+    /// does it: `kvpool_node::hints`, with [`Pool::session_blocks`](crate::Pool::session_blocks).
     Prefetch {
         /// After which they are of no use.
         deadline: Millis,

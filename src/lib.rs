@@ -153,6 +153,7 @@ pub mod transfer {
         Arriving, Export, Fetched, Finished, HeadRange, Import, ImportError, Imported, Manifest, PackedForm,
         Piece, Remote, RemoteFuture, Remotes, SendError, Sent, TransferDirection, TransferOwner,
     };
+    pub use crate::sequence::{PromptBlock, PromptBlocks};
 }
 
 #[doc(inline)]

@@ -1,11 +1,13 @@
 //! Transfer of evictable cached blocks to another pool's cache of the process, and back.
+//!
+//! Both pools have the same groups of layers. A block leaves when it is cold, whatever its group. It
+//! comes back with all that a hit needs in the other groups, or not at all.
 
 use std::time::Instant;
 
 use crate::error::{AllocError, TransferError};
-use crate::ids::BlockId;
-use crate::prefix::{BlockHash, ExtraKey, KvEvent, PrefixCache, PrefixKeys};
-use crate::sequence::BlockRefs;
+use crate::prefix::{ExtraKey, PrefixKeys};
+use crate::sequence::{BlockRefs, PromptBlocks};
 
 use super::carry::forget_cleared;
 use super::export::Export;
@@ -28,7 +30,8 @@ pub(crate) async fn offload(route: Route, blocks_max: usize) -> Result<OffloadRe
 }
 
 /// Copies cached blocks of these tokens from another pool, which keeps its own, continuing the
-/// prefix cached here. Copies full blocks only, and only the leading ones if there is less room.
+/// prefix cached here: what every group of layers needs at the longest boundary for which there is
+/// room.
 ///
 /// If the future is dropped or fails, the operation either completes or has no effect.
 pub(crate) async fn bring_back(
@@ -37,33 +40,15 @@ pub(crate) async fn bring_back(
     tokens: &[u32],
 ) -> Result<BringBackReport, TransferError> {
     route.check_caches()?;
-    let hashes = route.to.cache()?.hashes(keys, tokens)?;
-    let prompt = Prompt { tokens: tokens.into(), hashes, extra_keys: keys.extra().into() };
+    let blocks = route.to.sequences.prompt_blocks(route.to.cache()?, keys, tokens)?;
+    let prompt = Prompt { tokens: tokens.into(), blocks, extra_keys: keys.extra().into() };
     job::run(false, move |is_abandoned| route.bring_back(&prompt, is_abandoned)).await
 }
 
 struct Prompt {
     tokens: Box<[u32]>,
-    hashes: Vec<BlockHash>,
+    blocks: PromptBlocks,
     extra_keys: Box<[ExtraKey]>,
-}
-
-impl Prompt {
-    fn stored(&self, cache: &PrefixCache, block: BlockId, place: usize) -> Option<Box<KvEvent>> {
-        let block_tokens = cache.hasher().block_tokens();
-        let tokens = place * block_tokens..(place + 1) * block_tokens;
-        cache.events().is_subscribed().then(|| {
-            Box::new(KvEvent::Stored {
-                block,
-                hash: self.hashes[place],
-                parent: place.checked_sub(1).map(|parent| self.hashes[parent]),
-                tokens: self.tokens[tokens.clone()].into(),
-                block_tokens: block_tokens as u32,
-                group: 0,
-                extra_keys: ExtraKey::of_block(&self.extra_keys, tokens),
-            })
-        })
-    }
 }
 
 impl Route {
@@ -95,39 +80,58 @@ impl Route {
         prompt: &Prompt,
         is_abandoned: IsAbandoned<'_>,
     ) -> Result<BringBackReport, TransferError> {
-        let began = Instant::now();
+        let (began, blocks) = (Instant::now(), &prompt.blocks);
         let (near, pool) = (self.to.cache()?, self.to.sequences.blocks());
         // Before the other pool's: what is cleared there first, and then here, is not found here.
         let era = self.to.era();
-        let mut held = BlockRefs::new(&self.to.sequences);
-        // Blocks cached here, with their places in the prompt, up to the first one found nowhere.
-        let mut here = Vec::<(usize, BlockId)>::new();
-        let export = Export::prefix(&self.from, 0, &prompt.hashes, &mut |place| {
-            let found = near.take(pool, prompt.hashes[place], era);
-            held.blocks.extend(found);
-            here.extend(found.map(|id| (place, id)));
-            found.is_some()
-        })?;
-        let Contents::Cached(wanted) = export.contents() else { unreachable!("cached blocks") };
-        let places: Vec<usize> = wanted.blocks.iter().map(|block| block.depth as usize).collect();
-        let mut import = Import::cached(&self.to, wanted, era)?;
-        let accepted = import.accepted();
-        let carried = self.carry(&export, &mut import, is_abandoned)?;
-        let forgotten = forget_cleared(&export, &mut import);
-        let (_, mut came) = import.commit_as(&|place, id| prompt.stored(near, id, places[place]))?;
-        // In the order of the prompt, so that its end is released first.
-        let came_at = accepted.iter().map(|&place| places[place as usize]);
-        if forgotten == 0 {
-            here.extend(came_at.zip(import.blocks()));
-            came.blocks.clear();
-            here.sort_unstable();
+        let (far, far_era) = (self.from.cache()?, self.from.era());
+        let is_here = |hash| near.has_in(pool, hash, era);
+        let is_there = |hash| far.has_in(self.from.sequences.blocks(), hash, far_era);
+        let (mut most, mut stale) = (usize::MAX, 0);
+        loop {
+            let boundary = blocks.boundary(most, &mut |hash| is_here(hash) || is_there(hash));
+            // The blocks cached here, and the others, with their places.
+            let (mut here, mut places, mut wanted) = (Vec::new(), Vec::new(), Vec::new());
+            let mut held = BlockRefs::new(&self.to.sequences);
+            for (place, block) in blocks.needed(boundary).into_iter().enumerate() {
+                if let Some(id) = near.take(pool, block.hash, era) {
+                    held.blocks.push(id);
+                    here.push((place, id));
+                } else {
+                    places.push(place);
+                    wanted.push(block);
+                }
+            }
+            let export = Export::needed(&self.from, &wanted)?;
+            if let Some(evicted) = wanted.get(export.len()) {
+                most = evicted.without();
+                continue;
+            }
+            let Contents::Cached(cached) = export.contents() else { unreachable!("cached blocks") };
+            let mut import = Import::cached(&self.to, cached, era)?;
+            let accepted = import.accepted();
+            let refused = (0..).zip(&accepted).take_while(|&(place, &at)| place == at).count();
+            if let Some(refused) = wanted.get(refused) {
+                // There is less room, or it is from before a clear: a shorter prefix.
+                (most, stale) = (refused.without(), stale.max(import.stale_blocks()));
+                continue;
+            }
+            let carried = self.carry(&export, &mut import, is_abandoned)?;
+            let forgotten = forget_cleared(&export, &mut import);
+            let (_, mut came) = import.commit_as(&|place, id| {
+                blocks.stored(near, (&wanted[place], id), (&prompt.tokens, &prompt.extra_keys))
+            })?;
+            if forgotten == 0 {
+                here.extend(places.into_iter().zip(import.blocks()));
+                came.blocks.clear();
+                // In the order of the prompt, so that its end is released first.
+                here.sort_unstable();
+            }
+            held.blocks = here.into_iter().map(|(_, id)| id).collect();
+            let cached_blocks = blocks.boundary(boundary, &mut |hash| is_here(hash)) / blocks.block_tokens();
+            drop((held, export));
+            let carried = Carried { took: began.elapsed(), ..carried };
+            return Ok(BringBackReport { cached_blocks, stale_blocks: stale + forgotten, carried });
         }
-        // Blocks after a gap would never be found.
-        let cached_blocks = (0..).zip(&here).take_while(|&(place, &(at, _))| place == at).count();
-        let stale_blocks = import.stale_blocks() + forgotten;
-        held.blocks = here.into_iter().map(|(_, id)| id).collect();
-        drop((held, export));
-        let carried = Carried { took: began.elapsed(), ..carried };
-        Ok(BringBackReport { cached_blocks, stale_blocks, carried })
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::error::{Invalid, TransferError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::{BlockHash, ColdBlock, Origin};
-use crate::sequence::{AnySequence, BlockRefs, Outline, Sequence, Sequences};
+use crate::sequence::{AnySequence, BlockRefs, Outline, PromptBlock, Sequence, Sequences};
 use crate::storage::Storage;
 
 use super::checksum::checksums;
@@ -21,7 +21,7 @@ use super::form::PackedForm;
 use super::heads::HeadRange;
 use super::held::{ColdBlocks, Finished, HeldBlocks, Piece, Refs};
 use super::manifest::{CachedBlock, CachedBlocks, Contents, Manifest};
-use super::route::End;
+use super::route::{CACHED_BLOCKS, End};
 use super::transfers::TransferDirection;
 
 /// Bytes whose blocks are pinned at once for their checksums.
@@ -81,6 +81,7 @@ impl Export {
             hash: cold.hash,
             depth: cold.depth,
             origins: cache.origins_of(cold.id),
+            group: cold.group,
         };
         let blocks = cold.cold.iter().map(block).collect();
         let ids = cold.cold.iter().map(|cold| Some(cold.id)).collect();
@@ -89,27 +90,35 @@ impl Export {
     }
 
     /// Exports the cached blocks with these hashes, of a chain from its block `first` on, up to the
-    /// first uncached one, except for the places for which `is_there` returns true.
-    pub(crate) fn prefix(
-        end: &End,
-        first: u32,
-        hashes: &[BlockHash],
-        is_there: &mut dyn FnMut(usize) -> bool,
-    ) -> Result<Self, TransferError> {
+    /// first uncached one.
+    pub(crate) fn prefix(end: &End, first: u32, hashes: &[BlockHash]) -> Result<Self, TransferError> {
         let (cache, era) = (end.cache()?, end.era());
         let (mut refs, mut blocks) = (BlockRefs::new(&end.sequences), Vec::new());
         for (place, &hash) in hashes.iter().enumerate() {
-            if is_there(place) {
-                continue;
-            }
             let Some(id) = cache.take(end.sequences.blocks(), hash, era) else { break };
             refs.blocks.push(id);
             let depth = first.saturating_add(place as u32);
-            blocks.push(CachedBlock { hash, depth, origins: cache.origins_of(id) });
+            blocks.push(CachedBlock { hash, depth, origins: cache.origins_of(id), group: 0 });
         }
+        Ok(Self::chain(end, refs, blocks, era))
+    }
+
+    /// Exports cached blocks that a prompt needs, up to the first uncached one.
+    pub(super) fn needed(end: &End, needed: &[PromptBlock]) -> Result<Self, TransferError> {
+        let (cache, era) = (end.cache()?, end.era());
+        let (mut refs, mut blocks) = (BlockRefs::new(&end.sequences), Vec::new());
+        for &PromptBlock { hash, depth, group, .. } in needed {
+            let Some(id) = cache.take(end.sequences.blocks(), hash, era) else { break };
+            refs.blocks.push(id);
+            blocks.push(CachedBlock { hash, depth, origins: cache.origins_of(id), group });
+        }
+        Ok(Self::chain(end, refs, blocks, era))
+    }
+
+    fn chain(end: &End, refs: BlockRefs, blocks: Vec<CachedBlock>, era: u64) -> Self {
         let ids = refs.blocks.iter().copied().map(Some).collect();
         let held = HeldBlocks::new(end, TransferDirection::Export, None, ids, Refs::Listed(refs));
-        Ok(Self::new(held, Contents::Cached(CachedBlocks { blocks, is_chain: true }), era))
+        Self::new(held, Contents::Cached(CachedBlocks { blocks, is_chain: true }), era)
     }
 }
 
@@ -149,8 +158,12 @@ impl<S: AnySequence> Export<S> {
     }
 
     /// Returns the manifest, with checksums: reads all blocks; on a device it waits for the copies.
+    /// One of cached blocks names no groups of layers, and is refused in a pool with several.
     pub fn manifest(&self) -> Result<Manifest, TransferError> {
         let end = self.end();
+        if let Contents::Cached(_) = self.contents {
+            end.sequences.check_one_list(CACHED_BLOCKS)?;
+        }
         let form = PackedForm::of(end.storage.layout());
         let mut sums = Vec::with_capacity(self.held.ids().len());
         let places: Vec<u32> = (0..self.held.ids().len() as u32).collect();

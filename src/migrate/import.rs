@@ -15,8 +15,10 @@ use std::sync::Arc;
 use crate::block::Blocks;
 use crate::error::{AllocError, Invalid, TransferError};
 use crate::ids::{BlockHandle, BlockId, SequenceId};
-use crate::prefix::{BlockHash, KvEvent, Origin, PrefixCache, Since, is_older};
-use crate::sequence::{AnySequence, Arrival, BlockRefs, GroupedSequence, Outline, ResumeOptions, Sequence};
+use crate::prefix::{BlockHash, KvEvent, Origin, PrefixCache, Since, in_group, is_older};
+use crate::sequence::{
+    AnySequence, Arrival, BlockRefs, GroupedSequence, Outline, PromptBlock, ResumeOptions, Sequence,
+};
 use crate::storage::Storage;
 use crate::storage::backend::check;
 
@@ -144,9 +146,24 @@ impl Import {
     pub(crate) fn prefix(end: &End, first: u32, hashes: &[BlockHash]) -> Result<Self, TransferError> {
         end.check_alive()?;
         let depth = |place: u32| first.saturating_add(place);
-        let block = |(place, &hash)| CachedBlock { hash, depth: depth(place), origins: Vec::new() };
-        let blocks = (0..).zip(hashes).map(block);
-        let cached = CachedBlocks { blocks: blocks.collect(), is_chain: true };
+        let block = |(place, &hash)| CachedBlock { hash, depth: depth(place), origins: Vec::new(), group: 0 };
+        Self::stated(end, (0..).zip(hashes).map(block).collect())
+    }
+
+    /// Prepares the target of blocks that a prompt needs, which the caller verifies.
+    pub(crate) fn needed(end: &End, needed: &[PromptBlock]) -> Result<Self, TransferError> {
+        end.check_alive()?;
+        let block = |&PromptBlock { hash, depth, group, .. }: &PromptBlock| CachedBlock {
+            hash,
+            depth,
+            origins: Vec::new(),
+            group,
+        };
+        Self::stated(end, needed.iter().map(block).collect())
+    }
+
+    fn stated(end: &End, blocks: Vec<CachedBlock>) -> Result<Self, TransferError> {
+        let cached = CachedBlocks { blocks, is_chain: true };
         check_distinct(&cached.blocks)?;
         let mut import = Self::cached(end, &cached, end.era())?;
         import.is_stated = true;
@@ -493,12 +510,12 @@ impl Import {
         };
         let mut last = None;
         for (place, id) in arrived() {
-            let CachedBlock { hash, depth, origins } = &cached.blocks[place];
+            let CachedBlock { hash, depth, origins, group } = &cached.blocks[place];
             if last.as_ref().is_none_or(|&(of, _)| of != origins) {
                 last = Some((origins, cache.provenance(origins)));
             }
             let mark = last.as_ref().map_or(0, |(_, provenance)| provenance.mark);
-            cache.note(id, *hash, era, *depth, mark);
+            cache.note(id, *hash, era, *depth, in_group(mark, *group));
             // In the form of this pool: cached blocks come from one source.
             if let Some(&sum) = self.checksums.get(place) {
                 cache.note_sum(id, sum);

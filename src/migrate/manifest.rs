@@ -51,13 +51,16 @@ pub(super) struct CachedBlocks {
     pub(super) is_chain: bool,
 }
 
-/// A cached block: its hash, the number of blocks before it in its chain, and its origins.
+/// A cached block: its hash, the number of blocks before it in its chain, its origins, and its group
+/// of layers, which no manifest carries: between nodes, pools have one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct CachedBlock {
     pub(super) hash: BlockHash,
     pub(super) depth: u32,
     pub(super) origins: Vec<Origin>,
+    #[cfg_attr(feature = "serde", serde(skip))]
+    pub(super) group: u32,
 }
 
 impl Manifest {

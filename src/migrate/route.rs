@@ -10,6 +10,9 @@ use crate::sync::Arc;
 use super::manifest::other_hashing;
 use super::transfers::Transfers;
 
+/// A transfer that knows one group of layers, for [`Sequences::check_one_list`].
+pub(crate) const CACHED_BLOCKS: &str = "manifest of cached blocks";
+
 /// A pool as the end of a transfer.
 #[derive(Clone)]
 pub(crate) struct End {
@@ -75,8 +78,9 @@ impl Route {
         Ok(Self { from, to })
     }
 
-    /// Checks that the pools find each other's cached blocks.
+    /// Checks that the pools find each other's cached blocks, of the same groups of layers.
     pub(super) fn check_caches(&self) -> Result<(), TransferError> {
+        self.from.sequences.check_same_groups(&self.to.sequences)?;
         if self.from.cache()?.hasher().agrees_with(self.to.cache()?.hasher()) {
             return Ok(());
         }

@@ -1,7 +1,7 @@
 use crate::error::Invalid;
 use crate::hints::{Hint, HintLimits, Outcome, SessionInfo};
 use crate::ids::SessionId;
-use crate::prefix::BlockHash;
+use crate::sequence::PromptBlocks;
 use crate::sync::call;
 
 use super::Pool;
@@ -18,12 +18,11 @@ impl Pool {
         self.0.sequences.hint(hint)
     }
 
-    /// Returns the hashes of the last closed request of a session, in order, whether or not the
-    /// blocks are still cached: to fetch them from a tier. Of several groups of layers, those of the
-    /// first. Empty if the session is not known.
-    pub fn session_hashes(&self, session: SessionId) -> Vec<BlockHash> {
+    /// Returns the blocks of the last closed request of a session, whether or not they are still
+    /// cached: to fetch them from a tier. `None`: the session is not known.
+    pub fn session_blocks(&self, session: SessionId) -> Option<PromptBlocks> {
         let _call = call();
-        self.0.sequences.session_hashes(session)
+        self.0.sequences.session_blocks(session)
     }
 
     /// Returns the sessions of a pool with [hints](crate::hints), those used last first. Up to

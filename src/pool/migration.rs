@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::block::{Class, Waiting};
-use crate::error::{AllocError, Invalid, SettleError, TransferError};
+use crate::error::{AllocError, SettleError, TransferError};
 use crate::migrate::{
     self, BringBackReport, Kind, MigrateError, MigrationReport, OffloadReport, Route, SequenceCopy,
 };
@@ -203,8 +203,9 @@ impl Pool {
 
     /// Moves up to `blocks_max` evictable blocks to another pool's prefix cache.
     ///
-    /// Copies blocks in the order of eviction, then evicts them here; one that is hit meanwhile
-    /// stays. Both caches must use the same [hashing and key](crate::prefix::PrefixConfig). The
+    /// Copies blocks in the order of eviction, of all groups of layers and of checkpoints, then
+    /// evicts them here; one that is hit meanwhile stays. Both pools must have the same groups, and
+    /// use the same [hashing and key](crate::prefix::PrefixConfig). The
     /// other pool evicts its own coldest blocks to make room; if that is not enough, fewer blocks
     /// move. Blocks being offloaded cannot be evicted: choose a small `blocks_max` if other threads
     /// allocate here.
@@ -219,11 +220,10 @@ impl Pool {
     /// [stale](OffloadReport::stale_blocks).
     ///
     /// # Errors
-    /// [`TransferError::Invalid`] if both pools are the same, or their caches hash differently,
-    /// [`TransferError::NoStorage`], [`TransferError::NoCache`], [`TransferError::Alloc`] if there
+    /// [`TransferError::Invalid`] if both pools are the same, their caches hash differently, or
+    /// their layers are in other groups, [`TransferError::NoStorage`], [`TransferError::NoCache`], [`TransferError::Alloc`] if there
     /// is no room or `blocks_max` is zero, [`TransferError::Storage`]. The blocks stay in place.
     pub async fn offload(&self, to: &Self, blocks_max: usize) -> Result<OffloadReport, TransferError> {
-        self.check_shares_cache().and(to.check_shares_cache())?;
         self.offloading(async { migrate::offload(self.route_to(to)?, blocks_max).await }).await
     }
 
@@ -242,7 +242,14 @@ impl Pool {
     /// Copies the blocks that this pool lacks, up to the first gap, so that a
     /// [sequence](Self::sequence) opened with these tokens finds them; if there is less room, only
     /// the leading ones. Stops at blocks computed here before this cache was cleared, which count
-    /// as [stale](BringBackReport::stale_blocks). If the future is dropped, the copy either
+    /// as [stale](BringBackReport::stale_blocks).
+    ///
+    /// With several groups of layers, or a window, copies what an [admission](Self::admit_grouped)
+    /// of these tokens needs at the longest boundary that both pools together have: of each group
+    /// all blocks, or those of its window and sinks, and a checkpoint of each state. A group alone
+    /// is no hit.
+    ///
+    /// If the future is dropped, the copy either
     /// completes or has no effect. Errors are those of [`offload`](Self::offload), and
     /// [`TransferError::Invalid`] for invalid keys.
     pub async fn bring_back(
@@ -251,20 +258,7 @@ impl Pool {
         keys: &PrefixKeys<'_>,
         tokens: &[u32],
     ) -> Result<BringBackReport, TransferError> {
-        self.check_shares_cache().and(from.check_shares_cache())?;
         self.bringing_back(async { migrate::bring_back(from.route_to(self)?, keys, tokens).await }).await
-    }
-
-    /// Returns an error if the pool has several groups of layers, whose blocks other pools take for
-    /// ones of all layers.
-    pub(super) fn check_shares_cache(&self) -> Result<(), TransferError> {
-        let sequences = &self.0.sequences;
-        if sequences.has_one_list() {
-            return Ok(());
-        }
-        let groups = sequences.kinds().len() + sequences.states().len();
-        let got = format_args!("a pool with {groups} groups of layers");
-        Err(Invalid::new("transfer of cached blocks", got, "pools with one group").into())
     }
 
     pub(super) async fn bringing_back(

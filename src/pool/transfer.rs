@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, PoisonError};
 
-use crate::error::{AllocError, TransferError};
+use crate::error::{AllocError, Invalid, PrefixError, TransferError};
 use crate::migrate::{
-    BringBackReport, Carried, End, Export, HeadRange, Import, Manifest, MigrateError, MigrationReport,
-    OffloadReport, Remote, Remotes,
+    BringBackReport, CACHED_BLOCKS, Carried, End, Export, HeadRange, Import, Manifest, MigrateError,
+    MigrationReport, OffloadReport, Remote, Remotes,
 };
 use crate::prefix::{BlockHash, PrefixKeys};
-use crate::sequence::{AnySequence, BlockRefs, Sequence};
+use crate::sequence::{AnySequence, BlockRefs, PromptBlock, PromptBlocks, Sequence};
 
 use super::Pool;
 
@@ -40,15 +40,16 @@ impl Pool {
         if blocks_max == 0 {
             return Err(AllocError::Zero.into());
         }
-        self.check_shares_cache()?;
         Export::coldest(&self.end()?, blocks_max)
     }
 
     /// Begins to copy cached blocks to another pool's cache: those of a chain of hashes from its
     /// block `first` on, up to the first one that is not cached. Fails without storage or cache.
+    ///
+    /// The hashes may be of any group of layers. Between nodes, pools have one: see
+    /// [`Export::manifest`].
     pub fn export_prefix(&self, first: u32, hashes: &[BlockHash]) -> Result<Export, TransferError> {
-        self.check_shares_cache()?;
-        Export::prefix(&self.end()?, first, hashes, &mut |_| false)
+        Export::prefix(&self.end()?, first, hashes)
     }
 
     /// Reserves the blocks of a manifest, an untrusted input, and shares those that are cached
@@ -59,7 +60,7 @@ impl Pool {
     /// id is open here, [`TransferError::Alloc`] if there is no room; nothing was reserved.
     pub fn import(&self, manifest: &Manifest) -> Result<Import, TransferError> {
         if manifest.sequence().is_none() {
-            self.check_shares_cache()?;
+            self.0.sequences.check_one_list(CACHED_BLOCKS)?;
         }
         let import = Import::new(&self.end()?, manifest)?;
         self.0.migrations().stale_blocks += import.stale_blocks() as u64;
@@ -72,10 +73,42 @@ impl Pool {
     /// The hashes are those of a chain from its block `first` on, which must not repeat; as many
     /// are [accepted](Import::accepted) as there is room for. The caller verifies the bytes of each
     /// missing block, and [confirms](Import::arrived) them. Fails like [`import`](Self::import), or
-    /// without a cache.
+    /// without a cache, and in a pool with several groups of layers, whose blocks
+    /// [`import_needed`](Self::import_needed) takes.
     pub fn import_prefix(&self, first: u32, hashes: &[BlockHash]) -> Result<Import, TransferError> {
-        self.check_shares_cache()?;
+        self.0.sequences.check_one_list("hashes of an import")?;
         Import::prefix(&self.end()?, first, hashes)
+    }
+
+    /// As [`import_prefix`](Self::import_prefix), for blocks that a hit needs in any group of
+    /// layers: only together with the others are they one.
+    pub fn import_needed(&self, needed: &[PromptBlock]) -> Result<Import, TransferError> {
+        Import::needed(&self.end()?, needed)
+    }
+
+    /// Returns the hashes of a prompt's blocks in every group of layers, from which follows what a
+    /// hit needs.
+    ///
+    /// # Errors
+    /// [`PrefixError::NoCache`], [`PrefixError::Invalid`].
+    pub fn prompt_blocks(&self, keys: &PrefixKeys<'_>, tokens: &[u32]) -> Result<PromptBlocks, PrefixError> {
+        let cache = self.0.sequences.cache().ok_or(PrefixError::NoCache)?;
+        Ok(self.0.sequences.prompt_blocks(cache, keys, tokens)?)
+    }
+
+    /// Returns the blocks of a prompt whose hashes are known, from its first block on, in a pool
+    /// with one group of layers.
+    ///
+    /// # Errors
+    /// [`Invalid`] in a pool with several, where blocks follow from
+    /// [tokens](Self::prompt_blocks) only.
+    pub fn blocks_of_hashes(&self, hashes: &[BlockHash]) -> Result<PromptBlocks, Invalid> {
+        self.0.sequences.blocks_of_hashes(hashes)
+    }
+
+    /// Returns whether a block is cached for the hash. Changes no recency.
+    pub fn is_cached(&self, hash: BlockHash) -> bool {
+        self.0.sequences.cache().is_some_and(|cache| cache.has(&self.0.blocks, hash))
     }
 
     /// Reserves the blocks of a manifest whose source holds other heads of the model.
@@ -84,7 +117,7 @@ impl Pool {
     /// bytes [written](Import::write) one block at a time. Fails like [`import`](Self::import), or
     /// if the source shares no head with this pool, or blocks differ in more than heads.
     pub fn import_heads(&self, manifest: &Manifest, own: HeadRange) -> Result<Import, TransferError> {
-        self.check_shares_cache()?;
+        self.0.sequences.check_one_list("import of heads")?;
         Import::of_heads(&self.end()?, manifest, own)
     }
 
@@ -170,6 +203,7 @@ impl Pool {
         node: &str,
         blocks_max: usize,
     ) -> Result<OffloadReport, TransferError> {
+        self.0.sequences.check_one_list(CACHED_BLOCKS)?;
         let offload = async {
             let remote = self.remote(node)?;
             let sent = remote.send(self.export_cached(blocks_max)?).await.map_err(|failed| failed.error)?;
@@ -186,7 +220,7 @@ impl Pool {
         keys: &PrefixKeys<'_>,
         tokens: &[u32],
     ) -> Result<BringBackReport, TransferError> {
-        self.check_shares_cache()?;
+        self.0.sequences.check_one_list(CACHED_BLOCKS)?;
         let came = async {
             let remote = self.remote(node)?;
             let no_cache = TransferError::NoCache { pool: self.tag() };

@@ -137,8 +137,7 @@ impl<'a> Options<'a> {
         now: (Weights, WeightsStamp),
     ) -> Result<Option<Box<TokenHashes>>, PrefixError> {
         let Some(cache) = sequences.cache() else { return Ok(None) };
-        // No group's block is found as one of a pool in which a block has all layers.
-        let root = if sequences.has_one_list() { 0 } else { group + 1 };
+        let root = sequences.root_group(group);
         let policy_info = self.policy_info(cache)?;
         Ok(Some(Box::new(TokenHashes::new(cache, &self.keys, (group, root), policy_info, now)?)))
     }

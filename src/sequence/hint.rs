@@ -15,6 +15,7 @@
 //! in use again before a batch that writes to it has ended.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 

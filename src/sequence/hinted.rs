@@ -293,9 +293,10 @@ impl super::registry::Sequences {
         pins.has_tenants().then(|| pins.of_tenants().collect())
     }
 
-    pub(crate) fn session_hashes(&self, id: SessionId) -> Vec<BlockHash> {
-        let session = self.0.hinted.as_deref().and_then(|hinted| hinted.session(id));
-        session.and_then(|session| Some(session.lists.first()?.hashes.to_vec())).unwrap_or_default()
+    /// Returns the hashes of the last closed request of a session in each list.
+    pub(super) fn session_lists(&self, id: SessionId) -> Option<Vec<Arc<[BlockHash]>>> {
+        let session = self.0.hinted.as_deref().and_then(|hinted| hinted.session(id))?;
+        Some(session.lists.iter().map(|list| list.hashes.clone()).collect())
     }
 
     /// Returns what is known of the sessions, those used last first. Looks all of their blocks up.

@@ -105,24 +105,41 @@ impl Outline {
 
     /// Returns an error that says what differs, if the target has other groups of layers.
     pub(crate) fn check_groups(&self, target: &Sequences) -> Result<(), Invalid> {
-        let differs = |what, got: &dyn fmt::Display, has: &dyn fmt::Display| {
-            Invalid::new(what, got, format_args!("{has}, as in the target"))
-        };
-        let (lists, kinds) = (self.lists.len(), target.kinds().len());
-        if lists != kinds {
-            return Err(differs("lists of blocks", &lists, &kinds));
-        }
-        for (place, (list, &kind)) in (0..).zip(self.lists.iter().zip(target.kinds())) {
-            let has = Keeps::from(kind);
-            if list.keeps != has {
-                return Err(differs("list of blocks", &list.keeps, &has).at(place));
-            }
-        }
-        let has: Vec<u32> = target.states().iter().map(|&frames| frames as u32).collect();
-        if self.states != has {
-            let frames = |frames: &[u32]| format!("frames {frames:?}");
-            return Err(differs("states", &frames(&self.states), &frames(&has)));
-        }
-        Ok(())
+        let lists: Vec<Keeps> = self.lists.iter().map(|list| list.keeps).collect();
+        check_groups(&lists, &self.states, target)
     }
+}
+
+impl Sequences {
+    /// Returns an error that says what differs, if the target has other groups of layers.
+    pub(crate) fn check_same_groups(&self, target: &Self) -> Result<(), Invalid> {
+        let lists: Vec<Keeps> = self.kinds().iter().map(|&kind| kind.into()).collect();
+        check_groups(&lists, &self.frames_of_states(), target)
+    }
+
+    fn frames_of_states(&self) -> Vec<u32> {
+        self.states().iter().map(|&frames| frames as u32).collect()
+    }
+}
+
+fn check_groups(lists: &[Keeps], states: &[u32], target: &Sequences) -> Result<(), Invalid> {
+    let differs = |what, got: &dyn fmt::Display, has: &dyn fmt::Display| {
+        Invalid::new(what, got, format_args!("{has}, as in the target"))
+    };
+    let kinds = target.kinds().len();
+    if lists.len() != kinds {
+        return Err(differs("lists of blocks", &lists.len(), &kinds));
+    }
+    for (place, (keeps, &kind)) in (0..).zip(lists.iter().zip(target.kinds())) {
+        let has = Keeps::from(kind);
+        if *keeps != has {
+            return Err(differs("list of blocks", keeps, &has).at(place));
+        }
+    }
+    let has = target.frames_of_states();
+    if states != has {
+        let frames = |frames: &[u32]| format!("frames {frames:?}");
+        return Err(differs("states", &frames(states), &frames(&has)));
+    }
+    Ok(())
 }

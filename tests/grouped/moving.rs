@@ -13,7 +13,7 @@ use kvpool::{AllocRequest, Preempt, ResumeOptions, Retry};
 use super::*;
 
 /// Frames of 32 bytes, in two states.
-const STATES: [usize; 2] = [3, 2];
+pub(super) const STATES: [usize; 2] = [3, 2];
 
 pub(super) fn plain() -> KvLayout {
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(1).dtype(Dtype::F32);
@@ -82,7 +82,7 @@ pub(super) fn compute(pool: &Pool, id: u64, all: &[u32]) -> GroupedSequence {
     sequence
 }
 
-fn check(pool: &Pool, sequence: &GroupedSequence, all: &[u32]) {
+pub(super) fn check(pool: &Pool, sequence: &GroupedSequence, all: &[u32]) {
     super::check(pool, sequence, all);
     let batch = pool.begin_batch();
     for (state, frames) in STATES.into_iter().enumerate().take(sequence.states()) {

@@ -132,7 +132,8 @@ fn an_open_sequence_gets_what_is_left_at_its_close() {
         Outcome::Rejected { reason: Rejection::Tenant { tenant: A, .. } }
     ));
     drop(running);
-    let hashes = pool.session_hashes(SessionId(3));
+    let blocks = pool.session_blocks(SessionId(3)).unwrap().needed(usize::MAX);
+    let hashes = blocks.iter().map(|block| block.hash()).collect();
     let outcome = pool.hint(&Hint::new(Target::Hashes(hashes), pin(&pool)));
     assert!(
         matches!(outcome, Outcome::Rejected { reason: Rejection::Tenant { tenant: A, .. } }),

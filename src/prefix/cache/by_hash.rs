@@ -101,7 +101,11 @@ impl PrefixCache {
 
     /// Returns whether a block is cached for the hash. Changes no recency.
     pub(crate) fn has(&self, core: &Core, hash: BlockHash) -> bool {
-        self.count_prefix(core, &[hash], self.era()).0 > 0
+        self.has_in(core, hash, self.era())
+    }
+
+    pub(crate) fn has_in(&self, core: &Core, hash: BlockHash, era: u64) -> bool {
+        self.count_prefix(core, &[hash], era).0 > 0
     }
 
     pub(crate) fn is_found(&self, core: &Core, id: BlockId) -> bool {

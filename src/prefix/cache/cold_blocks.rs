@@ -23,6 +23,7 @@ pub(crate) struct ColdBlock {
     pub id: BlockId,
     pub hash: BlockHash,
     pub depth: u32,
+    pub group: u32,
     hits: u32,
 }
 
@@ -128,7 +129,8 @@ impl PrefixCache {
                 return None;
             }
             // `hit` fails if this exact word has changed.
-            let taken = ColdBlock { id, hash: row.hash(), depth: row.depth(), hits: row.hits() };
+            let (hash, depth, group) = (row.hash(), row.depth(), row.group());
+            let taken = ColdBlock { id, hash, depth, group, hits: row.hits() };
             if core.cell(id).hit(word).is_some() {
                 return Some(taken);
             }
