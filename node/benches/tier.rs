@@ -103,7 +103,8 @@ async fn round(tiered: &Arc<Tiered>, measured: &mut Measured) -> f64 {
         .map(|client| {
             let tiered = tiered.clone();
             tokio::spawn(async move {
-                let report = tiered.bring_back_hashes(&hashes(client), Instant::now() + LIMIT).await;
+                let blocks = tiered.pool().blocks_of_hashes(&hashes(client)).unwrap();
+                let report = tiered.bring_back_blocks(&blocks, Instant::now() + LIMIT).await;
                 assert_eq!(report.moved_blocks, BLOCKS, "{report:?}");
                 report.took
             })

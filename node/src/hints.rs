@@ -13,7 +13,7 @@
 //! | `kv.retain` | `priority`: 1 to 100, above 50 is high, or `low`, `normal`, `high`; 0 demotes. `ttl_seconds` or `duration`; without, for as long as the pool allows |
 //! | `kv.pin` | `ttl_seconds` or `duration` |
 //! | `kv.demote`, `kv.evict` | |
-//! | `kv.prefetch` | `ttl_seconds` or `duration`, up to a minute; of a session, or hashes from the first block on |
+//! | `kv.prefetch` | `ttl_seconds` or `duration`, up to a minute; of a session, or, of one group of layers, hashes from the first block on |
 //! | `kv.release` | |
 //!
 //! The target is `session_id`, or `block_hashes` of one chain as in events, or `sequence_id` with
@@ -29,6 +29,7 @@ use std::time::Duration;
 use kvpool::hints::{Action, Hint, Outcome, Rejection, Target};
 use kvpool::prefix::BlockHash;
 use kvpool::prefix::policy::{CachePriority, Millis};
+use kvpool::transfer::PromptBlocks;
 use kvpool::{Pool, SequenceId, SessionId};
 use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -37,11 +38,11 @@ use thiserror::Error;
 
 /// Fetches blocks from a tier in the background.
 pub trait Prefetch {
-    /// Begins to fetch the prefix of these hashes, as far as it arrives in time.
+    /// Begins to fetch the prefix with these blocks, as far as it arrives in time.
     ///
     /// # Errors
     /// [`Rejection::NoTier`] or [`Rejection::Busy`].
-    fn prefetch(&self, hashes: Vec<BlockHash>, within: Duration) -> Result<(), Rejection>;
+    fn prefetch(&self, blocks: PromptBlocks, within: Duration) -> Result<(), Rejection>;
 }
 
 /// Time for a prefetch that names none.
@@ -256,25 +257,29 @@ impl HintsEnvelope {
 struct NoTier;
 
 impl Prefetch for NoTier {
-    fn prefetch(&self, _: Vec<BlockHash>, _: Duration) -> Result<(), Rejection> {
+    fn prefetch(&self, _: PromptBlocks, _: Duration) -> Result<(), Rejection> {
         Err(Rejection::NoTier)
     }
 }
 
 fn prefetch(pool: &Pool, tier: &dyn Prefetch, target: &Target, within_ms: u64) -> Outcome {
-    let hashes = match target {
-        Target::Session(session) => pool.session_hashes(*session),
-        Target::Hashes(hashes) => hashes.clone(),
-        _ => {
-            let why = "tokens of an open sequence are there: name a session, or hashes";
-            return Outcome::Rejected { reason: Rejection::Unsupported { why } };
-        }
+    let unsupported = |why| Outcome::Rejected { reason: Rejection::Unsupported { why } };
+    let wanted = match target {
+        Target::Session(session) => pool.session_blocks(*session),
+        Target::Hashes(hashes) => match pool.blocks_of_hashes(hashes) {
+            Ok(blocks) => Some(blocks),
+            Err(_) => {
+                return unsupported("hashes of one group of layers are no prefix in others: name a session");
+            }
+        },
+        _ => return unsupported("tokens of an open sequence are there: name a session, or hashes"),
     };
-    let (blocks, within) = (hashes.len(), Duration::from_millis(within_ms).min(PREFETCH));
-    if hashes.is_empty() {
+    let Some(wanted) = wanted else { return Outcome::Missing };
+    let blocks = wanted.needed(usize::MAX).len();
+    if blocks == 0 {
         return Outcome::Missing;
     }
-    match tier.prefetch(hashes, within) {
+    match tier.prefetch(wanted, Duration::from_millis(within_ms).min(PREFETCH)) {
         Ok(()) => Outcome::Deferred { blocks },
         Err(reason) => Outcome::Rejected { reason },
     }

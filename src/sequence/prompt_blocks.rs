@@ -96,6 +96,15 @@ impl PromptBlocks {
         tokens / self.boundary_tokens * self.boundary_tokens
     }
 
+    /// Returns the tokens before the last boundary at which a hit needs at most this many blocks.
+    pub fn longest(&self, blocks_max: usize) -> usize {
+        let mut tokens = self.longest;
+        while self.needed_blocks(tokens) > blocks_max {
+            tokens -= self.boundary_tokens;
+        }
+        tokens
+    }
+
     /// Returns the hashes of a state's checkpoint at a boundary other than 0.
     fn checkpoint(&self, state: usize, tokens: usize) -> impl Iterator<Item = BlockHash> {
         let (kind, hashes) = &self.lists[0];

@@ -90,7 +90,9 @@ impl PyPool {
     /// Builds a pool for a model whose layers differ: `memory` bytes, the null block among them, or
     /// `blocks` frames beside that one. The other arguments are those of `Pool`.
     ///
-    /// The engine holds the bytes: the pool deals out frames of `groups.frame_bytes` bytes. Its
+    /// The engine holds the bytes: the pool deals out frames of `groups.frame_bytes` bytes. With
+    /// `storage`, the pool holds them in host memory (`plane(0)`) and makes all copies; then its
+    /// sequences can be swapped (`preempt`, `resume`) and moved to other such pools (`migrate`). Its
     /// sequences are those of `admit_grouped`, with a list of blocks for each frame of a block of a
     /// group, and a run of frames for each state. Calls for other sequences are refused.
     ///
@@ -104,7 +106,7 @@ impl PyPool {
     ///
     /// Raises BuildError, also for memory of less than two frames.
     #[staticmethod]
-    #[pyo3(signature = (groups, *, memory=None, blocks=None, blocks_max=None, reserve=Blocks(0), prefix_cache=None, events=None, hashing=None, hash_key=None, hints=None, tenants=None, threads=None, copier=None), text_signature = "(groups, *, memory=None, blocks=None, blocks_max=None, reserve=0, prefix_cache=None, events=None, hashing=None, hash_key=None, hints=None, tenants=None, threads=None, copier=None)")]
+    #[pyo3(signature = (groups, *, memory=None, blocks=None, blocks_max=None, reserve=Blocks(0), prefix_cache=None, events=None, hashing=None, hash_key=None, hints=None, tenants=None, threads=None, copier=None, storage=false), text_signature = "(groups, *, memory=None, blocks=None, blocks_max=None, reserve=0, prefix_cache=None, events=None, hashing=None, hash_key=None, hints=None, tenants=None, threads=None, copier=None, storage=False)")]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
     fn layered(
         py: Python<'_>,
@@ -121,6 +123,7 @@ impl PyPool {
         tenants: Option<Bound<'_, PyAny>>,
         threads: Option<Count>,
         copier: Option<Bound<'_, PyAny>>,
+        storage: bool,
     ) -> Outcome<Self> {
         let groups = Arc::clone(&groups.get().0);
         let mut builder = Pool::layered(&groups).map_err(BuildError::from)?.reserve(reserve.0);
@@ -162,7 +165,14 @@ impl PyPool {
                 let message = format!("copier is of {}: it is a function", copier.get_type());
                 return Err(PyTypeError::new_err(message).into());
             }
+            if storage {
+                let message = "a pool with storage copies by itself: pass `copier` or `storage`";
+                return Err(raise("BuildError", message, fields![kind: "HasStorage", argument: "copier"]));
+            }
             builder = builder.engine_copies(self::copier(copier.unbind()));
+        }
+        if storage {
+            builder = builder.host_storage();
         }
         let pool = py.detach(|| builder.build())?;
         Ok(Self::of_groups(pool, groups))

@@ -2,13 +2,13 @@
 
 use std::future::Future;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
 use kvpool::compact::{DefragOptions, ResizeOptions};
 use kvpool::{
-    AdmitRequest, AllocRequest, GroupedSequence, MigrationReport, Order, Pool, Preempt, ResumeOptions,
-    Sequence, SequenceId, SessionId, TransferError,
+    AdmitRequest, AllocRequest, AnySequence, GroupedSequence, Invalid, MigrationReport, Order, Pool, Preempt,
+    ResumeOptions, Sequence, SequenceId, SessionId, TransferError,
 };
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyTypeError;
@@ -95,6 +95,9 @@ fn resize_options(patience: Option<Seconds>) -> ResizeOptions {
     patience.map_or_else(ResizeOptions::new, |Seconds(patience)| ResizeOptions::new().patience(patience))
 }
 
+/// Longer than any batch runs.
+const FOREVER: Duration = Duration::from_secs(10 * 365 * 86_400);
+
 /// Where a sequence goes.
 enum To {
     Pool(Pool),
@@ -112,45 +115,85 @@ impl To {
     }
 }
 
-/// A sequence that arrived in another pool, and the report. On a node there is no sequence here.
-type Arrived = (Option<PySequence>, Migrated);
-
-/// What a migration came to. Dropped before it is delivered, the copy is closed, and the sequence
-/// stays where it was.
-struct Moved {
-    copy: Option<Sequence>,
-    report: MigrationReport,
-    /// Of a migration to a pool of this process.
-    source: Option<Lent<Sequence>>,
+/// A sequence that can go to another pool.
+trait Leaves: AnySequence {
+    /// Makes its object.
+    fn object(self, py: Python<'_>) -> PyResult<Py<PyAny>>;
 }
 
-impl Moved {
-    /// Closes the sequence at its source.
-    fn complete(mut self) -> Arrived {
-        drop(self.source.as_mut().map(Lent::take));
-        (self.copy.take().map(PySequence::new), self.report.into())
+impl Leaves for Sequence {
+    fn object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        PySequence::new(self).into_py_any(py)
     }
 }
 
-impl<'py> IntoPyObject<'py> for Moved {
+impl Leaves for GroupedSequence {
+    fn object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        PyGroupedSequence::new(self).into_py_any(py)
+    }
+}
+
+/// The object of a sequence that leaves.
+enum Leaving {
+    One(Py<PySequence>),
+    Grouped(Py<PyGroupedSequence>),
+}
+
+impl Leaving {
+    fn of(sequence: &Bound<'_, PyAny>) -> Outcome<Self> {
+        if let Ok(sequence) = sequence.cast::<PySequence>() {
+            return Ok(Self::One(sequence.clone().unbind()));
+        }
+        let grouped = sequence.cast::<PyGroupedSequence>().map(|sequence| sequence.clone().unbind());
+        grouped
+            .map(Self::Grouped)
+            .map_err(|_| PyTypeError::new_err("the sequence is a Sequence or a GroupedSequence").into())
+    }
+}
+
+/// What a migration came to: the sequence in another pool, or none here if it went to a node, and the
+/// report. Dropped before it is delivered, the copy is closed, and the sequence stays where it was.
+struct Moved<S: Leaves> {
+    copy: Option<S>,
+    report: MigrationReport,
+    /// Of a migration to a pool of this process.
+    source: Option<Lent<S>>,
+}
+
+impl<'py, S: Leaves> IntoPyObject<'py> for Moved<S> {
     type Target = PyAny;
     type Output = Bound<'py, PyAny>;
     type Error = PyErr;
 
-    fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
-        self.complete().into_bound_py_any(py)
+    /// Closes the sequence at its source.
+    fn into_pyobject(mut self, py: Python<'py>) -> PyResult<Self::Output> {
+        let copy = self.copy.take().map(|copy| copy.object(py)).transpose()?;
+        drop(self.source.as_mut().map(Lent::take));
+        (copy, Migrated::from(self.report)).into_bound_py_any(py)
     }
 }
 
-/// To a pool of this process, the sequence is copied: dropping the future leaves it as it was. To a
-/// node, the migration goes on in a task when the future is dropped, because the node may have the
-/// sequence already.
-async fn migrate(pool: Pool, mut lent: Lent<Sequence>, to: To, until: Option<Instant>) -> Outcome<Moved> {
+/// The sequence is copied: dropping the future leaves it as it was.
+async fn move_to<S: Leaves>(
+    pool: Pool,
+    mut lent: Lent<S>,
+    to: Pool,
+    until: Option<Instant>,
+) -> Outcome<Moved<S>> {
+    let (copy, report) = replicate(&pool, lent.value(), &to, until).await?;
+    Ok(Moved { copy: Some(copy), report, source: Some(lent) })
+}
+
+/// To a node, the migration goes on in a task when the future is dropped, because the node may have
+/// the sequence already.
+async fn migrate(
+    pool: Pool,
+    mut lent: Lent<Sequence>,
+    to: To,
+    until: Option<Instant>,
+) -> Outcome<Moved<Sequence>> {
     match to {
-        To::Pool(to) => {
-            let (copy, report) = replicate(&pool, lent.value(), &to, until).await?;
-            Ok(Moved { copy: Some(copy), report, source: Some(lent) })
-        }
+        To::Pool(to) => move_to(pool, lent, to, until).await,
         To::Node(name) => {
             // Before the wait for the sequence.
             if let Err(error) = pool.remote(&name) {
@@ -174,7 +217,7 @@ async fn migrate(pool: Pool, mut lent: Lent<Sequence>, to: To, until: Option<Ins
 }
 
 /// Puts the sequence of a failed migration back. One that another node may have stays closed here.
-fn put_back(mut lent: Lent<Sequence>, error: kvpool::MigrateError) -> Failure {
+fn put_back<S: Leaves>(mut lent: Lent<S>, error: kvpool::MigrateError<S>) -> Failure {
     let is_in_doubt = matches!(error.error, TransferError::InDoubt { .. });
     let message = error.to_string();
     let kvpool::MigrateError { error: reason, sequence } = error;
@@ -202,43 +245,44 @@ fn refused(reason: TransferError, message: String) -> Failure {
 
 /// What a preemption came to. Dropped before it is delivered, it has no effect: the copy in the
 /// other pool is closed, and the sequence stays where it was.
-struct Preempting {
-    copy: Option<Sequence>,
-    source: Lent<Sequence>,
+struct Preempting<S: Leaves> {
+    copy: Option<S>,
+    source: Lent<S>,
     pool: Pool,
 }
 
-impl Preempting {
+impl<S: Leaves> Preempting<S> {
     /// Closes the sequence.
-    fn complete(mut self) -> Outcome<(PreemptReport, Option<PySequence>)> {
+    fn complete(mut self, py: Python<'_>) -> Outcome<(PreemptReport, Option<Py<PyAny>>)> {
+        let copy = self.copy.take().map(|copy| copy.object(py)).transpose()?;
         let closing = self.pool.preempt(self.source.take(), Preempt::Recompute).into_future();
         let closed = closing.now_or_never().expect("only a swap waits");
         let preempted = closed.map_err(|error| put_back(self.source, error))?;
         let mut report = PreemptReport::from(&preempted);
-        if self.copy.is_some() {
+        if copy.is_some() {
             report.tokens_kept += std::mem::take(&mut report.tokens_lost);
         }
-        Ok((report, self.copy.map(PySequence::new)))
+        Ok((report, copy))
     }
 }
 
-impl<'py> IntoPyObject<'py> for Preempting {
+impl<'py, S: Leaves> IntoPyObject<'py> for Preempting<S> {
     type Target = PyAny;
     type Output = Bound<'py, PyAny>;
     type Error = PyErr;
 
     fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
-        self.complete()?.into_bound_py_any(py)
+        self.complete(py)?.into_bound_py_any(py)
     }
 }
 
 /// Copies the sequence first, if it is swapped: dropping the future leaves it as it was.
-async fn preempt(
+async fn preempt<S: Leaves>(
     pool: Pool,
-    mut lent: Lent<Sequence>,
+    mut lent: Lent<S>,
     to: Option<Pool>,
     until: Option<Instant>,
-) -> Outcome<Preempting> {
+) -> Outcome<Preempting<S>> {
     let copy = match to {
         Some(to) => Some(replicate(&pool, lent.value(), &to, until).await?.0),
         None => None,
@@ -247,19 +291,26 @@ async fn preempt(
 }
 
 /// Copies a sequence to another pool of this process, when the batches that write it have ended.
-async fn replicate(
+async fn replicate<S: Leaves>(
     pool: &Pool,
-    sequence: &Sequence,
+    sequence: &S,
     to: &Pool,
     until: Option<Instant>,
-) -> Outcome<(Sequence, MigrationReport)> {
-    loop {
-        match pool.replicate(sequence, to).until(until).await {
-            // Without a deadline, it waits for the batches that write it for as long as they run.
-            Err(TransferError::BeingWritten { .. }) if until.is_none() => pool.settled(sequence).await?,
-            outcome => return Ok(outcome?),
-        }
-    }
+) -> Outcome<(S, MigrationReport)> {
+    // Without a deadline, it waits for the batches that write it for as long as they run.
+    let until = until.unwrap_or_else(|| Instant::now() + FOREVER);
+    Ok(pool.replicate(sequence, to).until(until).await?)
+}
+
+/// Moves a swapped sequence back.
+async fn resume<S: Leaves>(
+    pool: Pool,
+    mut lent: Lent<S>,
+    options: ResumeOptions,
+    until: Option<Instant>,
+) -> Outcome<Moved<S>> {
+    let (copy, report) = pool.resume(lent.value(), options).until(until).await?;
+    Ok(Moved { copy: Some(copy), report, source: Some(lent) })
 }
 
 /// Runs a future to its end, also if the result is dropped.
@@ -411,18 +462,30 @@ impl PyPool {
     /// sequence is as before. Cancelling a move to a pool leaves the sequence here, and frees the
     /// blocks there after the piece that is being copied (64 MiB at most); a move to a node goes
     /// on, and the sequence is Busy until its outcome is known.
+    ///
+    /// A GroupedSequence goes with all its lists and states to a layered pool of the same groups
+    /// with storage; not to a node.
     #[pyo3(signature = (sequence, target, *, timeout=None))]
     fn migrate(
         &self,
-        sequence: &Bound<'_, PySequence>,
+        sequence: &Bound<'_, PyAny>,
         target: &Bound<'_, PyAny>,
         timeout: Option<Seconds>,
     ) -> Outcome<Call> {
-        let (pool, to, sequence) = (self.share()?, To::of(target)?, sequence.clone().unbind());
-        Ok(Call::new(move |caller| {
-            let lent = lend(sequence.bind(caller.py), "move the sequence")?;
-            let until = deadline(timeout);
-            caller.waits(migrate(pool, lent, to, until))
+        let (pool, to, sequence) = (self.share()?, To::of(target)?, Leaving::of(sequence)?);
+        Ok(Call::new(move |caller| match sequence {
+            Leaving::One(sequence) => {
+                let lent = lend(sequence.bind(caller.py), "move the sequence")?;
+                caller.waits(migrate(pool, lent, to, deadline(timeout)))
+            }
+            Leaving::Grouped(sequence) => {
+                let To::Pool(to) = to else {
+                    let (got, limit) = ("a node", "a pool of this process, for several groups of layers");
+                    return Err(TransferError::from(Invalid::new("target", got, limit)).into());
+                };
+                let lent = Arc::clone(&sequence.get().sequence).lend()?;
+                caller.waits(move_to(pool, lent, to, deadline(timeout)))
+            }
         }))
     }
 
@@ -430,20 +493,26 @@ impl PyPool {
     /// when the batches that write it have ended. Returns a report, and the sequence there.
     ///
     /// If it fails or is cancelled, the sequence is as before. A cancelled swap frees the blocks
-    /// there after the piece that is being copied (64 MiB at most).
+    /// there after the piece that is being copied (64 MiB at most). A GroupedSequence is swapped
+    /// with all its lists and states, as by `migrate`.
     #[pyo3(signature = (sequence, *, swap=None, timeout=None))]
     fn preempt(
         &self,
-        sequence: &Bound<'_, PySequence>,
+        sequence: &Bound<'_, PyAny>,
         swap: Option<&Bound<'_, Self>>,
         timeout: Option<Seconds>,
     ) -> Outcome<Call> {
-        let (pool, sequence) = (self.share()?, sequence.clone().unbind());
+        let (pool, sequence) = (self.share()?, Leaving::of(sequence)?);
         let swap = swap.map(|pool| pool.get().share()).transpose()?;
-        Ok(Call::new(move |caller| {
-            let lent = lend(sequence.bind(caller.py), "preempt the sequence")?;
-            let until = deadline(timeout);
-            caller.waits(preempt(pool, lent, swap, until))
+        Ok(Call::new(move |caller| match sequence {
+            Leaving::One(sequence) => {
+                let lent = lend(sequence.bind(caller.py), "preempt the sequence")?;
+                caller.waits(preempt(pool, lent, swap, deadline(timeout)))
+            }
+            Leaving::Grouped(sequence) => {
+                let lent = Arc::clone(&sequence.get().sequence).lend()?;
+                caller.waits(preempt(pool, lent, swap, deadline(timeout)))
+            }
         }))
     }
 
@@ -456,20 +525,22 @@ impl PyPool {
     #[pyo3(signature = (sequence, *, headroom=Tokens(0), leave=Count(0), timeout=None), text_signature = "($self, sequence, *, headroom=0, leave=0, timeout=None)")]
     fn resume(
         &self,
-        sequence: &Bound<'_, PySequence>,
+        sequence: &Bound<'_, PyAny>,
         headroom: Tokens,
         leave: Count,
         timeout: Option<Seconds>,
     ) -> Outcome<Call> {
-        let (pool, sequence) = (self.share()?, sequence.clone().unbind());
+        let (pool, sequence) = (self.share()?, Leaving::of(sequence)?);
         let options = ResumeOptions::new().headroom(headroom.0).leave(leave.0);
-        Ok(Call::new(move |caller| {
-            let mut lent = lend(sequence.bind(caller.py), "resume the sequence")?;
-            let until = deadline(timeout);
-            caller.waits(async move {
-                let (copy, report) = pool.resume(lent.value(), options).until(until).await?;
-                Ok(Moved { copy: Some(copy), report, source: Some(lent) })
-            })
+        Ok(Call::new(move |caller| match sequence {
+            Leaving::One(sequence) => {
+                let lent = lend(sequence.bind(caller.py), "resume the sequence")?;
+                caller.waits(resume(pool, lent, options, deadline(timeout)))
+            }
+            Leaving::Grouped(sequence) => {
+                let lent = Arc::clone(&sequence.get().sequence).lend()?;
+                caller.waits(resume(pool, lent, options, deadline(timeout)))
+            }
         }))
     }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvpool::hints::Rejection;
-use kvpool::prefix::BlockHash;
+use kvpool::transfer::PromptBlocks;
 use serde_json::{Map, Value};
 use tokio::runtime::Handle;
 
@@ -29,12 +29,12 @@ pub trait Reporter: Send + Sync + 'static {
     /// Adds its counters to a scrape, or nothing once the service has ended.
     fn scrape(&self, scrape: &mut Scrape);
 
-    /// Returns the work of fetching the prefix of these hashes by a deadline.
+    /// Returns the work of fetching the prefix with these blocks by a deadline.
     ///
     /// # Errors
     /// [`Rejection::NoTier`] if the service is no tier of a pool, or has ended; [`Rejection::Busy`].
-    fn prefetch(&self, hashes: &[BlockHash], deadline: Instant) -> Result<Fetching, Rejection> {
-        _ = (hashes, deadline);
+    fn prefetch(&self, blocks: &PromptBlocks, deadline: Instant) -> Result<Fetching, Rejection> {
+        _ = (blocks, deadline);
         Err(Rejection::NoTier)
     }
 
@@ -100,10 +100,10 @@ impl Reporters {
 
 /// By the first tier of a pool, in a task of the runtime in which it is called.
 impl Prefetch for Reporters {
-    fn prefetch(&self, hashes: Vec<BlockHash>, within: Duration) -> Result<(), Rejection> {
+    fn prefetch(&self, blocks: PromptBlocks, within: Duration) -> Result<(), Rejection> {
         let (deadline, all) = (Instant::now() + within, self.all());
         let runtime = Handle::try_current().map_err(|_| Rejection::NoTier)?;
-        let mut answers = all.iter().map(|reporter| reporter.prefetch(&hashes, deadline));
+        let mut answers = all.iter().map(|reporter| reporter.prefetch(&blocks, deadline));
         let is_tier = |answer: &Result<_, _>| !matches!(answer, Err(Rejection::NoTier));
         runtime.spawn(answers.find(is_tier).unwrap_or(Err(Rejection::NoTier))?);
         Ok(())

@@ -2,14 +2,14 @@ use std::fmt;
 
 use kvpool::prefix::BlockHash;
 use kvpool::transfer::PackedForm;
-use kvpool::{Pool, TransferError};
+use kvpool::{CacheGroup, GroupKeeps, Pool, TransferError};
 
 use super::error::TierError;
 
 /// Equal for two pools if and only if they may share bytes of blocks.
 ///
-/// It is derived from the packed form of a block (layers, heads, dtype, scales), the hashing of the
-/// prefix cache with its key, and the namespace.
+/// It is derived from the packed form of a block (layers, heads, dtype, scales), the groups of layers
+/// if there are several, the hashing of the prefix cache with its key, and the namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Fingerprint([u8; 16]);
 
@@ -30,6 +30,20 @@ impl Fingerprint {
         let mut hasher = blake3::Hasher::new_derive_key("kvpool shared tier, fingerprint, version 1");
         hasher.update(&PackedForm::of(pool.layout()).fingerprint());
         hasher.update(&cache.hasher().fingerprint());
+        // What lies in a block depends on its group, whose number is part of the hash.
+        let groups = pool.cache_groups();
+        if groups.len() > 1 {
+            for CacheGroup { keeps, block_tokens, blocks, .. } in groups {
+                let (kind, tokens, sinks) = match keeps {
+                    GroupKeeps::All => (0, 0, 0),
+                    GroupKeeps::Window(window) => (1, window.tokens(), window.sink_tokens()),
+                    _ => (2, 0, 0),
+                };
+                for number in [kind, tokens, sinks, block_tokens as usize, blocks] {
+                    hasher.update(&(number as u64).to_le_bytes());
+                }
+            }
+        }
         hasher.update(namespace.as_bytes());
         let mut bytes = [0; 16];
         bytes.copy_from_slice(&hasher.finalize().as_bytes()[..16]);

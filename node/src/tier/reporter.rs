@@ -2,7 +2,7 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use kvpool::hints::Rejection;
-use kvpool::prefix::BlockHash;
+use kvpool::transfer::PromptBlocks;
 use serde_json::{Value, json};
 
 use super::breaker::BreakerState;
@@ -59,10 +59,10 @@ impl Reporter for TierReporter {
         Some(stats)
     }
 
-    fn prefetch(&self, hashes: &[BlockHash], deadline: Instant) -> Result<Fetching, Rejection> {
+    fn prefetch(&self, blocks: &PromptBlocks, deadline: Instant) -> Result<Fetching, Rejection> {
         let link = self.link.as_ref().and_then(Weak::upgrade).ok_or(Rejection::NoTier)?;
-        let (place, hashes) = (link.place_in_line()?, hashes.to_vec());
-        Ok(Box::pin(async move { link.prefetch(&hashes, deadline, place).await }))
+        let (place, blocks) = (link.place_in_line()?, blocks.clone());
+        Ok(Box::pin(async move { link.prefetch(&blocks, deadline, place).await }))
     }
 
     fn failures(&self) -> Option<Failures> {

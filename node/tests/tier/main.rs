@@ -9,6 +9,7 @@
 //! | `faulty` | a store with faults |
 //! | `failures` | deadlines, the breaker, the queue, keys that failed |
 //! | `pools` | prefixes come back, policies, stores that lie, quarantine |
+//! | `groups` | pools with several groups of layers |
 //! | `load` | faults that change under load |
 //! | `peer` | a node as the store |
 //! | `file` | a directory: restarts, kills, one process at a time, what is declined |
@@ -23,6 +24,7 @@ mod conformance;
 mod failures;
 mod faulty;
 mod file;
+mod groups;
 mod load;
 #[cfg(feature = "mooncake")]
 mod mooncake;

@@ -1,11 +1,14 @@
 //! Brings a prefix back from the tier.
 //!
 //! ```text
-//! 1  references on the leading blocks that are cached here: they stay
-//! 2  one look-up of all following blocks                              the first no ends the prefix
-//! 3  one import per block: frames without another owner               the first refusal ends the prefix
+//! 1  references on what is cached here of the longest boundary: it stays
+//! 2  look-ups of what a hit needs at the longest boundary that is not ruled out and that is not
+//!    here: one, unless the tier lacks some of it in a window or a state
+//! 3  one import per block: references on those here, and frames without another owner for the
+//!    others                                             the first refusal is of a shorter prefix
 //! 4  one batch of gets, into the frames
-//! 5  the leading blocks that arrived are committed;  the others go back, or into quarantine
+//! 5  what a hit needs, with the blocks that arrived, is committed;  the others go back, or into
+//!    quarantine
 //! ```
 //!
 //! All frames are reserved before the first byte is read: otherwise the allocation of a later block
@@ -15,12 +18,13 @@
 //! when a request waits for blocks or little of the pool would be left to allocate: what it brings
 //! back is cached like other blocks, and what it holds meanwhile is bounded, whatever is hinted.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use kvpool::hints::Rejection;
 use kvpool::prefix::{BlockHash, Origin};
-use kvpool::transfer::Import;
+use kvpool::transfer::{Import, PromptBlock, PromptBlocks};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout_at;
 
@@ -29,7 +33,10 @@ use super::super::read::TierRead;
 use super::super::value::value_bytes;
 use super::link::{FrameLanding, Link, TierReport};
 
-/// Place of a read in the prefix and, once it has landed, where its block was computed.
+/// Checkpoints that are looked up at once, beside what is needed at one boundary.
+const CHECKPOINTS: usize = 1024;
+
+/// Place among the reads and, once it has landed, where its block was computed.
 type Read = (usize, Arc<OnceLock<Vec<Origin>>>);
 
 /// Prefetches that may wait for their turn.
@@ -42,8 +49,8 @@ const PIECE: usize = 64;
 const LEFT_SHIFT: u32 = 2;
 
 impl Link {
-    pub(in super::super) async fn bring_back(&self, hashes: &[BlockHash], deadline: Instant) -> TierReport {
-        self.bring_some(hashes, self.settings.blocks_max, 0, deadline).await
+    pub(in super::super) async fn bring_back(&self, blocks: &PromptBlocks, deadline: Instant) -> TierReport {
+        self.bring_some(blocks, self.settings.blocks_max, 0, deadline).await
     }
 
     pub(in super::super) fn place_in_line(&self) -> Result<OwnedSemaphorePermit, Rejection> {
@@ -54,15 +61,17 @@ impl Link {
     /// Brings a prefix back for a hint, in turn, as far as it disturbs no request.
     pub(in super::super) async fn prefetch(
         &self,
-        hashes: &[BlockHash],
+        blocks: &PromptBlocks,
         deadline: Instant,
         _place: OwnedSemaphorePermit,
     ) {
         let Ok(_turn) = timeout_at(deadline.into(), self.turn.lock()).await else { return };
-        let piece = PIECE.min(self.settings.blocks_max);
+        let share = self.pool.total_blocks() >> LEFT_SHIFT;
+        // Of several groups, a boundary with a window or a checkpoint needs many at once.
+        let piece = if self.pool.cache_groups().len() > 1 { share } else { PIECE };
+        let piece = piece.min(self.settings.blocks_max);
         while self.pool.stats().waiting == 0 && Instant::now() < deadline {
-            let leave = piece + (self.pool.total_blocks() >> LEFT_SHIFT);
-            if self.bring_some(hashes, piece, leave, deadline).await.moved_blocks < piece {
+            if self.bring_some(blocks, piece, piece + share, deadline).await.moved_blocks == 0 {
                 break;
             }
         }
@@ -72,35 +81,56 @@ impl Link {
     /// prefix that are cached.
     async fn bring_some(
         &self,
-        hashes: &[BlockHash],
+        blocks: &PromptBlocks,
         blocks_max: usize,
         leave: usize,
         deadline: Instant,
     ) -> TierReport {
         let (began, mut report) = (Instant::now(), TierReport::default());
-        // Kept until the rest has arrived.
-        let Ok(here) = self.pool.export_prefix(0, hashes) else { return report };
-        let first = here.len();
-        let rest = &hashes[first..];
-        let rest = &rest[..rest.len().min(blocks_max)];
-        if !rest.is_empty() && (leave == 0 || self.pool.available_blocks() >= leave) {
-            self.count(|counters| counters.asked += 1);
-            self.fetch(first, rest, deadline, &mut report).await;
+        let here = self.boundary_here(blocks);
+        let room = blocks.needed_blocks(here).saturating_add(blocks_max);
+        let most = blocks.longest(room);
+        if most > here {
+            // Kept until the rest has arrived.
+            let mut needed = hashes_of(&blocks.needed(most));
+            needed.retain(|&hash| self.pool.is_cached(hash));
+            let _here = self.pool.export_prefix(0, &needed);
+            if leave == 0 || self.pool.available_blocks() >= leave {
+                self.count(|counters| counters.asked += 1);
+                self.fetch(blocks, (here, most), deadline, &mut report).await;
+            }
         }
-        // Counts them, and releases them in the order of the prefix: its end is evicted first.
-        if let Ok(all) = self.pool.export_prefix(0, hashes) {
-            drop(here);
-            report.cached_blocks = all.len();
-        }
+        let cached = self.boundary_here(blocks);
+        // Released in the order of the prefix: its end is evicted first.
+        drop(self.pool.export_prefix(0, &hashes_of(&blocks.needed(cached))));
+        report.cached_blocks = cached / blocks.block_tokens();
         report.took = began.elapsed();
         report
     }
 
-    async fn fetch(&self, first: usize, hashes: &[BlockHash], deadline: Instant, report: &mut TierReport) {
-        let claimed = self.tier.exists(self.keys(hashes), deadline).await;
-        report.note(&claimed);
-        let there = claimed.iter().take_while(|outcome| **outcome == Outcome::Hit).count();
-        let mut imports = self.reserve(first, &hashes[..there]);
+    fn boundary_here(&self, blocks: &PromptBlocks) -> usize {
+        blocks.boundary(usize::MAX, &mut |hash| self.pool.is_cached(hash))
+    }
+
+    async fn fetch(
+        &self,
+        blocks: &PromptBlocks,
+        (here, mut most): (usize, usize),
+        deadline: Instant,
+        report: &mut TierReport,
+    ) {
+        let mut answers = HashMap::new();
+        let (needed, mut imports) = loop {
+            let boundary = self.look_up(blocks, most, &mut answers, deadline, report).await;
+            if boundary <= here {
+                return;
+            }
+            let needed = blocks.needed(boundary);
+            match self.reserve(&needed) {
+                Ok(imports) => break (needed, imports),
+                Err(shorter) => most = shorter,
+            }
+        };
         let (mut reads, mut read_of) = (Vec::new(), vec![None; imports.len()]);
         for (place, import) in imports.iter_mut().enumerate() {
             if import.missing().is_empty() {
@@ -109,7 +139,7 @@ impl Link {
             let Ok(piece) = import.piece(&[0]) else { continue };
             let origins = Arc::new(OnceLock::new());
             read_of[place] = Some((reads.len(), origins.clone()));
-            let key = self.key(hashes[place]);
+            let key = self.key(needed[place].hash());
             let (packed_bytes, storage, pool) = (self.packed_bytes, self.storage.clone(), self.pool.clone());
             let (runs, _hold) = (piece.runs, piece.hold);
             let memory = FrameLanding { key, packed_bytes, storage, runs, _hold, pool, origins };
@@ -117,37 +147,88 @@ impl Link {
         }
         let outcomes = if reads.is_empty() { Vec::new() } else { self.tier.get(reads, deadline).await };
         report.note(&outcomes);
-        let moved = commit(imports, &read_of, &outcomes);
+        let moved = self.commit(blocks, needed.into_iter().zip(imports).zip(read_of), &outcomes);
         report.moved_blocks = moved;
         report.bytes = (moved * self.packed_bytes) as u64;
         self.count(|counters| counters.fetched_blocks += moved as u64);
     }
 
-    fn reserve(&self, first: usize, hashes: &[BlockHash]) -> Vec<Import> {
-        let depth = |place: usize| u32::try_from(first + place).unwrap_or(u32::MAX);
-        let import = |(place, &hash)| self.pool.import_prefix(depth(place), &[hash]).ok();
-        hashes.iter().enumerate().map_while(import).collect()
+    /// Returns the longest boundary of at most `most` tokens for which what a hit needs is here, or
+    /// in the tier, as its answers say.
+    async fn look_up(
+        &self,
+        blocks: &PromptBlocks,
+        most: usize,
+        answers: &mut HashMap<BlockHash, bool>,
+        deadline: Instant,
+        report: &mut TierReport,
+    ) -> usize {
+        loop {
+            let (mut unknown, mut asked) = (HashSet::new(), Vec::new());
+            let is_there =
+                |hash| self.pool.is_cached(hash) || answers.get(&hash).is_some_and(|&is_hit| is_hit);
+            let boundary = blocks.boundary(most, &mut |hash| {
+                let is_unknown = !answers.contains_key(&hash) && !self.pool.is_cached(hash);
+                if is_unknown && unknown.insert(hash) {
+                    asked.push(hash);
+                }
+                is_unknown || is_there(hash)
+            });
+            if asked.is_empty() || boundary == 0 {
+                return boundary;
+            }
+            let mut further: Vec<_> = blocks.checkpoints(boundary).collect();
+            further.retain(|&hash| !answers.contains_key(&hash) && unknown.insert(hash));
+            asked.extend(further.into_iter().take(CHECKPOINTS));
+            let claimed = self.tier.exists(self.keys(&asked), deadline).await;
+            report.note(&claimed);
+            answers.extend(asked.into_iter().zip(claimed.iter().map(|claimed| *claimed == Outcome::Hit)));
+        }
+    }
+
+    /// Returns an import of each block; or if one is refused, the tokens that need it not.
+    fn reserve(&self, needed: &[PromptBlock]) -> Result<Vec<Import>, usize> {
+        let import = |block: &PromptBlock| {
+            self.pool.import_needed(std::slice::from_ref(block)).map_err(|_| block.without())
+        };
+        needed.iter().map(import).collect()
+    }
+
+    /// Commits what a hit needs, if all of it arrived or is here. Returns the number of blocks that
+    /// moved. The others are dropped: they could not be found. A frame in which a value is just
+    /// landing is quarantined.
+    fn commit(
+        &self,
+        blocks: &PromptBlocks,
+        imports: impl Iterator<Item = ((PromptBlock, Import), Option<Read>)>,
+        outcomes: &[Outcome],
+    ) -> usize {
+        let mut arrived = HashMap::new();
+        for ((block, mut import), read) in imports {
+            let has_moved = read.is_some();
+            let is_there = read.is_none_or(|(read, origins)| {
+                let origins = origins.get().filter(|_| outcomes.get(read) == Some(&Outcome::Hit));
+                let is_known = origins.is_some_and(|origins| import.set_origins(0, origins).is_ok());
+                is_known && import.arrived(0).is_ok()
+            });
+            if is_there {
+                arrived.insert(block.hash(), (import, has_moved));
+            }
+        }
+        let is_there = &mut |hash| arrived.contains_key(&hash) || self.pool.is_cached(hash);
+        let boundary = blocks.boundary(usize::MAX, is_there);
+        let mut moved = 0;
+        for block in blocks.needed(boundary) {
+            let Some((import, has_moved)) = arrived.remove(&block.hash()) else { continue };
+            match import.commit() {
+                Ok(_) => moved += usize::from(has_moved),
+                Err(error) => tracing::debug!(%error, "a block that came from the tier is dropped"),
+            }
+        }
+        moved
     }
 }
 
-/// Commits the leading blocks that arrived. Returns the number of those that moved. The others are
-/// dropped, because blocks after a gap could not be found. A frame in which a value is just landing
-/// is quarantined.
-fn commit(imports: Vec<Import>, read_of: &[Option<Read>], outcomes: &[Outcome]) -> usize {
-    let mut moved = 0;
-    for (mut import, read) in imports.into_iter().zip(read_of) {
-        if let Some((read, origins)) = read {
-            let origins = origins.get().filter(|_| outcomes.get(*read) == Some(&Outcome::Hit));
-            let arrived = origins.is_some_and(|origins| import.set_origins(0, origins).is_ok());
-            if !arrived || import.arrived(0).is_err() {
-                break;
-            }
-            moved += 1;
-        }
-        if let Err(error) = import.commit() {
-            tracing::debug!(%error, "a block that came from the tier is dropped");
-            break;
-        }
-    }
-    moved
+fn hashes_of(needed: &[PromptBlock]) -> Vec<BlockHash> {
+    needed.iter().map(PromptBlock::hash).collect()
 }

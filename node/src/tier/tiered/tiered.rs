@@ -1,7 +1,8 @@
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use kvpool::prefix::{BlockHash, PrefixKeys};
+use kvpool::prefix::PrefixKeys;
+use kvpool::transfer::PromptBlocks;
 use kvpool::{Pool, PrefixError, TransferError};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
@@ -88,26 +89,26 @@ impl Tiered {
         self.link.read_counters()
     }
 
-    /// Fetches the longest prefix of these tokens that the tier has, as far as it arrives in time.
+    /// Fetches the longest prefix of these tokens that the tier has, as far as it arrives in time. In
+    /// a pool with several groups of layers, these are the blocks that an admission of these tokens
+    /// needs in each, or nothing.
     ///
     /// Any failure is a miss. Cancel safe.
     ///
     /// # Errors
-    /// As for [`PrefixHasher::hashes`](kvpool::prefix::PrefixHasher::hashes).
+    /// As for [`Pool::prompt_blocks`].
     pub async fn bring_back(
         &self,
         keys: &PrefixKeys<'_>,
         tokens: &[u32],
         deadline: Instant,
     ) -> Result<TierReport, PrefixError> {
-        let Some(cache) = self.link.pool.prefix_cache() else { return Ok(TierReport::default()) };
-        let hashes = cache.hashes(keys, tokens)?;
-        Ok(self.bring_back_hashes(&hashes, deadline).await)
+        Ok(self.bring_back_blocks(&self.link.pool.prompt_blocks(keys, tokens)?, deadline).await)
     }
 
-    /// As [`bring_back`](Self::bring_back), for the hashes of a prefix from its first block on.
-    pub async fn bring_back_hashes(&self, hashes: &[BlockHash], deadline: Instant) -> TierReport {
-        self.link.bring_back(hashes, deadline).await
+    /// As [`bring_back`](Self::bring_back), for the blocks of a prefix, which are those of this pool.
+    pub async fn bring_back_blocks(&self, blocks: &PromptBlocks, deadline: Instant) -> TierReport {
+        self.link.bring_back(blocks, deadline).await
     }
 
     /// Moves up to `blocks_max` evictable blocks to the tier, in eviction order, if it accepts
