@@ -114,6 +114,7 @@ impl Manifest {
         let tokens_max = TOKENS_MAX as u32;
         at_most("tokens", u64::from(outline.length), tokens_max)?;
         at_most("committed tokens", u64::from(outline.committed), outline.length)?;
+        at_most("tokens of states", u64::from(outline.state_tokens), outline.committed)?;
         for (what, count) in [("lists of blocks", outline.lists.len()), ("states", outline.states.len())] {
             at_most(what, count as u64, CACHE_GROUPS_MAX as u32)?;
         }

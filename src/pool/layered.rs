@@ -77,7 +77,7 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    /// For a group that keeps a ring, or drafts ahead beside states: such models do not run yet. Also
+    /// For a group that keeps a ring: such models do not run yet. Also
     /// for states alone, and for a window or chunk that [`Window::new`] refuses. Each names a group by its index.
     pub fn layered(model: &LayerGroups) -> Result<PoolBuilder, Invalid> {
         let (mut windows, mut tokens, mut states) = (Vec::new(), Vec::new(), Vec::new());
@@ -112,11 +112,6 @@ impl Pool {
                 windows.extend(std::iter::repeat_n(keeps, lists));
                 tokens.extend(std::iter::repeat_n(block_tokens, lists));
             }
-        }
-        let ahead = |group: &LayerGroup| matches!(group.reach(), Reach::Draft { .. });
-        if let Some(index) = model.groups().iter().position(ahead).filter(|_| !states.is_empty()) {
-            let limit = "a model without states, which cannot be taken back";
-            return Err(Invalid::new("group of layers", "drafts ahead beside states", limit).at(index));
         }
         if tokens.is_empty() {
             let limit = "a group that keeps tokens beside them";

@@ -41,7 +41,7 @@ impl GroupedSequence {
         let ((known, cache), tokens) = (first.token_hashes()?, first.list.tokens());
         let block_tokens = first.kind.block_tokens;
         let is_final = first.committed == tokens && known.era() == cache.era();
-        let is_computed = !self.states.iter().any(State::is_to_be_restored);
+        let is_computed = !self.states.iter().any(|state| state.is_to_be_restored() || state.at != tokens);
         let is_boundary = (tokens as usize).is_multiple_of(first.sequences.boundary_tokens());
         if !is_final || !is_computed || !is_boundary {
             return None;
@@ -144,7 +144,8 @@ impl Batch {
     /// makes them, behind the batch's own work on the sequence and before later work. Empty: no copies are needed, because the states are cached already; or
     /// none can be found, because tokens are unknown or not final, a block was uncached, the cache
     /// was cleared, or the pool has no states or no prefix cache. Also before the first append
-    /// behind a cached prefix.
+    /// behind a cached prefix, and behind accepted drafts, over which only the next append steps the
+    /// states.
     ///
     /// The copies are found when the batch has ended. They are evicted like other cached blocks;
     /// those that a later checkpoint dominates, before these: see

@@ -131,6 +131,13 @@ impl GroupedSequence {
         self.states.len()
     }
 
+    /// Returns the number of tokens that its states hold: the final ones at the last append. 0 without
+    /// states, and after an abandoned batch.
+    pub fn state_tokens(&self) -> usize {
+        let first = self.states.first().filter(|_| !self.is_lost());
+        first.map_or(0, |state| state.at as usize)
+    }
+
     /// Returns the frames of a [state](crate::pool::PoolBuilder::states), which are consecutive, and
     /// the same until the sequence is closed.
     ///
@@ -186,7 +193,7 @@ impl GroupedSequence {
         let of = |part: &Sequence| (part.list.tokens(), part.announced_now(), part.committed);
         self.states.iter_mut().for_each(State::look_for_abandoned);
         let first = of(&self.parts[0]);
-        let is_uneven = self.states.iter().any(|state| state.at != first.0);
+        let is_uneven = self.states.iter().any(|state| state.at > first.0);
         if is_uneven || self.parts.iter().any(|part| of(part) != first) {
             self.level();
         }
@@ -210,7 +217,7 @@ impl GroupedSequence {
         let announced = parts.iter().map(Sequence::announced_now).min().unwrap_or(0);
         let committed = parts.iter().map(|part| part.committed).min().unwrap_or(0);
         let continues = parts.iter().all(|part| part.check_continues(length as usize).is_ok());
-        let continues = continues && self.states.iter().all(|state| state.at == length);
+        let continues = continues && self.states.iter().all(|state| state.at <= length);
         // A part that has given up what the next token would see begins again.
         let length = if continues { length } else { 0 };
         if length == 0 {
@@ -251,16 +258,17 @@ impl GroupedSequence {
     /// would see, nothing has changed in any.
     ///
     /// # Errors
-    /// Also [`SequenceError::StateAhead`] in a pool with states, unless no tokens are left.
+    /// Also [`SequenceError::StateAhead`] if its states hold [more tokens](Self::state_tokens), unless
+    /// none are left.
     pub fn truncate(&mut self, length: usize) -> Result<(), SequenceError> {
         self.catch_up();
         let check = |part: &Sequence| part.check_continues(length.min(part.list.tokens() as usize));
         self.parts.iter().try_for_each(check)?;
-        let tokens = self.len();
-        if length < tokens && !self.states.is_empty() {
-            if length > 0 {
-                return Err(SequenceError::StateAhead { id: self.id(), asked: length, tokens });
-            }
+        let tokens = self.state_tokens();
+        if length < tokens && length > 0 {
+            return Err(SequenceError::StateAhead { id: self.id(), asked: length, tokens });
+        }
+        if length == 0 {
             self.states.iter_mut().for_each(State::restart);
         }
         self.parts.iter_mut().try_for_each(|part| part.truncate_now(length))

@@ -33,6 +33,14 @@ pub struct GroupedAppended {
     /// The last blocks that could not be written in place, and at the first append behind a cached
     /// prefix the states. Without storage, the engine makes these copies before the batch's own work.
     pub copies: Vec<GroupCopy>,
+    /// Positions of the tokens over which the batch's work steps the [states](GroupedSequence::state):
+    /// from what they hold to the last final token. Empty if it leaves the states as they are, and in a
+    /// pool without states.
+    ///
+    /// Drafts are not among them, as long as they are not accepted: the engine computes what follows
+    /// them from a copy of its own. With the next append, the accepted ones are stepped over, or their
+    /// copy becomes the state.
+    pub stepped: Range<usize>,
 }
 
 /// What an append of some tokens needs.
@@ -49,8 +57,7 @@ impl Batch {
     /// # Errors
     /// As [`append`](Self::append). No group has grown. Sealed last blocks may be open again; after
     /// a failed copy on write the earlier copies stay, in blocks that may have been reserved.
-    /// [`SequenceError::Invalid`] for drafts in a pool with states, which cannot be taken back, and
-    /// [`SequenceError::NotWritable`] while a transfer reads them.
+    /// [`SequenceError::NotWritable`] while a transfer reads the states.
     ///
     /// # Panics
     /// If the storage panics during a copy; then as after an error.
@@ -117,10 +124,6 @@ impl Batch {
 
     fn plan_grouped(&mut self, append: &mut Append<'_, GroupedSequence>) -> Result<Planned, SequenceError> {
         let Append { sequence, tokens } = append;
-        if matches!(tokens, Tokens::Draft(_)) && !sequence.states.is_empty() {
-            let limit = "final ones in a pool with states";
-            return Err(SequenceError::invalid(sequence.id(), "tokens", "drafts", limit));
-        }
         sequence.catch_up();
         if let Some(block) = sequence.states.iter().find_map(State::shared) {
             return Err(SequenceError::NotWritable { id: sequence.id(), position: sequence.len(), block });
@@ -204,15 +207,19 @@ impl Batch {
         for (part, plan) in sequence.parts.iter_mut().zip(&plan.parts) {
             new_blocks += self.append_planned(part, plan.as_ref(), *tokens);
         }
-        let length = sequence.parts[0].list.tokens();
+        let (length, committed) = (sequence.parts[0].list.tokens(), sequence.parts[0].committed);
+        let (before, mut stepped) = (sequence.state_tokens(), 0);
         if length as usize > from {
             for state in &mut sequence.states {
+                // Also of drafts: what is computed from them may become the state, in a later batch.
                 self.step.note(&mut state.run, 0, None);
                 state.restored();
-                state.at = length;
+                state.at = committed;
+                stepped = committed as usize - before;
             }
         }
-        GroupedAppended { tokens: from..length as usize, new_blocks, copies }
+        let stepped = before..before + stepped;
+        GroupedAppended { tokens: from..length as usize, new_blocks, copies, stepped }
     }
 }
 

@@ -24,6 +24,8 @@ pub(crate) struct Outline {
     pub(crate) lists: Vec<ListOutline>,
     /// Frames of each state.
     pub(crate) states: Vec<u32>,
+    /// Tokens that the states hold; 0 without states.
+    pub(crate) state_tokens: u32,
 }
 
 /// One of its lists.

@@ -12,7 +12,13 @@
 //! that was hit holds them until its first append, which names the copies to its own run.
 //!
 //! A state cannot be taken back: it is valid at one length, `at`. If an abandoned batch wrote to
-//! the sequence, it begins again with no tokens.
+//! the sequence, it begins again with no tokens. Drafts are not in it before they are accepted:
+//!
+//! ```text
+//! append, final    at == committed == length          over accepted drafts and the new tokens
+//! append, drafts   at == committed <  length          over drafts that were accepted before
+//! accept           at <= committed == length          until the next append, there is no checkpoint
+//! ```
 //!
 //! # Theorem
 //!
@@ -61,7 +67,7 @@ pub(super) struct State {
     pub(super) run: Sequence,
     /// The checkpoint with which it begins, until that is copied; otherwise without blocks.
     source: Sequence,
-    /// Number of tokens that it was computed from.
+    /// Number of tokens that it was computed from; at most those that are final.
     pub(super) at: u32,
 }
 

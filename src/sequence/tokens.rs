@@ -15,7 +15,8 @@ pub enum Tokens<'a> {
     /// At most this many of the announced tokens not yet appended; there may be none.
     Announced(usize),
     /// This many speculative tokens: [`Sequence::accept`](super::Sequence::accept) or
-    /// [`commit`](super::Sequence::commit) makes some of them final.
+    /// [`commit`](super::Sequence::commit) makes some of them final. States are stepped over these
+    /// [only](super::GroupedAppended::stepped).
     Draft(usize),
 }
 

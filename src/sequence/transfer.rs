@@ -165,7 +165,7 @@ impl<'a> Lists<'a> {
     pub(crate) fn length(self) -> usize {
         let length = self.parts.iter().map(Sequence::len).min().unwrap_or(0);
         // As `GroupedSequence::level`: a state of other tokens begins again, and so does the sequence.
-        let begins_again = |state: &State| state.is_lost() || state.at as usize != length;
+        let begins_again = |state: &State| state.is_lost() || state.at as usize > length;
         if self.states.iter().any(begins_again) { 0 } else { length }
     }
 
@@ -243,6 +243,7 @@ impl<'a> Lists<'a> {
             tenant: first.tenant_id,
             lists,
             states: first.sequences.states().iter().map(|&frames| frames as u32).collect(),
+            state_tokens: self.states.first().map_or(0, |state| state.at.min(length as u32)),
         }
     }
 }
@@ -280,6 +281,7 @@ pub(crate) struct Arrival {
     shared: Vec<usize>,
     length: u32,
     committed: u32,
+    state_tokens: u32,
     room: ResumeOptions,
 }
 
@@ -300,7 +302,8 @@ impl Arrival {
         room: ResumeOptions,
     ) -> Result<Self, TransferError> {
         outline.check_groups(target)?;
-        let Outline { id, priority, length, committed, reuses_tail, tenant, lists, .. } = outline;
+        let Outline { id, priority, length, committed, reuses_tail, tenant, lists, state_tokens, .. } =
+            outline;
         let account = match (tenant, target.blocks().tenants()) {
             (Some(tenant), Some(tenants)) => {
                 tenants.find(tenant).ok_or(SequenceError::Tenant(TenantError::Unknown { tenant }))?
@@ -316,7 +319,7 @@ impl Arrival {
             }
         }
         let shared = vec![0; sequence.parts.len()];
-        Ok(Self { sequence, shared, length, committed, room })
+        Ok(Self { sequence, shared, length, committed, state_tokens, room })
     }
 
     fn first(&self) -> &Sequence {
@@ -476,7 +479,7 @@ impl Arrival {
     }
 
     pub(crate) fn commit(self, mut held: BlockRefs) -> GroupedSequence {
-        let Self { mut sequence, shared, length, committed, .. } = self;
+        let Self { mut sequence, shared, length, committed, state_tokens, .. } = self;
         let mut blocks = std::mem::take(&mut held.blocks).into_iter();
         for (part, shared) in sequence.parts.iter_mut().zip(shared) {
             let (gap, count) = (part.gap(), length.div_ceil(part.kind.block_tokens));
@@ -493,7 +496,7 @@ impl Arrival {
         }
         for (state, &frames) in sequence.states.iter_mut().zip(sequence.parts[0].sequences.states()) {
             state.adopt_run(&blocks.by_ref().take(frames).collect::<Vec<_>>());
-            state.at = length;
+            state.at = state_tokens;
         }
         sequence.catch_up();
         // All writers have ended: this seals the blocks, and registers those with known hashes.

@@ -1,6 +1,7 @@
 //! Pools with several groups of layers: one length, one hit, all groups or none.
 #![cfg(not(any(kvpool_loom, miri)))]
 
+mod drafts;
 mod growth;
 mod lies;
 #[cfg(feature = "model-config")]

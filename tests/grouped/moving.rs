@@ -40,7 +40,7 @@ fn bytes(state: usize, tokens: &[u32]) -> Vec<u8> {
     (0..STATES[state] * 8).flat_map(word).collect()
 }
 
-fn append(pool: &Pool, sequence: &mut GroupedSequence, all: &[u32], tokens: usize) {
+pub(super) fn append(pool: &Pool, sequence: &mut GroupedSequence, all: &[u32], tokens: usize) {
     let mut batch = pool.begin_batch();
     step(&mut batch, sequence, all, tokens).unwrap();
     batch.finish();
@@ -57,12 +57,13 @@ fn step(
     let new = &all[from..from + tokens];
     let announced = sequence.group(0).announced();
     sequence.announce(&all[announced.min(from + tokens)..from + tokens])?;
-    let before: Vec<_> = (0..sequence.states()).map(|state| bytes(state, &all[..from])).collect();
+    let held = sequence.state_tokens();
+    let before: Vec<_> = (0..sequence.states()).map(|state| bytes(state, &all[..held])).collect();
     super::append(batch, sequence, all, Tokens::Announced(new.len()))?;
     for (state, before) in before.iter().enumerate() {
         let mut read = vec![0; before.len()];
         batch.load_state(sequence, state, &mut read).unwrap();
-        assert!(from == 0 || read == *before, "state {state} behind {from} tokens");
+        assert!(held == 0 || read == *before, "state {state} behind {held} tokens");
         batch.store_state(sequence, state, &bytes(state, &all[..from + tokens])).unwrap();
     }
     if sequence.states() > 0 && sequence.len().is_multiple_of(4) {
@@ -86,9 +87,10 @@ pub(super) fn check(pool: &Pool, sequence: &GroupedSequence, all: &[u32]) {
     super::check(pool, sequence, all);
     let batch = pool.begin_batch();
     for (state, frames) in STATES.into_iter().enumerate().take(sequence.states()) {
-        let (expected, mut read) = (bytes(state, &all[..sequence.len()]), vec![0; frames * 32]);
+        let held = sequence.state_tokens();
+        let (expected, mut read) = (bytes(state, &all[..held]), vec![0; frames * 32]);
         batch.load_state(sequence, state, &mut read).unwrap();
-        assert!(sequence.is_empty() || read == expected, "state {state} behind {} tokens", sequence.len());
+        assert!(held == 0 || read == expected, "state {state} behind {held} tokens");
     }
     batch.finish();
 }

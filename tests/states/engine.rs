@@ -100,13 +100,25 @@ impl Engine {
         for state in 0..self.states.len() {
             for (frame, at) in sequence.state(state).enumerate() {
                 let cell = &mut cells[at * self.in_frame..][..self.in_frame];
-                let of = self.lists.len() + 100 * state + frame;
+                let (of, before) = (self.lists.len() + 100 * state + frame, appended.stepped.start);
                 // At position 0 the engine initializes it.
-                assert!(new.start == 0 || cell.iter().all(|&cell| cell == stamp(of, &all[..new.start])));
-                cell.fill(stamp(of, &all[..new.end]));
+                assert!(before == 0 || cell.iter().all(|&cell| cell == stamp(of, &all[..before])));
+                cell.fill(stamp(of, &all[..appended.stepped.end]));
             }
         }
+        assert_eq!(sequence.state_tokens(), appended.stepped.end);
         Ok(())
+    }
+
+    /// Checks that the states hold what they say, if they are in the sequence's own frames.
+    pub fn check_states(&self, sequence: &GroupedSequence, all: &[u32]) {
+        let (cells, tokens) = (self.cells.lock().unwrap(), sequence.state_tokens());
+        for state in (0..self.states.len()).filter(|_| tokens > 0) {
+            for (frame, at) in sequence.state(state).enumerate() {
+                let expected = stamp(self.lists.len() + 100 * state + frame, &all[..tokens]);
+                assert!(cells[at * self.in_frame..][..self.in_frame].iter().all(|&cell| cell == expected));
+            }
+        }
     }
 
     /// Checks that the next token finds what it sees in each group of blocks.
