@@ -99,6 +99,12 @@ impl PyGroupedSequence {
         Ok(states)
     }
 
+    /// Number of tokens that its states hold: the final ones at the last append.
+    #[getter]
+    fn state_tokens(&self) -> Outcome<usize> {
+        Ok(self.sequence.enter()?.state_tokens())
+    }
+
     /// Returns the ids of the blocks of a list, in order: 0, the null block, for each that was
     /// given up behind a window.
     fn blocks<'py>(&self, py: Python<'py>, list: Place) -> Outcome<Bound<'py, PyList>> {
@@ -161,8 +167,8 @@ impl PyGroupedSequence {
     /// Removes tokens from the end, down to this length.
     ///
     /// Raises SequenceError, and changes nothing: of the kind BehindWindow if a group has given up
-    /// tokens that the next one would see; of the kind StateAhead in a pool with states, unless no
-    /// tokens are left.
+    /// tokens that the next one would see; of the kind StateAhead if its states hold more tokens,
+    /// unless none are left.
     fn truncate(&self, length: Tokens) -> Outcome<()> {
         Ok(self.sequence.enter()?.truncate(length.0)?)
     }

@@ -28,6 +28,10 @@ record! {
         /// the states. The engine makes them before its own writes: number of the list, or behind
         /// all lists of the state, and frames from and to.
         copies: Vec<(usize, u32, u32)>,
+        /// Positions of the tokens over which the batch steps the states, from and to: those between
+        /// what they hold and the last final one. Drafts are among them once they are accepted, with
+        /// the next append.
+        stepped: (usize, usize),
     }
 }
 
@@ -38,6 +42,7 @@ impl From<GroupedAppended> for GroupedAppend {
             stop: appended.tokens.end,
             new_blocks: appended.new_blocks,
             copies: frames_of(&appended.copies),
+            stepped: (appended.stepped.start, appended.stepped.end),
         }
     }
 }
@@ -219,8 +224,8 @@ impl PyBatch {
         Ok(appended)
     }
 
-    /// Appends drafted tokens to a sequence: `accept` or `commit` makes some of them final. Refused
-    /// in a pool with states, which cannot be taken back.
+    /// Appends drafted tokens to a sequence: `accept` or `commit` makes some of them final. Its states
+    /// stay as they are: the engine computes what follows the drafts from copies of its own.
     fn draft_grouped(
         &self,
         sequence: &Bound<'_, PyGroupedSequence>,

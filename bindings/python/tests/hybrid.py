@@ -32,27 +32,40 @@ class Request:
         for token in self.tokens[len(self.sums) - 1 :]:
             self.sums.append((self.sums[-1] * 1_000_003 + token + 1) & MASK)
 
+    def accept(self, right: list[int]) -> None:
+        """Accepts these drafts, and removes the others."""
+        self.sequence.accept(right)
+        self.tokens = self.tokens[: len(self.sequence)]
+        self.sums = self.sums[: len(self.tokens) + 1]
+
     def stamps(self, start: int, stop: int, of: int) -> npt.NDArray[np.int64]:
         """What a layer computes from all tokens up to each of these."""
         return np.array(self.sums[start + 1 : stop + 1], np.int64) ^ of
 
 
 class Engine:
-    def __init__(self, groups: kvpool.LayerGroups, blocks: int, *, cache: bool = True) -> None:
+    def __init__(self, groups: kvpool.LayerGroups, blocks: int, *, cache: bool = True, storage: bool = False) -> None:
         self.groups = groups
         self.lists = groups.list_tokens
         # Groups that share blocks lie beside each other in a frame.
         shared = [one.shares_blocks_of for one in groups.groups]
         self.areas = [0 if of is None else 1 + shared[:at].count(of) for at, of in enumerate(shared)]
-        self.memory = np.zeros((blocks + 1, max(self.areas) + 1, max(self.lists)), np.int64)
+        shape = (blocks + 1, max(self.areas) + 1, max(self.lists))
+        self.memory = np.zeros(shape, np.int64)
         self.moved: list[tuple[int, int]] = []
         self.breaks = False  # whether moves fail
         self.is_still = True  # whether nothing moves within a batch, so that all calls of it agree
-        self.pool = kvpool.Pool.layered(groups, blocks=blocks, prefix_cache=cache, threads=1, copier=self.move)
+        self.storage = storage  # whether the pool has the bytes, and makes all copies
+        copier = None if storage else self.move
+        self.pool = kvpool.Pool.layered(groups, blocks=blocks, prefix_cache=cache, threads=1, copier=copier, storage=storage)
+        if storage:
+            frames = np.asarray(self.pool.plane(0)).reshape(-1)
+            strides = (groups.frame_bytes, shape[2] * 8, 8)
+            self.memory = np.ndarray(shape, np.int64, buffer=frames.data, strides=strides)
         self.read = 0  # entries and frames of states that were compared
 
     def copy(self, copies: list[tuple[int, int, int]]) -> None:
-        for _, source, target in copies:
+        for _, source, target in copies if not self.storage else []:
             self.memory[target] = self.memory[source]
 
     def move(self, pairs: list[tuple[int, int]]) -> None:
@@ -94,7 +107,19 @@ class Engine:
         self, batch: kvpool.Batch, requests: list[Request], tokens: list[int | list[int]]
     ) -> list[kvpool.GroupedAppend]:
         """Appends, and computes all layers."""
-        appended = batch.append_grouped([request.sequence for request in requests], tokens)
+        return self.compute(batch, requests, batch.append_grouped([one.sequence for one in requests], tokens), tokens)
+
+    def draft(self, batch: kvpool.Batch, request: Request, tokens: list[int]) -> kvpool.GroupedAppend:
+        """Appends drafts, and computes all layers; the states stay."""
+        return self.compute(batch, [request], [batch.draft_grouped(request.sequence, len(tokens))], [tokens])[0]
+
+    def compute(
+        self,
+        batch: kvpool.Batch,
+        requests: list[Request],
+        appended: list[kvpool.GroupedAppend],
+        tokens: list[int | list[int]] | list[list[int]],
+    ) -> list[kvpool.GroupedAppend]:
         for one, request, new in zip(appended, requests, tokens, strict=True):
             self.copy(one.copies)
             if isinstance(new, list):
@@ -109,8 +134,10 @@ class Engine:
                 frames, area, cells = self.places(of, slots)
                 assert (frames > 0).all()
                 self.memory[frames, area, cells] = np.concatenate(values)
-        for request, start, stop in zip(requests, starts, stops, strict=True):
-            for number, frames in enumerate(request.sequence.states):
+        for request, one in zip(requests, appended, strict=True):
+            start, stop = one.stepped
+            assert start == stop or stop == request.sequence.state_tokens <= one.stop
+            for number, frames in enumerate(request.sequence.states if start < stop else []):
                 before, after = request.stamps(start - 1, start, -number)[-1:], request.stamps(stop - 1, stop, -number)
                 held = self.memory[frames.start : frames.stop, 0]
                 # At position 0 the engine initializes it.

@@ -39,6 +39,7 @@ class _Hints(Protocol):
     def actions(self) -> Items[Any]: ...
 
 _T = TypeVar("_T")
+_S = TypeVar("_S", Sequence, GroupedSequence)
 _Buffer = Buffer | _Array
 _Priority = Literal["normal", "high", "urgent"]
 _Part = Literal["k", "v", "k_scales", "v_scales"]
@@ -546,6 +547,9 @@ class GroupedSequence:
     @property
     def closed(self) -> bool:
         """Whether the sequence was closed."""
+    @property
+    def state_tokens(self) -> int:
+        """Number of tokens that its states hold: the final ones at the last append."""
     def blocks(self, list: int) -> list[int]:
         """Returns the ids of the blocks of a list, in order: 0, the null block, for each that was
         given up behind a window.
@@ -575,8 +579,8 @@ class GroupedSequence:
         """Removes tokens from the end, down to this length.
 
         Raises SequenceError, and changes nothing: of the kind BehindWindow if a group has given up
-        tokens that the next one would see; of the kind StateAhead in a pool with states, unless no
-        tokens are left.
+        tokens that the next one would see; of the kind StateAhead if its states hold more tokens,
+        unless none are left.
         """
     def reserve(self, tokens: int) -> None:
         """Reserves the blocks that the next `tokens` tokens need in all groups, or raises OutOfBlocks.
@@ -614,6 +618,12 @@ class GroupedAppend(_Record):
         """The copies on write and, at the first append behind a cached prefix, those that restore
         the states. The engine makes them before its own writes: number of the list, or behind
         all lists of the state, and frames from and to.
+        """
+    @property
+    def stepped(self) -> tuple[int, int]:
+        """Positions of the tokens over which the batch steps the states, from and to: those between
+        what they hold and the last final one. Drafts are among them once they are accepted, with
+        the next append.
         """
 
 @final
@@ -709,8 +719,8 @@ class Batch:
         the next try. An error about one sequence or its tokens has its position in `row`.
         """
     def draft_grouped(self, sequence: GroupedSequence, tokens: int) -> GroupedAppend:
-        """Appends drafted tokens to a sequence: `accept` or `commit` makes some of them final. Refused
-        in a pool with states, which cannot be taken back.
+        """Appends drafted tokens to a sequence: `accept` or `commit` makes some of them final. Its states
+        stay as they are: the engine computes what follows the drafts from copies of its own.
         """
     def checkpoint(self, sequence: GroupedSequence) -> list[tuple[int, int, int]]:
         """Keeps the states of a sequence behind all of its tokens, so that later prompts with the same
@@ -1151,11 +1161,14 @@ class Pool:
         tenants: Mapping[int, _TenantLimits] | None = None,
         threads: int | None = None,
         copier: Callable[[list[tuple[int, int]]], object] | None = None,
+        storage: bool = False,
     ) -> Pool:
         """Builds a pool for a model whose layers differ: `memory` bytes, the null block among them, or
         `blocks` frames beside that one. The other arguments are those of `Pool`.
 
-        The engine holds the bytes: the pool deals out frames of `groups.frame_bytes` bytes. Its
+        The engine holds the bytes: the pool deals out frames of `groups.frame_bytes` bytes. With
+        `storage`, the pool holds them in host memory (`plane(0)`) and makes all copies; then its
+        sequences can be swapped (`preempt`, `resume`) and moved to other such pools (`migrate`). Its
         sequences are those of `admit_grouped`, with a list of blocks for each frame of a block of a
         group, and a run of frames for each state. Calls for other sequences are refused.
 
@@ -1466,8 +1479,8 @@ class Pool:
         names the blocks that cannot move, and the pool keeps its size, as it does when cancelled.
         """
     def migrate(
-        self, sequence: Sequence, target: Pool | str, *, timeout: float | None = None
-    ) -> Call[tuple[Sequence | None, Migrated]]:
+        self, sequence: _S, target: Pool | str, *, timeout: float | None = None
+    ) -> Call[tuple[_S | None, Migrated]]:
         """Moves a sequence to another pool, or to the node of this name, when the batches that write
         it have ended. It is closed here, and continues there with the same id, tokens and bytes.
         Does not wait for room there.
@@ -1476,19 +1489,23 @@ class Pool:
         sequence is as before. Cancelling a move to a pool leaves the sequence here, and frees the
         blocks there after the piece that is being copied (64 MiB at most); a move to a node goes
         on, and the sequence is Busy until its outcome is known.
+
+        A GroupedSequence goes with all its lists and states to a layered pool of the same groups
+        with storage; not to a node.
         """
     def preempt(
-        self, sequence: Sequence, *, swap: Pool | None = None, timeout: float | None = None
-    ) -> Call[tuple[PreemptReport, Sequence | None]]:
+        self, sequence: _S, *, swap: Pool | None = None, timeout: float | None = None
+    ) -> Call[tuple[PreemptReport, _S | None]]:
         """Takes the blocks of a running sequence: closes it, or with `swap` moves it to another pool,
         when the batches that write it have ended. Returns a report, and the sequence there.
 
         If it fails or is cancelled, the sequence is as before. A cancelled swap frees the blocks
-        there after the piece that is being copied (64 MiB at most).
+        there after the piece that is being copied (64 MiB at most). A GroupedSequence is swapped
+        with all its lists and states, as by `migrate`.
         """
     def resume(
-        self, sequence: Sequence, *, headroom: int = 0, leave: int = 0, timeout: float | None = None
-    ) -> Call[tuple[Sequence, Migrated]]:
+        self, sequence: _S, *, headroom: int = 0, leave: int = 0, timeout: float | None = None
+    ) -> Call[tuple[_S, Migrated]]:
         """Moves a swapped sequence back to this pool, with blocks for `headroom` tokens, if `leave`
         blocks stay available besides; waits for them in its turn among the admissions. Returns the
         sequence here and a report.
