@@ -15,7 +15,6 @@
 //! in use again before a batch that writes to it has ended.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use smallvec::SmallVec;
 

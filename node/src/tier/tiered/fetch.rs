@@ -68,8 +68,8 @@ impl Link {
         let Ok(_turn) = timeout_at(deadline.into(), self.turn.lock()).await else { return };
         let share = self.pool.total_blocks() >> LEFT_SHIFT;
         // Of several groups, a boundary with a window or a checkpoint needs many at once.
-        let piece = if self.pool.cache_groups().len() > 1 { share } else { PIECE };
-        let piece = piece.min(self.settings.blocks_max);
+        let piece = if self.pool.cache_groups().len() > 1 { share } else { PIECE.min(share) };
+        let piece = piece.min(self.settings.blocks_max).max(1);
         while self.pool.stats().waiting == 0 && Instant::now() < deadline {
             if self.bring_some(blocks, piece, piece + share, deadline).await.moved_blocks == 0 {
                 break;
