@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaStream;
-use kvpool::{Pool, ResizeOptions};
 use kvpool::storage::{DeviceStream, Dtype, KvLayout};
+use kvpool::{Pool, ResizeOptions};
 use kvpool_cuda::{CudaConfig, CudaStorage};
 
 use crate::Options;
@@ -66,7 +66,8 @@ pub fn run(gpu: &Gpu, options: &Options, section: &mut Section) -> Outcome<()> {
     let alone = Some((section.latency(STEP, alone, None), "a step alone, p50"));
     let resize = |total| {
         let begin = Instant::now();
-        let (report, beside) = steps.during(pool, || Ok(runtime.block_on(pool.resize_with(total, options))?))?;
+        let (report, beside) =
+            steps.during(pool, || Ok(runtime.block_on(pool.resize_with(total, options))?))?;
         Outcome::Ok((report, beside, begin.elapsed().as_secs_f64() * 1e3))
     };
     let (report, beside, took) = resize(blocks / 8)?;

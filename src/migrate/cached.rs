@@ -1,7 +1,7 @@
 //! Transfer of evictable cached blocks to another pool's cache of the process, and back.
 //!
-//! Both pools have the same groups of layers. A block leaves when it is cold, whatever its group. It
-//! comes back with all that a hit needs in the other groups, or not at all.
+//! Both pools have the same groups of layers. A block leaves when it is cold, whatever its group.
+//! It comes back with all that a hit needs in the other groups, or not at all.
 
 use std::time::Instant;
 

@@ -51,8 +51,8 @@ pub(super) struct CachedBlocks {
     pub(super) is_chain: bool,
 }
 
-/// A cached block: its hash, the number of blocks before it in its chain, its origins, and its group
-/// of layers, which no manifest carries: between nodes, pools have one.
+/// A cached block: its hash, the number of blocks before it in its chain, its origins, and its
+/// group of layers, which no manifest carries: between nodes, pools have one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct CachedBlock {

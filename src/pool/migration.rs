@@ -221,8 +221,9 @@ impl Pool {
     ///
     /// # Errors
     /// [`TransferError::Invalid`] if both pools are the same, their caches hash differently, or
-    /// their layers are in other groups, [`TransferError::NoStorage`], [`TransferError::NoCache`], [`TransferError::Alloc`] if there
-    /// is no room or `blocks_max` is zero, [`TransferError::Storage`]. The blocks stay in place.
+    /// their layers are in other groups, [`TransferError::NoStorage`], [`TransferError::NoCache`],
+    /// [`TransferError::Alloc`] if there is no room or `blocks_max` is zero,
+    /// [`TransferError::Storage`]. The blocks stay in place.
     pub async fn offload(&self, to: &Self, blocks_max: usize) -> Result<OffloadReport, TransferError> {
         self.offloading(async { migrate::offload(self.route_to(to)?, blocks_max).await }).await
     }

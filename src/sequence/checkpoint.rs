@@ -140,12 +140,12 @@ impl Sequences {
 
 impl Batch {
     /// Keeps the states of a sequence, so that prompts with the same tokens can be hit here.
-    /// Returns the copies: in a pool with storage, it has made or enqueued them; otherwise the engine
-    /// makes them, behind the batch's own work on the sequence and before later work. Empty: no copies are needed, because the states are cached already; or
-    /// none can be found, because tokens are unknown or not final, a block was uncached, the cache
-    /// was cleared, or the pool has no states or no prefix cache. Also before the first append
-    /// behind a cached prefix, and behind accepted drafts, over which only the next append steps the
-    /// states.
+    /// Returns the copies: in a pool with storage, it has made or enqueued them; otherwise the
+    /// engine makes them, behind the batch's own work on the sequence and before later work. Empty:
+    /// no copies are needed, because the states are cached already; or none can be found, because
+    /// tokens are unknown or not final, a block was uncached, the cache was cleared, or the pool
+    /// has no states or no prefix cache. Also before the first append behind a cached prefix, and
+    /// behind accepted drafts, over which only the next append steps the states.
     ///
     /// The copies are found when the batch has ended. They are evicted like other cached blocks;
     /// those that a later checkpoint dominates, before these: see

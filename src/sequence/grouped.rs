@@ -131,8 +131,8 @@ impl GroupedSequence {
         self.states.len()
     }
 
-    /// Returns the number of tokens that its states hold: the final ones at the last append. 0 without
-    /// states, and after an abandoned batch.
+    /// Returns the number of tokens that its states hold: the final ones at the last append. 0
+    /// without states, and after an abandoned batch.
     pub fn state_tokens(&self) -> usize {
         let first = self.states.first().filter(|_| !self.is_lost());
         first.map_or(0, |state| state.at as usize)
@@ -258,8 +258,8 @@ impl GroupedSequence {
     /// would see, nothing has changed in any.
     ///
     /// # Errors
-    /// Also [`SequenceError::StateAhead`] if its states hold [more tokens](Self::state_tokens), unless
-    /// none are left.
+    /// Also [`SequenceError::StateAhead`] if its states hold [more tokens](Self::state_tokens),
+    /// unless none are left.
     pub fn truncate(&mut self, length: usize) -> Result<(), SequenceError> {
         self.catch_up();
         let check = |part: &Sequence| part.check_continues(length.min(part.list.tokens() as usize));

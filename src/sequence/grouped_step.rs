@@ -33,13 +33,13 @@ pub struct GroupedAppended {
     /// The last blocks that could not be written in place, and at the first append behind a cached
     /// prefix the states. Without storage, the engine makes these copies before the batch's own work.
     pub copies: Vec<GroupCopy>,
-    /// Positions of the tokens over which the batch's work steps the [states](GroupedSequence::state):
-    /// from what they hold to the last final token. Empty if it leaves the states as they are, and in a
-    /// pool without states.
+    /// Positions of the tokens over which the batch's work steps the
+    /// [states](GroupedSequence::state): from what they hold to the last final token. Empty if it
+    /// leaves the states as they are, and in a pool without states.
     ///
-    /// Drafts are not among them, as long as they are not accepted: the engine computes what follows
-    /// them from a copy of its own. With the next append, the accepted ones are stepped over, or their
-    /// copy becomes the state.
+    /// Drafts are not among them, as long as they are not accepted: the engine computes what
+    /// follows them from a copy of its own. With the next append, the accepted ones are stepped
+    /// over, or their copy becomes the state.
     pub stepped: Range<usize>,
 }
 
@@ -211,7 +211,8 @@ impl Batch {
         let (before, mut stepped) = (sequence.state_tokens(), 0);
         if length as usize > from {
             for state in &mut sequence.states {
-                // Also of drafts: what is computed from them may become the state, in a later batch.
+                // Also of drafts: what is computed from them may become the state, in a later
+                // batch.
                 self.step.note(&mut state.run, 0, None);
                 state.restored();
                 state.at = committed;

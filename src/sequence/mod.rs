@@ -18,8 +18,8 @@
 //!   sequences closed during a batch.
 //! - Data: `outputs` (block tables, slots, lengths), `moved` (outdated entries of persistent
 //!   tables), `bytes` (store and load without `unsafe`).
-//! - `pinned`, prefixes kept from eviction; `transfer`, to another pool; `prompt_blocks`, what a hit needs
-//!   in every group, wherever it is.
+//! - `pinned`, prefixes kept from eviction; `transfer`, to another pool; `prompt_blocks`, what a
+//!   hit needs in every group, wherever it is.
 //! - `window` and `slide`: blocks given up behind an attention window.
 //!
 //! # Invariants

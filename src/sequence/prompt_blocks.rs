@@ -1,7 +1,8 @@
-//! The blocks of a prompt in every group of layers, and which of them a hit needs, wherever they are.
+//! The blocks of a prompt in every group of layers, and which of them a hit needs, wherever they
+//! are.
 //!
-//! A transfer looks for them in two places: a boundary is a hit where each block that the next token
-//! sees, in every group, is in one of them. It is the same boundary at which an
+//! A transfer looks for them in two places: a boundary is a hit where each block that the next
+//! token sees, in every group, is in one of them. It is the same boundary at which an
 //! [admission](super::grouped) finds these blocks afterwards.
 
 use std::ops::Range;
@@ -24,7 +25,7 @@ use super::window::ListKind;
 /// let pool = pool.groups([None, Some(Window::new(8)?)]).build()?;
 /// let blocks = pool.prompt_blocks(&PrefixKeys::new(), &[7; 41])?;
 /// assert_eq!(blocks.boundary(usize::MAX, &mut |_| true), 40);
-/// assert_eq!(blocks.needed(40).len(), 10 + 2, "all blocks of one group, and a window of the other");
+/// assert_eq!(blocks.needed(40).len(), 10 + 2, "all of one group, a window of the other");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -64,8 +65,8 @@ impl PromptBlock {
 
 impl PromptBlocks {
     /// Returns the tokens of the longest prefix, of at most `most` tokens, for which `has` returns
-    /// true of what every group needs: all blocks, those of a window and its sinks, or all blocks of
-    /// a checkpoint of each state. 0: there is none.
+    /// true of what every group needs: all blocks, those of a window and its sinks, or all blocks
+    /// of a checkpoint of each state. 0: there is none.
     pub fn boundary(&self, most: usize, has: &mut dyn FnMut(BlockHash) -> bool) -> usize {
         let mut tokens = self.whole(most.min(self.longest));
         for (kind, hashes) in self.lists.iter().filter(|(kind, _)| kind.window.is_none()) {
@@ -127,8 +128,8 @@ impl PromptBlocks {
         self.lists.iter().map(of).sum::<usize>() + states
     }
 
-    /// Returns the blocks that a hit at a [boundary](Self::boundary) needs: of states first, then in
-    /// the order of the tokens.
+    /// Returns the blocks that a hit at a [boundary](Self::boundary) needs: of states first, then
+    /// in the order of the tokens.
     pub fn needed(&self, boundary: usize) -> Vec<PromptBlock> {
         let boundary = self.whole(boundary.min(self.longest));
         let mut needed = Vec::with_capacity(self.needed_blocks(boundary));

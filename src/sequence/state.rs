@@ -17,7 +17,7 @@
 //! ```text
 //! append, final    at == committed == length          over accepted drafts and the new tokens
 //! append, drafts   at == committed <  length          over drafts that were accepted before
-//! accept           at <= committed == length          until the next append, there is no checkpoint
+//! accept           at <= committed == length          no checkpoint until an append
 //! ```
 //!
 //! # Theorem

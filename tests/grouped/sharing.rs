@@ -154,8 +154,8 @@ fn swaps_and_offloads_share_a_pool() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
-    /// Whatever is where, a prompt is hit afterwards where the blocks of both pools together are a hit
-    /// for each group, and with the bytes of its tokens.
+    /// Whatever is where, a prompt is hit afterwards where the blocks of both pools together are a
+    /// hit for each group, and with the bytes of its tokens.
     #[test]
     fn a_hit_is_what_both_pools_have(
         with_states in any::<bool>(), lengths in prop::collection::vec((1usize..110, any::<bool>()), 1..5),

@@ -141,8 +141,8 @@ fn an_abandoned_draft_begins_again() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
-    /// In any order, also over the ends of blocks and windows: each state that is read is that of the
-    /// tokens before it, and so is each token that the next one sees.
+    /// In any order, also over the ends of blocks and windows: each state that is read is that of
+    /// the tokens before it, and so is each token that the next one sees.
     #[test]
     fn any_drafts(steps in prop::collection::vec((0usize..7, 0usize..7, 0u8..8), 1..40), from in 1usize..30) {
         let (engine, mut all) = (Engine::new(600, 4), (0..from as u32).collect::<Vec<u32>>());

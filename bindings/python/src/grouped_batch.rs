@@ -28,9 +28,9 @@ record! {
         /// the states. The engine makes them before its own writes: number of the list, or behind
         /// all lists of the state, and frames from and to.
         copies: Vec<(usize, u32, u32)>,
-        /// Positions of the tokens over which the batch steps the states, from and to: those between
-        /// what they hold and the last final one. Drafts are among them once they are accepted, with
-        /// the next append.
+        /// Positions of the tokens over which the batch steps the states, from and to: those
+        /// between what they hold and the last final one. Drafts are among them once they are
+        /// accepted, with the next append.
         stepped: (usize, usize),
     }
 }
@@ -224,8 +224,8 @@ impl PyBatch {
         Ok(appended)
     }
 
-    /// Appends drafted tokens to a sequence: `accept` or `commit` makes some of them final. Its states
-    /// stay as they are: the engine computes what follows the drafts from copies of its own.
+    /// Appends drafted tokens to a sequence: `accept` or `commit` makes some of them final. Its
+    /// states stay as they are: the engine computes what follows the drafts from copies of its own.
     fn draft_grouped(
         &self,
         sequence: &Bound<'_, PyGroupedSequence>,

@@ -92,9 +92,9 @@ impl PyPool {
     ///
     /// The engine holds the bytes: the pool deals out frames of `groups.frame_bytes` bytes. With
     /// `storage`, the pool holds them in host memory (`plane(0)`) and makes all copies; then its
-    /// sequences can be swapped (`preempt`, `resume`) and moved to other such pools (`migrate`). Its
-    /// sequences are those of `admit_grouped`, with a list of blocks for each frame of a block of a
-    /// group, and a run of frames for each state. Calls for other sequences are refused.
+    /// sequences can be swapped (`preempt`, `resume`) and moved to other such pools (`migrate`).
+    /// Its sequences are those of `admit_grouped`, with a list of blocks for each frame of a block
+    /// of a group, and a run of frames for each state. Calls for other sequences are refused.
     ///
     /// Blocks can be moved if there is a `copier`: a function that takes pairs of frames, from and
     /// to, and returns when the engine has copied the bytes. It is called on another thread, while

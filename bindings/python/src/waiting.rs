@@ -151,8 +151,9 @@ impl Leaving {
     }
 }
 
-/// What a migration came to: the sequence in another pool, or none here if it went to a node, and the
-/// report. Dropped before it is delivered, the copy is closed, and the sequence stays where it was.
+/// What a migration came to: the sequence in another pool, or none here if it went to a node, and
+/// the report. Dropped before it is delivered, the copy is closed, and the sequence stays where it
+/// was.
 struct Moved<S: Leaves> {
     copy: Option<S>,
     report: MigrationReport,

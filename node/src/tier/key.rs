@@ -8,8 +8,8 @@ use super::error::TierError;
 
 /// Equal for two pools if and only if they may share bytes of blocks.
 ///
-/// It is derived from the packed form of a block (layers, heads, dtype, scales), the groups of layers
-/// if there are several, the hashing of the prefix cache with its key, and the namespace.
+/// It is derived from the packed form of a block (layers, heads, dtype, scales), the groups of
+/// layers if there are several, the hashing of the prefix cache with its key, and the namespace.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Fingerprint([u8; 16]);
 

@@ -1,4 +1,5 @@
-//! Pools with several groups of layers share blocks: what comes from the tier is a hit in all groups.
+//! Pools with several groups of layers share blocks: what comes from the tier is a hit in all
+//! groups.
 
 use std::sync::Arc;
 use std::time::Duration;

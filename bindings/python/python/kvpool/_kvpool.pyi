@@ -621,9 +621,9 @@ class GroupedAppend(_Record):
         """
     @property
     def stepped(self) -> tuple[int, int]:
-        """Positions of the tokens over which the batch steps the states, from and to: those between
-        what they hold and the last final one. Drafts are among them once they are accepted, with
-        the next append.
+        """Positions of the tokens over which the batch steps the states, from and to: those
+        between what they hold and the last final one. Drafts are among them once they are
+        accepted, with the next append.
         """
 
 @final
@@ -719,8 +719,8 @@ class Batch:
         the next try. An error about one sequence or its tokens has its position in `row`.
         """
     def draft_grouped(self, sequence: GroupedSequence, tokens: int) -> GroupedAppend:
-        """Appends drafted tokens to a sequence: `accept` or `commit` makes some of them final. Its states
-        stay as they are: the engine computes what follows the drafts from copies of its own.
+        """Appends drafted tokens to a sequence: `accept` or `commit` makes some of them final. Its
+        states stay as they are: the engine computes what follows the drafts from copies of its own.
         """
     def checkpoint(self, sequence: GroupedSequence) -> list[tuple[int, int, int]]:
         """Keeps the states of a sequence behind all of its tokens, so that later prompts with the same
@@ -1168,9 +1168,9 @@ class Pool:
 
         The engine holds the bytes: the pool deals out frames of `groups.frame_bytes` bytes. With
         `storage`, the pool holds them in host memory (`plane(0)`) and makes all copies; then its
-        sequences can be swapped (`preempt`, `resume`) and moved to other such pools (`migrate`). Its
-        sequences are those of `admit_grouped`, with a list of blocks for each frame of a block of a
-        group, and a run of frames for each state. Calls for other sequences are refused.
+        sequences can be swapped (`preempt`, `resume`) and moved to other such pools (`migrate`).
+        Its sequences are those of `admit_grouped`, with a list of blocks for each frame of a block
+        of a group, and a run of frames for each state. Calls for other sequences are refused.
 
         Blocks can be moved if there is a `copier`: a function that takes pairs of frames, from and
         to, and returns when the engine has copied the bytes. It is called on another thread, while

@@ -89,9 +89,9 @@ impl Tiered {
         self.link.read_counters()
     }
 
-    /// Fetches the longest prefix of these tokens that the tier has, as far as it arrives in time. In
-    /// a pool with several groups of layers, these are the blocks that an admission of these tokens
-    /// needs in each, or nothing.
+    /// Fetches the longest prefix of these tokens that the tier has, as far as it arrives in time.
+    /// In a pool with several groups of layers, these are the blocks that an admission of these
+    /// tokens needs in each, or nothing.
     ///
     /// Any failure is a miss. Cancel safe.
     ///
@@ -106,7 +106,8 @@ impl Tiered {
         Ok(self.bring_back_blocks(&self.link.pool.prompt_blocks(keys, tokens)?, deadline).await)
     }
 
-    /// As [`bring_back`](Self::bring_back), for the blocks of a prefix, which are those of this pool.
+    /// As [`bring_back`](Self::bring_back), for the blocks of a prefix, which are those of this
+    /// pool.
     pub async fn bring_back_blocks(&self, blocks: &PromptBlocks, deadline: Instant) -> TierReport {
         self.link.bring_back(blocks, deadline).await
     }
