@@ -77,6 +77,7 @@ mod sealing;
 mod seals;
 #[expect(clippy::module_inception, reason = "the floor is named after its main type")]
 mod sequence;
+mod session_infos;
 mod sessions;
 mod slide;
 mod state;
