@@ -421,8 +421,7 @@ impl Sequence {
         &self.sequences.0.blocks
     }
 
-    /// Finds out whether the first `written` blocks were uncached. Returns the newest call with which
-    /// it compared them.
+    /// Looks whether the first `written` blocks were uncached; returns the newest call compared.
     #[inline]
     pub(super) fn look_for_uncached(&mut self, written: usize) -> Option<u64> {
         let (known, cache) = self.known.as_mut().zip(self.sequences.cache())?;

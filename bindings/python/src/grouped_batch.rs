@@ -238,8 +238,8 @@ impl PyBatch {
 
     /// Keeps the states of a sequence behind all of its tokens, so that later prompts with the same
     /// tokens can be hit here. Returns the copies that the engine makes, behind the batch's own
-    /// work on the sequence: number of the state behind all lists, and frames from and to. None are needed if the
-    /// states are cached already, or cannot be found later.
+    /// work on the sequence: number of the state behind all lists, and frames from and to. None are
+    /// needed if the states are cached already, or cannot be found later.
     ///
     /// Raises InvalidSequenceArgument unless the sequence ends with a full block in every list, as
     /// at `next_cut`; OutOfBlocks if there are no blocks for the copies.

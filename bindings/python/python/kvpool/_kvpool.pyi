@@ -725,8 +725,8 @@ class Batch:
     def checkpoint(self, sequence: GroupedSequence) -> list[tuple[int, int, int]]:
         """Keeps the states of a sequence behind all of its tokens, so that later prompts with the same
         tokens can be hit here. Returns the copies that the engine makes, behind the batch's own
-        work on the sequence: number of the state behind all lists, and frames from and to. None are needed if the
-        states are cached already, or cannot be found later.
+        work on the sequence: number of the state behind all lists, and frames from and to. None are
+        needed if the states are cached already, or cannot be found later.
 
         Raises InvalidSequenceArgument unless the sequence ends with a full block in every list, as
         at `next_cut`; OutOfBlocks if there are no blocks for the copies.
@@ -1431,8 +1431,8 @@ class Pool:
         `message_id` and `actions` of `action_id`, `action_type`, `action_version` and `payload`.
         The payload names the blocks by `session_id`, by `block_hashes`, or by `sequence_id` with
         `start` and `end`; types are kv.retain (`priority`, `ttl_seconds`), kv.pin (`ttl_seconds`),
-        kv.demote, kv.evict, kv.prefetch and kv.release. A prefetch is carried out by `POST /hints` of a
-        node with a tier; here it is rejected.
+        kv.demote, kv.evict, kv.prefetch and kv.release. A prefetch is carried out by `POST /hints` of
+        a node with a tier; here it is rejected.
 
         The outcome is "accepted", "clipped" (granted in part, `until` a time of the cache's clock),
         "deferred" (until owners release the blocks), "missing", or "rejected", with `reason` and
