@@ -14,6 +14,9 @@ use super::sessions::Checkpoint;
 use super::state::{GroupCopy, State};
 use super::token_hashes::TokenHashes;
 
+/// The hashes of the blocks of checkpoints, and the era of each.
+pub(super) type Checkpoints = Vec<(Vec<BlockHash>, u64)>;
+
 impl GroupedSequence {
     /// Returns the length at which to end a chunk of the announced tokens, so that a
     /// [checkpoint](Batch::checkpoint) there serves later requests: where the prompt leaves the
@@ -115,14 +118,37 @@ impl Sequences {
         self.cache()?.hits_of(&self.0.blocks, checkpoint.hash(0, 0), checkpoint.era)
     }
 
-    /// Makes a checkpoint evict-first, unless others than its session have hit it.
+    /// Makes a checkpoint evict-first, unless others than its session have hit it. Hints on the session
+    /// are no longer about it.
     fn demote(&self, checkpoint: &Checkpoint) {
+        if let (Some(cache), Some(hinted)) = (self.cache(), self.0.hinted.as_deref()) {
+            self.leave(cache, &mut hinted.pins(), &self.blocks_of(checkpoint), checkpoint.era);
+        }
         if let (Some(cache), Some(hits)) = (self.cache(), self.hits_of(checkpoint))
             && hits <= checkpoint.hits
         {
             let hashes = self.blocks_of(checkpoint);
             cache.demote(&self.0.blocks, &hashes, checkpoint.era, |_, _| false);
         }
+    }
+
+    /// Returns [the checkpoints of a session](Self::checkpoints_of) that have at most `room` blocks
+    /// together, the newest first, and the others.
+    pub(super) fn checkpoints_within(
+        &self,
+        session: SessionId,
+        mut room: usize,
+    ) -> (Checkpoints, Checkpoints) {
+        let mut kept = self.checkpoints_of(session);
+        kept.reverse();
+        let fits = |(hashes, _): &&(Vec<BlockHash>, u64)| {
+            let rest = room.checked_sub(hashes.len());
+            room = rest.unwrap_or(0);
+            rest.is_some()
+        };
+        let within = kept.iter().take_while(fits).count();
+        let others = kept.split_off(within);
+        (kept, others)
     }
 
     fn blocks_of(&self, checkpoint: &Checkpoint) -> Vec<BlockHash> {
@@ -132,7 +158,7 @@ impl Sequences {
     }
 
     /// Returns the hashes of the blocks of each checkpoint that a session keeps, and its era.
-    pub(super) fn checkpoints_of(&self, session: SessionId) -> Vec<(Vec<BlockHash>, u64)> {
+    pub(super) fn checkpoints_of(&self, session: SessionId) -> Checkpoints {
         let kept = self.0.sessions.kept(session);
         kept.iter().map(|checkpoint| (self.blocks_of(checkpoint), checkpoint.era)).collect()
     }

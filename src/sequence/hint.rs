@@ -27,7 +27,7 @@ use crate::sync::{AtomicU32, Ordering::Acquire};
 
 use super::grouped::GroupedSequence;
 use super::hinted::{Hashes, Hinted, Lasting, STANDING_MAX, Standing};
-use super::pins::{Moment, Pin, Pins};
+use super::pins::{Moment, Pin, Pins, shares, sum};
 use super::registry::{SequenceView, Sequences};
 use super::sequence::Sequence;
 use super::window::ListKind;
@@ -157,9 +157,18 @@ impl Sequence {
         if group >= self.sequences.kinds().len() {
             // A checkpoint of a state. The lists of tokens are noted.
             let granted = session.zip(session.and_then(|session| hinted.session(session)?.granted));
-            if let Some((session, (what, _))) = granted.filter(|&(_, (what, _))| lasts(what)) {
-                let with = (hinted, &**cache, &mut *hinted.pins());
-                self.sequences.carry_out(with, &[(&list.hashes, list.era)], what, Of::Session(session));
+            if let Some((session, (what, most))) = granted.filter(|&(_, (what, _))| lasts(what)) {
+                let room = self.sequences.room_of_states(hinted, what, most);
+                let (kept, left) = self.sequences.checkpoints_within(session, room);
+                let (of, mut pins) = (Of::Session(session), hinted.pins());
+                let is_own = |(hashes, _): &(Vec<BlockHash>, u64)| hashes.contains(&list.hashes[0]);
+                for (hashes, era) in &left {
+                    self.sequences.leave(cache, &mut pins, hashes, *era);
+                }
+                if kept.iter().any(is_own) {
+                    let with = (hinted, &**cache, &mut *pins);
+                    self.sequences.carry_out(with, &[(&list.hashes, list.era)], what, of);
+                }
             }
             return;
         }
@@ -197,22 +206,6 @@ impl GroupedSequence {
     pub fn expect_return(&mut self, at: Millis) {
         self.parts.iter_mut().for_each(|part| part.expect_return(at));
     }
-}
-
-/// Divides `most` among lists of these numbers of blocks: each gets what it has, or an equal part of
-/// what is left.
-fn shares(counts: &[usize], mut most: usize) -> SmallVec<[usize; 2]> {
-    let share = |(at, &blocks): (usize, &usize)| {
-        let left = most.saturating_sub(sum(&counts[at + 1..])).max(most / (counts.len() - at));
-        let share = blocks.min(left);
-        most -= share;
-        share
-    };
-    counts.iter().enumerate().map(share).collect()
-}
-
-fn sum(counts: &[usize]) -> usize {
-    counts.iter().copied().fold(0, usize::saturating_add)
 }
 
 /// Returns the places of the full blocks in a range of tokens.
@@ -305,6 +298,14 @@ impl Sequences {
         (found, first_left)
     }
 
+    /// Returns how many blocks of states a session may retain beside `most` in each list.
+    fn room_of_states(&self, hinted: &Hinted, what: Lasting, most: usize) -> usize {
+        match what.retention().map(|_| hinted.session_blocks()) {
+            None | Some(usize::MAX) => usize::MAX,
+            Some(in_session) => in_session.saturating_sub(most.saturating_mul(self.kinds().len())),
+        }
+    }
+
     /// Returns the number of blocks to be pinned when open sequences are closed, without those of an
     /// earlier hint about the same.
     fn reserved(&self, hinted: &Hinted, of: Of) -> usize {
@@ -333,7 +334,7 @@ impl Sequences {
     }
 
     /// Ends the retention and pins of blocks that their session has left.
-    fn leave(&self, cache: &PrefixCache, pins: &mut Pins, hashes: &[BlockHash], era: u64) {
+    pub(super) fn leave(&self, cache: &PrefixCache, pins: &mut Pins, hashes: &[BlockHash], era: u64) {
         let left = cache.end_retention_by(&self.0.blocks, hashes, era);
         left.into_iter().for_each(|id| pins.remove(id));
     }
@@ -421,11 +422,11 @@ impl Sequences {
         let Some(known) = hinted.session(id) else { return Ok(Outcome::Missing) };
         let longest = known.lists.iter().map(|list| list.hashes.len()).max().unwrap_or(0);
         // What the next request continues behind: without it, the blocks of tokens are no hit.
-        let checkpoints = self.checkpoints_of(id);
-        let of_states = checkpoints.iter().map(|(hashes, _)| hashes.len()).sum();
         let in_session = what.retention().map_or(usize::MAX, |_| hinted.session_blocks());
-        let most = in_session.saturating_sub(of_states) / self.kinds().len();
-        let is_clipped = most < longest;
+        let (checkpoints, left_out) = self.checkpoints_within(id, in_session);
+        let of_states: usize = checkpoints.iter().map(|(hashes, _)| hashes.len()).sum();
+        let most = (in_session - of_states) / self.kinds().len();
+        let is_clipped = most < longest || !left_out.is_empty();
         // A pin is for as many blocks as it has, and retention for later requests too.
         let most = if what.is_pin() { most.min(longest) } else { most };
         let grant = |most| hinted.set_granted(id, what.retention().map(|_| (what, most)));
@@ -435,16 +436,9 @@ impl Sequences {
             let all = session.lists.iter();
             all.for_each(|list| self.leave(cache, pins, &list.hashes[part(list)..], list.era));
         }
-        let states: SmallVec<[_; 2]> = checkpoints.iter().map(|(hashes, era)| (&hashes[..], *era)).collect();
-        let (of_states, left_of_states) =
-            self.carry_out((hinted, cache, &mut *pins), &states, what, Of::Session(id));
         let lists: SmallVec<[_; 1]> =
             session.lists.iter().map(|list| (&list.hashes[..part(list)], list.era)).collect();
-        let (mut found, left) = self.carry_out((hinted, cache, pins), &lists, what, Of::Session(id));
-        (found.placed, found.owned) = (found.placed + of_states.placed, found.owned + of_states.owned);
-        if found.full == Tenant::NONE {
-            found.full = of_states.full;
-        }
+        let (found, left) = self.carry_out((hinted, cache, &mut *pins), &lists, what, Of::Session(id));
         match (what, found, left) {
             (Lasting::Retain(_), Found { placed: 0, owned: 0, full }, left)
                 if left.is_some() || full != Tenant::NONE =>
@@ -464,6 +458,17 @@ impl Sequences {
             (Lasting::Release, ..) => hinted.forget(id),
             (Lasting::Demote, ..) => {}
         }
+        // Again, behind what was granted: a close saw that, or its checkpoint is here.
+        let (checkpoints, _) = self.checkpoints_within(id, in_session);
+        let states: SmallVec<[_; 2]> = checkpoints.iter().map(|(hashes, era)| (&hashes[..], *era)).collect();
+        let (of_states, left_of_states) =
+            self.carry_out((hinted, cache, pins), &states, what, Of::Session(id));
+        let is_deferred = found.placed == 0 && found.owned > 0;
+        let found = Found {
+            placed: if is_deferred { 0 } else { found.placed + of_states.placed },
+            owned: found.owned + of_states.owned,
+            full: if found.full == Tenant::NONE { of_states.full } else { found.full },
+        };
         Ok(match (found, clipped_by(left.or(left_of_states), found.full, is_clipped)) {
             (Found { placed: 0, owned, .. }, None) if owned > 0 || what.retention().is_some() => {
                 Outcome::Deferred { blocks: owned }

@@ -9,6 +9,8 @@
 
 use std::collections::HashMap;
 
+use smallvec::SmallVec;
+
 use crate::block::{TENANTS_MAX, Tenant};
 use crate::hints::Limit;
 use crate::ids::{BlockId, SessionId};
@@ -212,6 +214,22 @@ impl Kept {
             || self.looked.is_none_or(is_more)
             || self.earliest.is_some_and(|earliest| earliest <= now)
     }
+}
+
+/// Divides `most` among lists of these numbers of blocks: each gets what it has, or an equal part of
+/// what is left.
+pub(super) fn shares(counts: &[usize], mut most: usize) -> SmallVec<[usize; 2]> {
+    let share = |(at, &blocks): (usize, &usize)| {
+        let left = most.saturating_sub(sum(&counts[at + 1..])).max(most / (counts.len() - at));
+        let share = blocks.min(left);
+        most -= share;
+        share
+    };
+    counts.iter().enumerate().map(share).collect()
+}
+
+pub(super) fn sum(counts: &[usize]) -> usize {
+    counts.iter().copied().fold(0, usize::saturating_add)
 }
 
 #[cfg(test)]

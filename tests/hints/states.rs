@@ -81,6 +81,51 @@ fn hints_on_a_session_reach_its_checkpoints() {
     }
 }
 
+/// A request that is open keeps its blocks, but no longer its checkpoint: its close does the rest.
+#[test]
+fn a_hint_during_a_request_is_for_its_blocks_too() {
+    for action in [Action::Demote, Action::Release] {
+        let bench = bench(|builder| builder.states([10]), HintLimits::new());
+        bench.run(1, true);
+        bench.run(2, true);
+        let tokens = prompt(2, 34);
+        let request = AdmitRequest::new(SequenceId(2), &tokens).session(SessionId(2));
+        let mut sequence = bench.pool.admit_grouped(&request).unwrap();
+        assert_eq!(sequence.len(), 32);
+        let mut batch = bench.pool.begin_batch();
+        batch.append_grouped(&mut sequence, Tokens::Announced(1)).unwrap();
+        batch.finish();
+        assert_eq!(bench.hint(2, action), Outcome::Deferred { blocks: 8 });
+        drop(sequence);
+        assert_eq!(bench.hits_after(18), [32, 0]);
+        bench.pool.audit().unwrap();
+    }
+}
+
+/// What one session may keep is for its checkpoints too, of this request and of later ones.
+#[test]
+fn the_limit_of_a_session_bounds_its_checkpoints() {
+    for (limit, most) in [(6, 6), (14, 14), (25, 25), (40, 28), (90, 28)] {
+        let limits = HintLimits::new().session_bytes(limit * BLOCK).pinned_bytes(90 * BLOCK);
+        let bench = bench(|builder| builder.states([10]), limits);
+        bench.run(1, true);
+        bench.hint(1, Action::Pin { until: bench.until });
+        for turn in 1..4 {
+            let tokens = prompt(1, 33 + 4 * turn);
+            let request = AdmitRequest::new(SequenceId(1), &tokens).session(SessionId(1));
+            let mut sequence = bench.pool.admit_grouped(&request).unwrap();
+            let mut batch = bench.pool.begin_batch();
+            let missing = 32 + 4 * turn - sequence.len();
+            batch.append_grouped(&mut sequence, Tokens::Announced(missing)).unwrap();
+            batch.finish();
+            drop(sequence);
+            let pinned = bench.pool.sessions()[0].pinned_bytes / BLOCK;
+            assert!(pinned <= most, "{pinned} of {limit} in turn {turn}");
+        }
+        bench.pool.audit().unwrap();
+    }
+}
+
 /// A budget that is too small for blocks and checkpoint is told.
 #[test]
 fn a_budget_is_for_checkpoints_too() {
