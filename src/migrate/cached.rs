@@ -88,13 +88,18 @@ impl Route {
         let is_here = |hash| near.has_in(pool, hash, era);
         let is_there = |hash| far.has_in(self.from.sequences.blocks(), hash, far_era);
         let (mut most, mut stale) = (usize::MAX, 0);
+        // What is a hit already stays one, whatever is evicted for the rest.
+        let own = blocks.needed(blocks.boundary(usize::MAX, &mut |hash| is_here(hash)));
+        let mut own_held = BlockRefs::new(&self.to.sequences);
+        let own = own.iter().filter_map(|block| near.take_to_carry(pool, block.hash, era));
+        own_held.blocks.extend(own);
         loop {
             let boundary = blocks.boundary(most, &mut |hash| is_here(hash) || is_there(hash));
             // The blocks cached here, and the others, with their places.
             let (mut here, mut places, mut wanted) = (Vec::new(), Vec::new(), Vec::new());
             let mut held = BlockRefs::new(&self.to.sequences);
             for (place, block) in blocks.needed(boundary).into_iter().enumerate() {
-                if let Some(id) = near.take(pool, block.hash, era) {
+                if let Some(id) = near.take_to_carry(pool, block.hash, era) {
                     held.blocks.push(id);
                     here.push((place, id));
                 } else {
@@ -129,7 +134,7 @@ impl Route {
             }
             held.blocks = here.into_iter().map(|(_, id)| id).collect();
             let cached_blocks = blocks.boundary(boundary, &mut |hash| is_here(hash)) / blocks.block_tokens();
-            drop((held, export));
+            drop((own_held, held, export));
             let carried = Carried { took: began.elapsed(), ..carried };
             return Ok(BringBackReport { cached_blocks, stale_blocks: stale + forgotten, carried });
         }

@@ -95,7 +95,7 @@ impl Export {
         let (cache, era) = (end.cache()?, end.era());
         let (mut refs, mut blocks) = (BlockRefs::new(&end.sequences), Vec::new());
         for (place, &hash) in hashes.iter().enumerate() {
-            let Some(id) = cache.take(end.sequences.blocks(), hash, era) else { break };
+            let Some(id) = cache.take_to_carry(end.sequences.blocks(), hash, era) else { break };
             refs.blocks.push(id);
             let depth = first.saturating_add(place as u32);
             blocks.push(CachedBlock { hash, depth, origins: cache.origins_of(id), group: 0 });
@@ -108,7 +108,7 @@ impl Export {
         let (cache, era) = (end.cache()?, end.era());
         let (mut refs, mut blocks) = (BlockRefs::new(&end.sequences), Vec::new());
         for &PromptBlock { hash, depth, group, .. } in needed {
-            let Some(id) = cache.take(end.sequences.blocks(), hash, era) else { break };
+            let Some(id) = cache.take_to_carry(end.sequences.blocks(), hash, era) else { break };
             refs.blocks.push(id);
             blocks.push(CachedBlock { hash, depth, origins: cache.origins_of(id), group });
         }

@@ -37,8 +37,8 @@ pub struct PromptBlocks {
     boundary_tokens: usize,
     /// Tokens before the last boundary.
     longest: usize,
-    /// The newest uncache call, which is part of the hashes of states.
-    looked: u64,
+    /// The salt of the newest uncache call, which is part of the hashes of states.
+    salt: u64,
 }
 
 /// One of the blocks that a hit needs.
@@ -109,8 +109,8 @@ impl PromptBlocks {
     /// Returns the hashes of a state's checkpoint at a boundary other than 0.
     fn checkpoint(&self, state: usize, tokens: usize) -> impl Iterator<Item = BlockHash> {
         let (kind, hashes) = &self.lists[0];
-        let (behind, looked) = (hashes[tokens / kind.block_tokens as usize - 1], self.looked);
-        (0..self.states[state]).map(move |block| behind.of_state(state, block, looked))
+        let (behind, salt) = (hashes[tokens / kind.block_tokens as usize - 1], self.salt);
+        (0..self.states[state]).map(move |block| behind.of_state(state, block, salt))
     }
 
     /// Returns the first blocks of the checkpoints that a prefix of at most `tokens` tokens may end
@@ -269,7 +269,7 @@ impl Sequences {
             states: self.states().to_vec(),
             boundary_tokens,
             longest: tokens / boundary_tokens * boundary_tokens,
-            looked: self.cache().map_or(0, |cache| cache.uncached().newest()),
+            salt: self.cache().map_or(0, |cache| cache.salt_of(cache.uncached().newest())),
         }
     }
 

@@ -33,8 +33,8 @@ const SESSIONS_MAX: usize = 1 << 16;
 pub(super) struct Checkpoint {
     /// Hash of the last block of tokens before it.
     behind: BlockHash,
-    /// The newest uncache call, and the era, in which it was made.
-    looked: u64,
+    /// The salt of the newest uncache call, and the era, in which it was made.
+    salt: u64,
     pub(super) era: u64,
     /// Number of hits by its session.
     pub(super) hits: u32,
@@ -44,16 +44,16 @@ impl Checkpoint {
     /// Returns the checkpoint behind this many blocks of tokens, all known.
     pub(super) fn new(known: &TokenHashes, blocks: usize, hits: u32) -> Option<Self> {
         let behind = blocks.checked_sub(1).and_then(|last| known.hash(last as u32))?;
-        Some(Self { behind, looked: known.looked, era: known.era(), hits })
+        Some(Self { behind, salt: known.salt(), era: known.era(), hits })
     }
 
     /// Returns the hash of a block of a state in it.
     pub(super) fn hash(&self, state: usize, block: usize) -> BlockHash {
-        self.behind.of_state(state, block, self.looked)
+        self.behind.of_state(state, block, self.salt)
     }
 
     fn is_same(&self, other: &Self) -> bool {
-        (self.behind, self.looked, self.era) == (other.behind, other.looked, other.era)
+        (self.behind, self.salt, self.era) == (other.behind, other.salt, other.era)
     }
 }
 
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     fn checkpoint(number: u64) -> Checkpoint {
-        Checkpoint { behind: BlockHash::new(number.into(), number), looked: 0, era: 0, hits: 0 }
+        Checkpoint { behind: BlockHash::new(number.into(), number), salt: 0, era: 0, hits: 0 }
     }
 
     #[test]

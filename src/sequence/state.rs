@@ -210,10 +210,10 @@ impl Sequences {
         let step = self.boundary_tokens() / self.block_tokens();
         for behind in (1..=most / step).rev().map(|boundary| boundary * step) {
             let Some(last) = known.hash(behind as u32 - 1) else { continue };
-            if cache.count_prefix(core, &[last.of_state(state, 0, known.looked)], known.era()).0 == 0 {
+            if cache.count_prefix(core, &[last.of_state(state, 0, known.salt())], known.era()).0 == 0 {
                 continue;
             }
-            let hashes = (0..blocks).map(|block| last.of_state(state, block, known.looked));
+            let hashes = (0..blocks).map(|block| last.of_state(state, block, known.salt()));
             let hashes: Vec<_> = hashes.collect();
             let (found, evictable) = cache.count_prefix(core, &hashes, known.era());
             if found == blocks {

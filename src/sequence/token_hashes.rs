@@ -59,6 +59,8 @@ pub(super) struct TokenHashes {
     era: u64,
     /// The newest uncache call at the last look.
     pub(super) looked: u64,
+    /// [Salt](PrefixCache::salt_of) of the first call.
+    first_salt: u64,
     /// The newest uncache call when no block of the sequence, in any group, was uncached.
     pub(super) checked: u64,
     /// Whether batches may have left out blocks that they were promised.
@@ -154,6 +156,7 @@ impl TokenHashes {
             era: cache.era(),
             looked,
             checked: looked,
+            first_salt: cache.salt_of(1),
             is_left_out: false,
             provenance: Provenance::default(),
             mark: 0,
@@ -172,13 +175,14 @@ impl TokenHashes {
             group: (lists + state) as u32,
             chain: ChainHash::after(last, 0),
             root: last,
-            hashes: (0..blocks).map(|block| last.of_state(state, block, self.looked)).collect(),
+            hashes: (0..blocks).map(|block| last.of_state(state, block, self.salt())).collect(),
             tokens: Vec::new(),
             full_at: usize::MAX,
             extra_keys: Vec::new(),
             is_cut: true,
             era: self.era,
             looked: self.looked,
+            first_salt: self.first_salt,
             checked: self.checked,
             is_left_out: false,
             provenance: self.provenance.clone(),
@@ -187,6 +191,11 @@ impl TokenHashes {
             policy_info: self.policy_info,
             standing: Vec::new(),
         })
+    }
+
+    /// Returns the [salt](PrefixCache::salt_of) of the newest uncache call at the last look.
+    pub(super) fn salt(&self) -> u64 {
+        if self.looked == 0 { 0 } else { self.first_salt.wrapping_add(self.looked - 1) }
     }
 
     /// Returns what another pool's cache needs. `computed`: a batch here wrote to the blocks.
@@ -243,6 +252,7 @@ impl TokenHashes {
             era: if is_stale { NO_ERA } else { era },
             looked,
             checked: looked,
+            first_salt: cache.salt_of(1),
             is_left_out: false,
             mark: provenance.mark,
             provenance,

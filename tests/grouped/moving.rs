@@ -73,7 +73,11 @@ fn step(
 }
 
 pub(super) fn compute(pool: &Pool, id: u64, all: &[u32]) -> GroupedSequence {
-    let mut sequence = pool.admit_grouped(&AdmitRequest::new(SequenceId(id), all)).unwrap();
+    compute_request(pool, &AdmitRequest::new(SequenceId(id), all), all)
+}
+
+pub(super) fn compute_request(pool: &Pool, request: &AdmitRequest<'_>, all: &[u32]) -> GroupedSequence {
+    let mut sequence = pool.admit_grouped(request).unwrap();
     while let Some(cut) = sequence.next_cut() {
         let tokens = cut - sequence.len();
         append(pool, &mut sequence, all, tokens);

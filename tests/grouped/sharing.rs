@@ -5,7 +5,7 @@ use kvpool::prefix::{BlockHash, KvEvent};
 use kvpool::{AllocRequest, GroupKeeps, Preempt};
 use proptest::prelude::*;
 
-use super::moving::{STATES, check, compute, is_idle, pool, tokens};
+use super::moving::{STATES, check, compute, compute_request, is_idle, pool, tokens};
 use super::*;
 
 const NO_KEYS: PrefixKeys<'static> = PrefixKeys::new();
@@ -178,4 +178,62 @@ proptest! {
         drop(compute(&near, 9, &all));
         [near, far].iter().for_each(is_idle);
     }
+}
+
+/// A hit that is here stays one, though the pool is too small for what would make it longer.
+#[test]
+fn a_shorter_hit_is_not_evicted_for_a_longer_one() {
+    let (near, far, all) = (pool(60, &STATES), pool(400, &STATES), tokens(123));
+    drop(compute(&far, 1, &all[..43]));
+    drop(compute(&far, 1, &all[..103]));
+    block_on(near.bring_back(&far, &NO_KEYS, &all[..43])).unwrap();
+    assert_eq!(hit(&near, &all[..43]), 40);
+    // Others are used later, so that the hit would be evicted first.
+    let rest = near.free_blocks() - 4;
+    let lease = near.allocate(AllocRequest::new(rest)).unwrap();
+    let back = block_on(near.bring_back(&far, &NO_KEYS, &all)).unwrap();
+    drop(lease);
+    assert_eq!((back.cached_blocks, hit(&near, &all[..43])), (10, 40), "{back:?}");
+    [near, far].iter().for_each(is_idle);
+}
+
+/// A cache numbers its uncache calls by itself: after one, no state is found that others computed from
+/// what was uncached, and one that it computed before.
+#[test]
+fn states_behind_uncached_blocks_are_found_by_no_pool() {
+    let (first, second, host, all) = (pool(400, &STATES), pool(400, &STATES), pool(400, &STATES), tokens(43));
+    second.uncache(&[BlockHash::new(7, 7)]);
+    drop(compute(&second, 1, &all));
+    block_on(second.offload(&host, 400)).unwrap();
+    let wrong = host.prompt_blocks(&NO_KEYS, &all).unwrap().needed(40).last().unwrap().hash();
+    for pool in [&first, &second, &host] {
+        pool.uncache(&[wrong]);
+    }
+    drop(compute(&first, 1, &all));
+    let before = first.cached_blocks_by_group()[3].len();
+    first.evict_cached(0);
+    let back = block_on(first.bring_back(&host, &NO_KEYS, &all)).unwrap();
+    assert_eq!((before, back.cached_blocks, hit(&first, &all)), (STATES[0], 0, 0), "{back:?}");
+    [first, second, host].iter().for_each(is_idle);
+}
+
+/// A transfer is no request that hits a checkpoint: later ones of its session dominate it.
+#[test]
+fn lookups_of_transfers_are_no_hits() {
+    let (near, far) = (pool(400, &STATES), pool(400, &STATES));
+    let all = tokens(123);
+    let mut at = 0;
+    for length in [43, 63, 83, 103] {
+        let back = block_on(near.bring_back(&far, &NO_KEYS, &all[..length])).unwrap();
+        assert_eq!(back.cached_blocks * 4, at);
+        at = length / 4 * 4;
+        let request = AdmitRequest::new(SequenceId(1), &all[..length]).session(kvpool::SessionId(1));
+        drop(compute_request(&near, &request, &all[..length]));
+    }
+    // Two checkpoints are dominated: 10 blocks, before any others.
+    drop(near.allocate(AllocRequest::new(near.free_blocks() + 10)).unwrap());
+    for (tokens, expected) in [(43, 0), (63, 0), (83, 80), (103, 100)] {
+        assert_eq!(hit(&near, &all[..tokens]), expected, "{tokens} tokens");
+    }
+    [near, far].iter().for_each(is_idle);
 }

@@ -31,16 +31,13 @@ use tokio::time::timeout_at;
 use super::super::outcome::Outcome;
 use super::super::read::TierRead;
 use super::super::value::value_bytes;
-use super::link::{FrameLanding, Link, TierReport};
+use super::link::{FrameLanding, Link, PREFETCHES_MAX, TierReport};
 
 /// Checkpoints that are looked up at once, beside what is needed at one boundary.
 const CHECKPOINTS: usize = 1024;
 
 /// Place among the reads and, once it has landed, where its block was computed.
 type Read = (usize, Arc<OnceLock<Vec<Origin>>>);
-
-/// Prefetches that may wait for their turn.
-pub(super) const PREFETCHES_MAX: usize = 64;
 
 /// Blocks that a prefetch brings back at a time.
 const PIECE: usize = 64;
@@ -88,13 +85,15 @@ impl Link {
     ) -> TierReport {
         let (began, mut report) = (Instant::now(), TierReport::default());
         let here = self.boundary_here(blocks);
-        let room = blocks.needed_blocks(here).saturating_add(blocks_max);
-        let most = blocks.longest(room);
+        let most = self.longest_with(blocks, here, blocks_max);
         if most > here {
-            // Kept until the rest has arrived.
-            let mut needed = hashes_of(&blocks.needed(most));
-            needed.retain(|&hash| self.pool.is_cached(hash));
-            let _here = self.pool.export_prefix(0, &needed);
+            // Kept until the rest has arrived, and what is a hit already, whatever is evicted for it.
+            let cached = |boundary| {
+                let mut needed = hashes_of(&blocks.needed(boundary));
+                needed.retain(|&hash| self.pool.is_cached(hash));
+                self.pool.export_prefix(0, &needed)
+            };
+            let _here = (cached(here), cached(most));
             if leave == 0 || self.pool.available_blocks() >= leave {
                 self.count(|counters| counters.asked += 1);
                 self.fetch(blocks, (here, most), deadline, &mut report).await;
@@ -106,6 +105,23 @@ impl Link {
         report.cached_blocks = cached / blocks.block_tokens();
         report.took = began.elapsed();
         report
+    }
+
+    /// Returns the tokens before the longest boundary for which at most `blocks_max` blocks are missing.
+    fn longest_with(&self, blocks: &PromptBlocks, here: usize, blocks_max: usize) -> usize {
+        let mut room = blocks.needed_blocks(here).saturating_add(blocks_max);
+        loop {
+            let most = blocks.longest(room);
+            if most <= here {
+                return most;
+            }
+            let needed = blocks.needed(most);
+            let missing = needed.iter().filter(|block| !self.pool.is_cached(block.hash())).count();
+            match missing.checked_sub(blocks_max) {
+                None | Some(0) => return most,
+                Some(more) => room = needed.len().saturating_sub(more),
+            }
+        }
     }
 
     fn boundary_here(&self, blocks: &PromptBlocks) -> usize {
@@ -206,11 +222,13 @@ impl Link {
         let mut arrived = HashMap::new();
         for ((block, mut import), read) in imports {
             let has_moved = read.is_some();
-            let is_there = read.is_none_or(|(read, origins)| {
-                let origins = origins.get().filter(|_| outcomes.get(read) == Some(&Outcome::Hit));
-                let is_known = origins.is_some_and(|origins| import.set_origins(0, origins).is_ok());
-                is_known && import.arrived(0).is_ok()
-            });
+            let is_here = read.is_none() && import.missing().is_empty();
+            let is_there = is_here
+                || read.is_some_and(|(read, origins)| {
+                    let origins = origins.get().filter(|_| outcomes.get(read) == Some(&Outcome::Hit));
+                    let is_known = origins.is_some_and(|origins| import.set_origins(0, origins).is_ok());
+                    is_known && import.arrived(0).is_ok()
+                });
             if is_there {
                 arrived.insert(block.hash(), (import, has_moved));
             }

@@ -16,11 +16,13 @@ use super::super::outcome::Outcome;
 use super::super::read::Landing;
 use super::super::shared_tier::SharedTier;
 use super::super::value::{TierValue, ValueError, origins_of, verify};
-use super::fetch::PREFETCHES_MAX;
 use super::settings::TieredSettings;
 
 /// Blocks per batch of puts.
 pub(super) const PUTS_AT_ONCE: usize = 32;
+
+/// Prefetches for hints that may wait for their turn.
+pub(super) const PREFETCHES_MAX: usize = 64;
 
 /// What one operation with a tier did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
