@@ -156,7 +156,6 @@ fn models_that_do_not_run_and_bad_options_are_refused() {
     }
     // Arguments of a replay, and a part of the error.
     let cases = "
-        --model qwen3.5-27b.json --drafts => --model qwen3.5-27b.json does not run
         --model none.json => --model none.json: 
         --model no-such-model => expected one of these
         --model gpt-oss-120b.json --dtype int3 => int3
@@ -182,6 +181,9 @@ fn models_that_do_not_run_and_bad_options_are_refused() {
         assert_eq!(output.status.code(), Some(2), "{arguments}: {said}");
         assert!(said.contains(complaint) && output.stdout.is_empty(), "{arguments}: {said}");
     }
+    // Layers that draft run beside states.
+    let output = kvpool_in(folder.path(), "replay --requests 9 --model qwen3.5-27b.json --drafts");
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     // A pool that holds no request replays nothing.
     let output = kvpool(&format!("replay --requests 20 --model {} --memory 6MiB", config("gpt-oss-120b")));
     let table = String::from_utf8_lossy(&output.stdout);

@@ -195,6 +195,33 @@ async fn as_much_as_fits() {
     }
 }
 
+/// A hit that is here stays one, whatever fails or does not fit, and no more than the limit comes.
+#[tokio::test]
+async fn a_longer_hit_does_not_cost_the_one_that_is_here() {
+    let (store, tier) = in_process(hasty());
+    let (a, all) = (usual(400), prompt(103));
+    [43, 83, 103].iter().for_each(|&length| compute(&a, length as u64, &all[..length]));
+    tiered(&a, &tier, TierPolicy::Manual).offload(400, soon()).await.unwrap();
+    for (fault, limit) in [(Fault::HangInGets, 400), (Fault::None, 400), (Fault::None, 20)] {
+        let b = usual(60);
+        let mut settings = TieredSettings::new(NAMESPACE).policy(TierPolicy::Manual);
+        settings.blocks_max = limit;
+        let of_b = Tiered::new(b.clone(), tier.clone(), settings).unwrap();
+        bring_back(&tiered(&b, &tier, TierPolicy::Manual), &all[..43], WAIT).await;
+        assert_eq!(hit(&b, &all[..43]), 40);
+        let room = if limit < 400 { b.free_blocks() } else { 4 };
+        let held = b.allocate(kvpool::AllocRequest::new(b.free_blocks() - room + 1)).ok();
+        store.set_fault(fault);
+        let report = bring_back(&of_b, &all, Duration::from_millis(500)).await;
+        store.set_fault(Fault::None);
+        assert!(report.moved_blocks <= limit, "{report:?}");
+        drop(held);
+        until("frames are free", || b.audit().is_ok_and(|report| report.owned == 0)).await;
+        assert!(hit(&b, &all[..43]) == 40 || report.cached_blocks > 10, "{fault:?}, {limit}: {report:?}");
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
 /// What lies in a block depends on the groups.
 #[test]
 fn pools_of_other_groups_share_nothing() {
