@@ -214,7 +214,7 @@ fn a_redis_that_refuses_dies_and_hangs() {
     let folder = tempfile::tempdir().unwrap();
     let (token, tier) =
         (token(folder.path(), "one-token-of-the-tests"), format!("redis://127.0.0.1:{}", redis.port()));
-    let flags = format!("--name a {SMALL} {tier} --tier-patience 200ms --tier-wait 300ms --drain 2s");
+    let flags = format!("--name a {SMALL} {tier} --tier-patience 500ms --tier-wait 500ms --drain 2s");
     let a = Member::start(&token, &flags);
     let goes_on = |what: &str| {
         let before = a.count("/load/completed");
