@@ -324,9 +324,7 @@ impl PrefixCache {
 
     /// As [`take`](Self::take), for a transfer: no request has hit the block.
     pub(crate) fn take_to_carry(&self, core: &Core, hash: BlockHash, era: u64) -> Option<BlockId> {
-        let id = self.take(core, hash, era)?;
-        self.row(id).uncount_hit();
-        Some(id)
+        self.take(core, hash, era).inspect(|&id| self.row(id).uncount_hit())
     }
 
     /// Takes a reference on a block that holds `hash`; also returns whether it was evictable. The

@@ -118,8 +118,8 @@ impl Sequences {
         self.cache()?.hits_of(&self.0.blocks, checkpoint.hash(0, 0), checkpoint.era)
     }
 
-    /// Makes a checkpoint evict-first, unless others than its session have hit it. Hints on the session
-    /// are no longer about it.
+    /// Makes a checkpoint evict-first, unless others than its session have hit it. Hints on the
+    /// session are no longer about it.
     fn demote(&self, checkpoint: &Checkpoint) {
         if let (Some(cache), Some(hinted)) = (self.cache(), self.0.hinted.as_deref()) {
             self.leave(cache, &mut hinted.pins(), &self.blocks_of(checkpoint), checkpoint.era);

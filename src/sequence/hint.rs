@@ -161,7 +161,10 @@ impl Sequence {
                 let room = self.sequences.room_of_states(hinted, what, most);
                 let (kept, left) = self.sequences.checkpoints_within(session, room);
                 let (of, mut pins) = (Of::Session(session), hinted.pins());
-                let is_own = |(hashes, _): &(Vec<BlockHash>, u64)| hashes.contains(&list.hashes[0]);
+                // Without hashes, its blocks were uncached.
+                let own = list.hashes.first();
+                let is_own =
+                    |(hashes, _): &(Vec<BlockHash>, u64)| own.is_some_and(|own| hashes.contains(own));
                 for (hashes, era) in &left {
                     self.sequences.leave(cache, &mut pins, hashes, *era);
                 }

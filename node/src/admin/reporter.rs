@@ -32,7 +32,8 @@ pub trait Reporter: Send + Sync + 'static {
     /// Returns the work of fetching the prefix with these blocks by a deadline.
     ///
     /// # Errors
-    /// [`Rejection::NoTier`] if the service is no tier of a pool, or has ended; [`Rejection::Busy`].
+    /// [`Rejection::NoTier`] if the service is no tier of a pool, or has ended;
+    /// [`Rejection::Busy`].
     fn prefetch(&self, blocks: &PromptBlocks, deadline: Instant) -> Result<Fetching, Rejection> {
         _ = (blocks, deadline);
         Err(Rejection::NoTier)

@@ -53,8 +53,8 @@ impl Blocks {
     }
 
     /// Refuses a waiting request that floors of other tenants keep from its blocks, so that it does
-    /// not wait until one is lowered. `kept` are blocks that it has and keeps. The refusal is counted
-    /// where it [ends the wait](Waiting::refused).
+    /// not wait until one is lowered. `kept` are blocks that it has and keeps. The refusal is
+    /// counted where it [ends the wait](Waiting::refused).
     pub(crate) fn check_floors(
         &self,
         request: &AllocRequest,

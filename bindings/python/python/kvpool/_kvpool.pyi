@@ -1431,8 +1431,8 @@ class Pool:
         `message_id` and `actions` of `action_id`, `action_type`, `action_version` and `payload`.
         The payload names the blocks by `session_id`, by `block_hashes`, or by `sequence_id` with
         `start` and `end`; types are kv.retain (`priority`, `ttl_seconds`), kv.pin (`ttl_seconds`),
-        kv.demote, kv.evict, kv.prefetch and kv.release. A prefetch is carried out by `POST /hints` of
-        a node with a tier; here it is rejected.
+        kv.demote, kv.evict, kv.prefetch and kv.release. A prefetch is for `POST /hints` of a
+        node with a tier; here it is rejected.
 
         The outcome is "accepted", "clipped" (granted in part, `until` a time of the cache's clock),
         "deferred" (until owners release the blocks), "missing", or "rejected", with `reason` and

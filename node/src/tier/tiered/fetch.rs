@@ -14,8 +14,8 @@
 //! All frames are reserved before the first byte is read: otherwise the allocation of a later block
 //! could evict an earlier one.
 //!
-//! A prefetch for a hint does this for a few blocks at a time, one prefetch after the other, and ends
-//! when a request waits for blocks or little of the pool would be left to allocate: what it brings
+//! A prefetch for a hint does this for a few blocks at a time, one prefetch after the other, and
+//! ends when a request waits for blocks or little of the pool would be left to allocate: what it brings
 //! back is cached like other blocks, and what it holds meanwhile is bounded, whatever is hinted.
 
 use std::collections::{HashMap, HashSet};
@@ -74,8 +74,8 @@ impl Link {
         }
     }
 
-    /// Brings up to `blocks_max` blocks back, if at least `leave` stay available beside those of the
-    /// prefix that are cached.
+    /// Brings up to `blocks_max` blocks back, if at least `leave` stay available beside those of
+    /// the prefix that are cached.
     async fn bring_some(
         &self,
         blocks: &PromptBlocks,
@@ -87,7 +87,7 @@ impl Link {
         let here = self.boundary_here(blocks);
         let most = self.longest_with(blocks, here, blocks_max);
         if most > here {
-            // Kept until the rest has arrived, and what is a hit already, whatever is evicted for it.
+            // Kept until the rest has arrived, and so is what is a hit already.
             let cached = |boundary| {
                 let mut needed = hashes_of(&blocks.needed(boundary));
                 needed.retain(|&hash| self.pool.is_cached(hash));
@@ -107,7 +107,8 @@ impl Link {
         report
     }
 
-    /// Returns the tokens before the longest boundary for which at most `blocks_max` blocks are missing.
+    /// Returns the tokens before the longest boundary for which at most `blocks_max` blocks are
+    /// missing.
     fn longest_with(&self, blocks: &PromptBlocks, here: usize, blocks_max: usize) -> usize {
         let mut room = blocks.needed_blocks(here).saturating_add(blocks_max);
         loop {
