@@ -102,6 +102,31 @@ fn a_hint_during_a_request_is_for_its_blocks_too() {
     }
 }
 
+/// A request that began behind a checkpoint, which is uncached meanwhile, is closed like others.
+#[test]
+fn an_uncached_checkpoint_of_a_pinned_session() {
+    let bench = bench(|builder| builder.states([10]), HintLimits::new().pinned_bytes(90 * BLOCK));
+    bench.run(1, true);
+    bench.hint(1, Action::Pin { until: bench.until });
+    let tokens = prompt(1, 38);
+    for appends in [false, true] {
+        let request = AdmitRequest::new(SequenceId(1), &tokens).session(SessionId(1));
+        let mut sequence = bench.pool.admit_grouped(&request).unwrap();
+        let mut batch = bench.pool.begin_batch();
+        if appends {
+            let missing = 36 - sequence.len();
+            batch.append_grouped(&mut sequence, Tokens::Announced(missing)).unwrap();
+            batch.checkpoint(&mut sequence).unwrap();
+        }
+        let hashes: Vec<_> = bench.pool.cached_blocks().into_iter().map(|(_, hash)| hash).collect();
+        bench.pool.uncache(&hashes);
+        drop(sequence);
+        batch.finish();
+        bench.run(1, true);
+    }
+    bench.pool.audit().unwrap();
+}
+
 /// What one session may keep is for its checkpoints too, of this request and of later ones.
 #[test]
 fn the_limit_of_a_session_bounds_its_checkpoints() {
