@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use kvpool_engine::config::ModelConfig;
-use kvpool_engine::hybrid::storm::{HybridStorm, drafts, states};
+use kvpool_engine::hybrid::storm::{HybridStorm, forks, states};
 use kvpool_engine::model::Model;
 use kvpool_engine::storm::{Report, Storm};
 use kvpool_engine::weights::Weights;
@@ -39,7 +39,7 @@ struct Args {
     /// Leaves the pool alone: neither compaction nor resizes
     #[arg(long)]
     calm: bool,
-    /// Serves two tiny models whose layers differ: one with states, one with drafts and forks
+    /// Serves two tiny models whose layers differ: one with states, one with forks; both with drafts
     #[arg(long, conflicts_with_all = ["slots", "tokens_max", "block_tokens", "weights"])]
     hybrid: bool,
     /// Weights of a Qwen2 or Llama model, in the safetensors format; random ones by default
@@ -79,7 +79,7 @@ fn serve_hybrid(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
     let runtime = runtime()?;
     let mut all_right = true;
     let mut reports = Vec::new();
-    for (name, shapes) in [("states", states()), ("drafts", drafts())] {
+    for (name, shapes) in [("states", states()), ("forks", forks())] {
         let storm = HybridStorm {
             seed: args.seed,
             requests: args.requests,

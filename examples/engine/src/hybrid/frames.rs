@@ -112,9 +112,19 @@ impl Paged {
         self.memory.moved.load(Relaxed)
     }
 
-    /// Returns what kernels see of a sequence in a batch that appended to it.
-    pub fn view<'a>(&'a self, batch: &'a Batch, sequence: &'a GroupedSequence) -> View<'a> {
-        View { paged: self, batch, sequence }
+    /// Returns what kernels see of a sequence in a batch that appended to it. The states that its
+    /// drafts left go into `ahead`; `accepted` says how many of those that the step before it left
+    /// there are final now.
+    pub fn view<'a>(
+        &'a self,
+        batch: &'a Batch,
+        sequence: &'a GroupedSequence,
+        ahead: &'a mut Ahead,
+        accepted: usize,
+    ) -> View<'a> {
+        let layers = vec![Vec::new(); self.places.len()];
+        let before = std::mem::replace(ahead, Ahead { layers });
+        View { paged: self, batch, sequence, before, accepted, ahead }
     }
 }
 
@@ -136,11 +146,21 @@ fn places(model: &LayerGroups, shapes: &[LayerShape], pool: &Pool, frame_words: 
     places
 }
 
+/// The states behind each draft of a step, by layer: copies of the engine's, because the run of a
+/// state holds final tokens only.
+#[derive(Clone, Default, Debug)]
+pub struct Ahead {
+    layers: Vec<Vec<Vec<f32>>>,
+}
+
 /// The memory of one sequence, by its lists of blocks and its states.
 pub struct View<'a> {
     paged: &'a Paged,
     batch: &'a Batch,
     sequence: &'a GroupedSequence,
+    before: Ahead,
+    accepted: usize,
+    ahead: &'a mut Ahead,
 }
 
 impl View<'_> {
@@ -183,11 +203,19 @@ impl LayerMemory for View<'_> {
         Ok([all(0).collect(), all(1).collect()])
     }
 
-    fn store_state(&mut self, layer: usize, state: &[f32]) {
-        self.paged.memory.write(self.run(layer).0, state);
+    fn store_state(&mut self, layer: usize, position: usize, state: &[f32]) {
+        let (tokens, held) = (position + 1, self.sequence.state_tokens());
+        if tokens == held {
+            self.paged.memory.write(self.run(layer).0, state);
+        } else if tokens > held {
+            self.ahead.layers[layer].push(state.to_vec());
+        }
     }
 
     fn load_state(&self, layer: usize) -> Vec<f32> {
+        if let Some(last) = self.accepted.checked_sub(1) {
+            return self.before.layers[layer][last].clone();
+        }
         let (at, words) = self.run(layer);
         self.paged.memory.read(at, words).collect()
     }

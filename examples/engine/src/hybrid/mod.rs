@@ -13,8 +13,9 @@
 //!    sequences, checkpoints, drafts, forks.
 //! 4. [`storm`]: the comparison.
 //!
-//! States are neither shared nor taken back, so a pool refuses to fork or draft beside them. There
-//! are two models therefore: [`storm::states`], and [`storm::drafts`] without a state.
+//! A state holds final tokens only: the engine keeps a copy behind each draft, and computes on from
+//! that of the last accepted one. States are not shared, so a pool refuses to fork beside them. There
+//! are two models therefore: [`storm::states`], and [`storm::forks`] without a state.
 
 pub mod frames;
 pub mod model;

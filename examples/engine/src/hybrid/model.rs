@@ -86,10 +86,11 @@ pub trait LayerMemory {
     /// Errors of the pool, such as a token that was given up.
     fn load(&self, layer: usize, tokens: Range<usize>) -> Result<[Vec<f32>; 2], SequenceError>;
 
-    /// Stores the state of a layer.
-    fn store_state(&mut self, layer: usize, state: &[f32]);
+    /// Stores the state of a layer behind the token at a position; a memory need only keep those from
+    /// which it computes on.
+    fn store_state(&mut self, layer: usize, position: usize, state: &[f32]);
 
-    /// Returns the state of a layer, which an earlier token stored.
+    /// Returns the state of a layer behind the last computed token, drafts that were rejected aside.
     fn load_state(&self, layer: usize) -> Vec<f32>;
 }
 
@@ -203,17 +204,20 @@ fn retain(
     let mut state = if first == 0 { vec![0.0; shape.state_len()] } else { memory.load_state(index) };
     let mut out = vec![0.0; q.len()];
     let rows = q.chunks_exact(dim).zip(k.chunks_exact(dim)).zip(v.chunks_exact(dim));
-    let each = out.chunks_exact_mut(dim).zip(rows).zip((0..heads).cycle());
-    for ((out, ((q, k), v)), head) in each {
-        let decay = 1.0 - (-5.0 - head as f32).exp2();
-        let state = state[head * dim * dim..][..dim * dim].chunks_exact_mut(dim);
-        for ((row, q), k) in state.zip(q).zip(k) {
-            for ((cell, v), out) in row.iter_mut().zip(v).zip(&mut *out) {
-                *cell = decay * *cell + k * v;
-                *out += q / dim as f32 * *cell;
+    let mut each = out.chunks_exact_mut(dim).zip(rows);
+    for position in first..first + q.len() / (heads * dim) {
+        for (head, (out, ((q, k), v))) in each.by_ref().take(heads).enumerate() {
+            let decay = 1.0 - (-5.0 - head as f32).exp2();
+            let state = state[head * dim * dim..][..dim * dim].chunks_exact_mut(dim);
+            for ((row, q), k) in state.zip(q).zip(k) {
+                for ((cell, v), out) in row.iter_mut().zip(v).zip(&mut *out) {
+                    *cell = decay * *cell + k * v;
+                    *out += q / dim as f32 * *cell;
+                }
             }
         }
+        memory.store_state(index, position, &state);
     }
-    memory.store_state(index, &state);
+    drop(each);
     out
 }

@@ -36,7 +36,7 @@ impl LayerMemory for Contiguous {
         Ok(self.layers[layer].each_ref().map(|all| all[tokens.start * row..tokens.end * row].to_vec()))
     }
 
-    fn store_state(&mut self, layer: usize, state: &[f32]) {
+    fn store_state(&mut self, layer: usize, _position: usize, state: &[f32]) {
         self.layers[layer][0] = state.to_vec();
     }
 

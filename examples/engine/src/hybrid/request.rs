@@ -17,7 +17,7 @@ pub struct Request {
     pub session: SessionId,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// Number of tokens that may be drafted per step; 0 with a state.
+    /// Number of tokens that may be drafted per step.
     pub drafts: usize,
 }
 

@@ -33,7 +33,7 @@ pub fn states() -> Vec<LayerShape> {
 }
 
 /// Returns windows, chunks, and full attention.
-pub fn drafts() -> Vec<LayerShape> {
+pub fn forks() -> Vec<LayerShape> {
     [Keeps::Window(40), Keeps::Chunk(48), Keeps::Window(40), Keeps::All].map(shape).into()
 }
 
@@ -88,7 +88,7 @@ impl HybridReport {
 
 impl HybridStorm {
     /// Makes the requests, and the reference's answers: system prompts that are shared,
-    /// conversations that go on, and without a state several answers and drafts.
+    /// conversations that go on, drafts, and without a state several answers.
     fn plan(&self, model: &HybridModel) -> Result<Vec<Planned>, EngineError> {
         let (mut rng, has_states) = (fastrand::Rng::with_seed(self.seed), has_states(model.shapes()));
         let vocab = model.vocab() as u32;
@@ -111,7 +111,7 @@ impl HybridStorm {
                 answers: if !has_states && rng.u32(..4) == 0 { rng.u32(2..=3) } else { 1 },
                 sampling: Sampling { temperature: [0.0, 2.0][rng.usize(..2)], seed: rng.u64(..) },
                 session,
-                drafts: if has_states { 0 } else { rng.usize(..5) },
+                drafts: rng.usize(..5),
                 prompt,
             };
             let answers = 0..request.answers;

@@ -18,7 +18,7 @@ use kvpool::{
 use serde::Serialize;
 use tokio::runtime::Handle;
 
-use super::frames::Paged;
+use super::frames::{Ahead, Paged};
 use super::model::HybridModel;
 use super::request::Planned;
 use crate::error::EngineError;
@@ -60,6 +60,7 @@ pub struct Counts {
     pub logits_wrong: u64,
     pub hit_tokens: u64,
     pub states_restored: u64,
+    pub states_from_drafts: u64,
     pub checkpoints: u64,
     pub waited: u64,
     pub appends_refused: u64,
@@ -120,6 +121,8 @@ struct Running {
     known: usize,
     /// Drafts behind the last known token.
     drafts: Vec<u32>,
+    /// The states behind the drafts of the last step.
+    ahead: Ahead,
     /// Length behind which states are kept.
     cut: Option<usize>,
     /// Position of the first computed token, and the logits.
@@ -286,7 +289,8 @@ impl<'a> Worker<'a> {
 
 impl Running {
     fn new(job: Job, sequence: GroupedSequence) -> Self {
-        Self { job, sequence, known: 0, drafts: Vec::new(), cut: None, computed: None }
+        let (drafts, ahead) = (Vec::new(), Ahead::default());
+        Self { job, sequence, known: 0, drafts, ahead, cut: None, computed: None }
     }
 
     /// Plans the next step, and returns its number of tokens.
@@ -299,7 +303,8 @@ impl Running {
         let missing = self.cut.unwrap_or(tokens) - sequence.len();
         self.known = missing.min(shared.step_tokens);
         self.drafts.clear();
-        if sequence.len() + self.known == tokens && job.forks == 0 {
+        // States are kept behind final tokens only.
+        if sequence.len() + self.known == tokens && job.forks == 0 && self.cut.is_none() {
             // The answer's last token is chosen, not drafted.
             let most = request.drafts.min(request.tokens_max() - tokens - 1);
             self.drafts.extend_from_slice(draft(&job.tokens, most));
@@ -328,7 +333,13 @@ impl Running {
                 None => self.drafts.clear(),
             }
         }
-        let logits = shared.model.forward(&mut paged.view(batch, sequence), &tokens, first)?;
+        // Accepted drafts of the last step, over which the states have not been stepped.
+        let accepted = match appended.stepped.is_empty() {
+            false => first - appended.stepped.start,
+            true => 0,
+        };
+        let mut view = paged.view(batch, sequence, &mut self.ahead, accepted);
+        let logits = shared.model.forward(&mut view, &tokens, first)?;
         let mut kept = Vec::new();
         if self.cut == Some(first + tokens.len()) {
             // Without blocks for it, later prompts hit less.
@@ -337,6 +348,7 @@ impl Running {
         }
         shared.count(|counts| {
             let blocks = appended.copies.iter().filter(|copy| copy.group < sequence.groups()).count();
+            counts.states_from_drafts += u64::from(accepted > 0);
             counts.states_restored += (appended.copies.len() - blocks) as u64;
             counts.copied_blocks += blocks as u64;
             counts.checkpoints += kept.len() as u64;
