@@ -179,7 +179,7 @@ fn what_arrives_is_not_found() {
     let (pool, long) = (pool(20), prompt(1, 9));
     let (sequence, _) = admit(&pool, 1, &long);
     let hashes = sequence.block_hashes().to_vec();
-    let export = pool.export_prefix(0, &hashes).unwrap();
+    let export = pool.export_prefix(&hashes).unwrap();
     let bytes: Vec<Vec<u8>> = (0..2).map(|place| export.packed(place).unwrap()).collect();
     drop((export, sequence));
     pool.evict_cached(0);

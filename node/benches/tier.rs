@@ -58,7 +58,7 @@ fn fill(pool: &Pool) {
 fn check(pool: &Pool) {
     for client in 0..CLIENTS {
         for hash in hashes(client) {
-            let export = pool.export_prefix(0, &[hash]).unwrap();
+            let export = pool.export_prefix(&[hash]).unwrap();
             assert_eq!(export.packed(0).unwrap(), bytes_of(pool, hash), "a wrong byte");
         }
     }

@@ -107,7 +107,7 @@ impl Route {
                     wanted.push(block);
                 }
             }
-            let export = Export::needed(&self.from, &wanted)?;
+            let export = Export::prefix(&self.from, wanted.iter().map(|block| block.hash))?;
             if let Some(evicted) = wanted.get(export.len()) {
                 most = evicted.without();
                 continue;

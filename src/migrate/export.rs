@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::error::{Invalid, TransferError};
 use crate::ids::{BlockId, SequenceId};
 use crate::prefix::{BlockHash, ColdBlock, Origin};
-use crate::sequence::{AnySequence, BlockRefs, Outline, PromptBlock, Sequence, Sequences};
+use crate::sequence::{AnySequence, BlockRefs, GroupedSequence, Outline, Sequence, Sequences};
 use crate::storage::Storage;
 
 use super::checksum::checksums;
@@ -21,7 +21,7 @@ use super::form::PackedForm;
 use super::heads::HeadRange;
 use super::held::{ColdBlocks, Finished, HeldBlocks, Piece, Refs};
 use super::manifest::{CachedBlock, CachedBlocks, Contents, Manifest};
-use super::route::{CACHED_BLOCKS, End};
+use super::route::End;
 use super::transfers::TransferDirection;
 
 /// Bytes whose blocks are pinned at once for their checksums.
@@ -34,8 +34,8 @@ const PIECE_BYTES: usize = 64 << 20;
 /// return to their places. A transport's [hold](Piece) on blocks outlives that.
 #[must_use = "dropping an export closes its sequence"]
 pub struct Export<S: AnySequence = Sequence> {
-    /// Dropped before the sequence.
-    held: Arc<HeldBlocks>,
+    /// Dropped before the sequence: one that is closed or continues finds its blocks unshared.
+    held: Departing,
     contents: Contents,
     sequence: Option<S>,
     heads: Option<HeadRange>,
@@ -67,7 +67,26 @@ impl<S: AnySequence> Export<S> {
     }
 
     fn new(held: HeldBlocks, contents: Contents, era: u64) -> Self {
-        Self { held: Arc::new(held), contents, sequence: None, heads: None, era }
+        Self { held: Departing(Arc::new(held)), contents, sequence: None, heads: None, era }
+    }
+
+    /// Returns it as one of any number of lists, which [`Remote::send`](super::remote::Remote::send)
+    /// takes.
+    pub fn into_grouped(self) -> Export<GroupedSequence> {
+        let Self { held, contents, sequence, heads, era } = self;
+        Export { held, contents, sequence: sequence.map(AnySequence::into_lists), heads, era }
+    }
+}
+
+impl Export<GroupedSequence> {
+    /// Returns it as one of a sequence of one list, or of cached blocks; unchanged if it is of a
+    /// sequence of several lists.
+    pub fn into_one(self) -> Result<Export, Self> {
+        if self.outline().is_some_and(|outline| (outline.lists.len(), outline.states.len()) != (1, 0)) {
+            return Err(self);
+        }
+        let Self { held, contents, sequence, heads, era } = self;
+        Ok(Export { held, contents, sequence: sequence.map(AnySequence::of_lists), heads, era })
     }
 }
 
@@ -86,39 +105,26 @@ impl Export {
         let blocks = cold.cold.iter().map(block).collect();
         let ids = cold.cold.iter().map(|cold| Some(cold.id)).collect();
         let held = HeldBlocks::new(end, TransferDirection::Export, None, ids, Refs::Cold(cold));
-        Ok(Self::new(held, Contents::Cached(CachedBlocks { blocks, is_chain: false }), era))
+        Ok(Self::new(held, Contents::Cached(CachedBlocks::new(end, blocks, false)), era))
     }
 
-    /// Exports the cached blocks with these hashes, of a chain from its block `first` on, up to the
-    /// first uncached one.
-    pub(crate) fn prefix(end: &End, first: u32, hashes: &[BlockHash]) -> Result<Self, TransferError> {
+    /// Exports the cached blocks with these hashes, up to the first uncached one: a part of a chain, or
+    /// of what a prompt needs in every group of layers.
+    pub(crate) fn prefix(
+        end: &End,
+        hashes: impl IntoIterator<Item = BlockHash>,
+    ) -> Result<Self, TransferError> {
         let (cache, era) = (end.cache()?, end.era());
         let (mut refs, mut blocks) = (BlockRefs::new(&end.sequences), Vec::new());
-        for (place, &hash) in hashes.iter().enumerate() {
+        for hash in hashes {
             let Some(id) = cache.take_to_carry(end.sequences.blocks(), hash, era) else { break };
             refs.blocks.push(id);
-            let depth = first.saturating_add(place as u32);
-            blocks.push(CachedBlock { hash, depth, origins: cache.origins_of(id), group: 0 });
-        }
-        Ok(Self::chain(end, refs, blocks, era))
-    }
-
-    /// Exports cached blocks that a prompt needs, up to the first uncached one.
-    pub(super) fn needed(end: &End, needed: &[PromptBlock]) -> Result<Self, TransferError> {
-        let (cache, era) = (end.cache()?, end.era());
-        let (mut refs, mut blocks) = (BlockRefs::new(&end.sequences), Vec::new());
-        for &PromptBlock { hash, depth, group, .. } in needed {
-            let Some(id) = cache.take_to_carry(end.sequences.blocks(), hash, era) else { break };
-            refs.blocks.push(id);
+            let (depth, group) = cache.place_of(id);
             blocks.push(CachedBlock { hash, depth, origins: cache.origins_of(id), group });
         }
-        Ok(Self::chain(end, refs, blocks, era))
-    }
-
-    fn chain(end: &End, refs: BlockRefs, blocks: Vec<CachedBlock>, era: u64) -> Self {
         let ids = refs.blocks.iter().copied().map(Some).collect();
         let held = HeldBlocks::new(end, TransferDirection::Export, None, ids, Refs::Listed(refs));
-        Self::new(held, Contents::Cached(CachedBlocks { blocks, is_chain: true }), era)
+        Ok(Self::new(held, Contents::Cached(CachedBlocks::new(end, blocks, true)), era))
     }
 }
 
@@ -158,12 +164,8 @@ impl<S: AnySequence> Export<S> {
     }
 
     /// Returns the manifest, with checksums: reads all blocks; on a device it waits for the copies.
-    /// One of cached blocks names no groups of layers, and is refused in a pool with several.
     pub fn manifest(&self) -> Result<Manifest, TransferError> {
         let end = self.end();
-        if let Contents::Cached(_) = self.contents {
-            end.sequences.check_one_list(CACHED_BLOCKS)?;
-        }
         let form = PackedForm::of(end.storage.layout());
         let mut sums = Vec::with_capacity(self.held.ids().len());
         let places: Vec<u32> = (0..self.held.ids().len() as u32).collect();
@@ -285,11 +287,26 @@ impl<S: AnySequence> Export<S> {
     }
 }
 
-impl<S: AnySequence> Drop for Export<S> {
-    /// References are released first: a sequence that is closed or continues finds its blocks
-    /// unshared. Transports keep the blocks that they hold.
+/// The blocks of an export. Dropping it releases them, except those that transports hold.
+struct Departing(Arc<HeldBlocks>);
+
+impl std::ops::Deref for Departing {
+    type Target = Arc<HeldBlocks>;
+
+    fn deref(&self) -> &Arc<HeldBlocks> {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for Departing {
+    fn deref_mut(&mut self) -> &mut Arc<HeldBlocks> {
+        &mut self.0
+    }
+}
+
+impl Drop for Departing {
     fn drop(&mut self) {
-        self.held.quarantine();
+        self.0.quarantine();
     }
 }
 

@@ -88,6 +88,15 @@ impl Imported {
             Self::Grouped(_) | Self::Cached(_) => None,
         }
     }
+
+    /// Returns the sequence, of any number of lists.
+    pub fn into_grouped(self) -> Option<GroupedSequence> {
+        match self {
+            Self::Sequence(sequence) => Some(GroupedSequence::of_one(*sequence)),
+            Self::Grouped(sequence) => Some(*sequence),
+            Self::Cached(_) => None,
+        }
+    }
 }
 
 /// Creates the event for a cached block that arrived, by its place in the manifest.
@@ -129,7 +138,10 @@ impl Import {
                 Self::sequence(end, outline.clone().hashed_alike(agrees), end.era())?
             }
             Contents::Cached(_) if !agrees => return Err(other_hashing().into()),
-            Contents::Cached(cached) => Self::cached(end, cached, end.era())?,
+            Contents::Cached(cached) => {
+                cached.check_groups(end)?;
+                Self::cached(end, cached, end.era())?
+            }
         };
         // A checksum for each place.
         let (blocks, wanted) = (import.held.ids().len(), manifest.blocks());
@@ -163,7 +175,7 @@ impl Import {
     }
 
     fn stated(end: &End, blocks: Vec<CachedBlock>) -> Result<Self, TransferError> {
-        let cached = CachedBlocks { blocks, is_chain: true };
+        let cached = CachedBlocks::new(end, blocks, true);
         check_distinct(&cached.blocks)?;
         let mut import = Self::cached(end, &cached, end.era())?;
         import.is_stated = true;
@@ -232,7 +244,7 @@ impl Import {
         for (&place, &id) in missing.iter().zip(&refs.blocks[present..]) {
             ids[place as usize] = Some(id);
         }
-        let CachedBlocks { blocks, is_chain } = cached.clone();
+        let CachedBlocks { blocks, is_chain, .. } = cached.clone();
         // Whatever is written from here on is newer than these calls.
         let arriving =
             Arriving::Cached(Cached { blocks, is_chain, era: Some(era), since: cache.uncached().newest() });

@@ -9,10 +9,11 @@ use crate::config::FRAME_BITS;
 use crate::error::Invalid;
 use crate::ids::SequenceId;
 use crate::prefix::{BlockHash, CACHE_GROUPS_MAX, ChainHash, ORIGINS_MAX, Origin, PrefixCache};
-use crate::sequence::{ListOutline, Outline, TOKENS_MAX};
+use crate::sequence::{Groups, ListOutline, Outline, TOKENS_MAX};
 
 use super::form::{PackedForm, other_form};
 use super::heads::HeadRange;
+use super::route::End;
 
 /// Version of the manifests that this library writes and reads.
 const VERSION: u32 = 5;
@@ -46,20 +47,32 @@ pub(super) enum Contents {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct CachedBlocks {
+    /// The groups of layers of their pool.
+    groups: Groups,
     pub(super) blocks: Vec<CachedBlock>,
     /// Whether they are a chain, whose end is evicted first; otherwise they are in eviction order.
     pub(super) is_chain: bool,
 }
 
-/// A cached block: its hash, the number of blocks before it in its chain, its origins, and its
-/// group of layers, which no manifest carries: between nodes, pools have one.
+impl CachedBlocks {
+    pub(super) fn new(end: &End, blocks: Vec<CachedBlock>, is_chain: bool) -> Self {
+        Self { groups: end.sequences.groups_of_layers(), blocks, is_chain }
+    }
+
+    /// Returns an error that says what differs, if the target has other groups of layers.
+    pub(super) fn check_groups(&self, target: &End) -> Result<(), Invalid> {
+        self.groups.check(&target.sequences)
+    }
+}
+
+/// A cached block: its hash, the number of blocks before it in its list or checkpoint, its origins,
+/// and its list or, behind these, its state.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub(super) struct CachedBlock {
     pub(super) hash: BlockHash,
     pub(super) depth: u32,
     pub(super) origins: Vec<Origin>,
-    #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) group: u32,
 }
 
@@ -104,7 +117,10 @@ impl Manifest {
                 }
                 let deepest = cached.blocks.iter().map(|block| block.depth).max().unwrap_or(0);
                 at_most("blocks before a cached block", u64::from(deepest), DEPTH_MAX)?;
-                cached.blocks.iter().try_for_each(|block| check_origins(&block.origins))?;
+                for (place, block) in (0..).zip(&cached.blocks) {
+                    cached.groups.check_group(block.group).map_err(|error| error.at(place))?;
+                    check_origins(&block.origins)?;
+                }
                 check_distinct(&cached.blocks)
             }
         }

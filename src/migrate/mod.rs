@@ -101,7 +101,7 @@ pub use manifest::Manifest;
 pub use remote::{Fetched, Remote, RemoteFuture, Remotes, SendError, Sent};
 pub(crate) use report::Kind;
 pub use report::{BringBackReport, Carried, MigrationCounts, MigrationReport, OffloadReport};
-pub(crate) use route::{CACHED_BLOCKS, End, Route};
+pub(crate) use route::{End, Route};
 pub(crate) use sequence::SequenceCopy;
 pub(crate) use transfers::Transfers;
 pub use transfers::{TransferDirection, TransferOwner};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::error::TransferError;
 use crate::prefix::BlockHash;
+use crate::sequence::GroupedSequence;
 
 use super::export::Export;
 use super::held::Finished;
@@ -27,14 +28,14 @@ pub trait Remote: Send + Sync {
     /// If the future is dropped, the transfer either completes or is cancelled; the export's
     /// sequence is closed in both cases. If it is unknown whether the node has committed, the
     /// transfer keeps its export, and does not complete until that is known.
-    fn send(&self, export: Export) -> RemoteFuture<Result<Sent, SendError>>;
+    fn send(&self, export: Export<GroupedSequence>) -> RemoteFuture<Result<Sent, SendError>>;
 
-    /// Copies the cached blocks with these hashes, of a chain from its block `first` on, from the
-    /// node into the pool's cache, up to the first one that the node lacks or finds damaged.
+    /// Copies the cached blocks with these hashes from the node into the pool's cache, up to the first
+    /// one that the node lacks or finds damaged.
     ///
     /// # Errors
     /// [`TransferError`]; no block was copied.
-    fn fetch(&self, first: u32, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Fetched, TransferError>>;
+    fn fetch(&self, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Fetched, TransferError>>;
 
     /// Asks for each hash whether the node has cached a block for it, as part of a chain or not, at
     /// that moment. The answer may be lost while the link lives: the caller bounds the time.
@@ -78,5 +79,5 @@ pub struct SendError {
     /// The cause.
     pub error: TransferError,
     /// Not committed by the node, now or later, unless the cause is [`TransferError::InDoubt`].
-    pub export: Box<Export>,
+    pub export: Box<Export<GroupedSequence>>,
 }

@@ -10,9 +10,6 @@ use crate::sync::Arc;
 use super::manifest::other_hashing;
 use super::transfers::Transfers;
 
-/// A transfer that knows one group of layers, for [`Sequences::check_one_list`].
-pub(crate) const CACHED_BLOCKS: &str = "manifest of cached blocks";
-
 /// A pool as the end of a transfer.
 #[derive(Clone)]
 pub(crate) struct End {

@@ -4,11 +4,11 @@ use std::time::Instant;
 
 use crate::block::{AllocRequest, Waiting};
 use crate::error::{AllocError, TransferError};
-use crate::sequence::{AnySequence, Arrival, BlockRefs, GroupedSequence, ResumeOptions};
+use crate::sequence::{AnySequence, Arrival, BlockRefs, ResumeOptions};
 
 use super::carry::forget_cleared;
 use super::export::Export;
-use super::import::{Import, Imported};
+use super::import::Import;
 use super::job;
 use super::report::MigrationReport;
 use super::route::Route;
@@ -74,11 +74,8 @@ impl<S: AnySequence> SequenceCopy<S> {
         let (export, mut import, mut carried) = done.await?;
         // No await from here on: the caller receives the new sequence, or nothing has happened.
         forget_cleared(&export, &mut import);
-        let arrived = match import.commit_as(&|_, _| None)?.0 {
-            Imported::Sequence(only) => GroupedSequence::of_one(*only),
-            Imported::Grouped(lists) => *lists,
-            Imported::Cached(_) => unreachable!("of the outline of a sequence"),
-        };
+        let arrived = import.commit_as(&|_, _| None)?.0.into_grouped();
+        let arrived = arrived.unwrap_or_else(|| unreachable!("of the outline of a sequence"));
         drop(export);
         carried.took = began.elapsed();
         Ok((S::of_lists(arrived), MigrationReport { tokens, shared_blocks, carried }))

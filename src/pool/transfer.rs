@@ -1,14 +1,15 @@
 //! `Pool` methods for transports and nodes.
 
+use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
 
 use crate::error::{AllocError, Invalid, PrefixError, TransferError};
 use crate::migrate::{
-    BringBackReport, CACHED_BLOCKS, Carried, End, Export, HeadRange, Import, Manifest, MigrateError,
-    MigrationReport, OffloadReport, Remote, Remotes,
+    BringBackReport, Carried, End, Export, HeadRange, Import, Manifest, MigrateError, MigrationReport,
+    OffloadReport, Remote, Remotes,
 };
 use crate::prefix::{BlockHash, PrefixKeys};
-use crate::sequence::{AnySequence, BlockRefs, PromptBlock, PromptBlocks, Sequence};
+use crate::sequence::{AnySequence, BlockRefs, PromptBlock, PromptBlocks};
 
 use super::Pool;
 
@@ -43,13 +44,11 @@ impl Pool {
         Export::coldest(&self.end()?, blocks_max)
     }
 
-    /// Begins to copy cached blocks to another pool's cache: those of a chain of hashes from its
-    /// block `first` on, up to the first one that is not cached. Fails without storage or cache.
-    ///
-    /// The hashes may be of any group of layers. Between nodes, pools have one: see
-    /// [`Export::manifest`].
-    pub fn export_prefix(&self, first: u32, hashes: &[BlockHash]) -> Result<Export, TransferError> {
-        Export::prefix(&self.end()?, first, hashes)
+    /// Begins to copy the cached blocks with these hashes to another pool's cache, up to the first one
+    /// that is not cached: a part of a chain, or of what a [prompt](Self::prompt_blocks) needs in
+    /// every group of layers. Fails without storage or cache.
+    pub fn export_prefix(&self, hashes: &[BlockHash]) -> Result<Export, TransferError> {
+        Export::prefix(&self.end()?, hashes.iter().copied())
     }
 
     /// Reserves the blocks of a manifest, an untrusted input, and shares those that are cached
@@ -59,9 +58,6 @@ impl Pool {
     /// [`TransferError::Invalid`], [`TransferError::NoStorage`], [`TransferError::Sequence`] if the
     /// id is open here, [`TransferError::Alloc`] if there is no room; nothing was reserved.
     pub fn import(&self, manifest: &Manifest) -> Result<Import, TransferError> {
-        if manifest.sequence().is_none() {
-            self.0.sequences.check_one_list(CACHED_BLOCKS)?;
-        }
         let import = Import::new(&self.end()?, manifest)?;
         self.0.migrations().stale_blocks += import.stale_blocks() as u64;
         Ok(import)
@@ -122,7 +118,7 @@ impl Pool {
     }
 
     /// Returns whether an export belongs to this pool; the frames of others have no meaning here.
-    pub fn has_exported(&self, export: &Export) -> bool {
+    pub fn has_exported<S: AnySequence>(&self, export: &Export<S>) -> bool {
         export.is_of(&self.0.sequences)
     }
 
@@ -155,21 +151,21 @@ impl Pool {
     /// As for [`migrate`](Self::migrate), and [`TransferError::UnknownNode`],
     /// [`TransferError::Transport`], [`TransferError::Node`]; [`TransferError::InDoubt`] if it is
     /// unknown whether the other node has the sequence, which must then not continue here.
-    pub async fn migrate_to_node(
+    pub async fn migrate_to_node<S: AnySequence>(
         &self,
-        sequence: Sequence,
+        sequence: S,
         node: &str,
-    ) -> Result<MigrationReport, MigrateError> {
+    ) -> Result<MigrationReport, MigrateError<S>> {
         let moved = async {
             let remote = match self.remote(node) {
                 Ok(remote) => remote,
                 Err(error) => return Err(MigrateError { error, sequence: Box::new(sequence) }),
             };
-            let tokens = sequence.len();
-            let sent = remote.send(self.export(sequence)?).await.map_err(|failed| {
+            let tokens = sequence.lists().length();
+            let sent = remote.send(self.export(sequence)?.into_grouped()).await.map_err(|failed| {
                 let sequence = failed.export.cancel();
                 let sequence = sequence.unwrap_or_else(|| unreachable!("the export owned it"));
-                MigrateError { error: failed.error, sequence: Box::new(sequence) }
+                MigrateError { error: failed.error, sequence: Box::new(S::of_lists(sequence)) }
             })?;
             Ok(sent.report(tokens))
         };
@@ -180,15 +176,16 @@ impl Pool {
     }
 
     /// Copies a sequence to a node, or fails like [`migrate_to_node`](Self::migrate_to_node).
-    pub async fn replicate_to_node(
+    pub async fn replicate_to_node<S: AnySequence>(
         &self,
-        sequence: &Sequence,
+        sequence: &S,
         node: &str,
     ) -> Result<MigrationReport, TransferError> {
         let copied = async {
             let remote = self.remote(node)?;
-            let sent = remote.send(self.export_copy(sequence)?).await.map_err(|failed| failed.error)?;
-            Ok(sent.report(sequence.len()))
+            let export = self.export_copy(sequence)?.into_grouped();
+            let sent = remote.send(export).await.map_err(|failed| failed.error)?;
+            Ok(sent.report(sequence.lists().length()))
         };
         let copied = traced!("kvpool.replicate", copied).await;
         let outcome = copied.as_ref().map(|report| (&report.carried, 0));
@@ -203,10 +200,10 @@ impl Pool {
         node: &str,
         blocks_max: usize,
     ) -> Result<OffloadReport, TransferError> {
-        self.0.sequences.check_one_list(CACHED_BLOCKS)?;
         let offload = async {
             let remote = self.remote(node)?;
-            let sent = remote.send(self.export_cached(blocks_max)?).await.map_err(|failed| failed.error)?;
+            let export = self.export_cached(blocks_max)?.into_grouped();
+            let sent = remote.send(export).await.map_err(|failed| failed.error)?;
             Ok(OffloadReport::new(sent.carried, sent.shared_blocks, sent.finished))
         };
         self.offloading(offload).await
@@ -214,28 +211,59 @@ impl Pool {
 
     /// Copies cached blocks of these tokens from a node into this pool's prefix cache, like
     /// [`bring_back`](Self::bring_back), or fails like [`offload_to_node`](Self::offload_to_node).
+    ///
+    /// In a pool with several groups of layers, the node is asked first which blocks it has. That
+    /// answer is not bounded in time; without it, nothing is copied.
     pub async fn bring_back_from_node(
         &self,
         node: &str,
         keys: &PrefixKeys<'_>,
         tokens: &[u32],
     ) -> Result<BringBackReport, TransferError> {
-        self.0.sequences.check_one_list(CACHED_BLOCKS)?;
         let came = async {
             let remote = self.remote(node)?;
-            let no_cache = TransferError::NoCache { pool: self.tag() };
-            let cache = self.prefix_cache().ok_or(no_cache)?;
-            let hashes = cache.hashes(keys, tokens)?;
-            // Kept until the remaining blocks have arrived.
-            let (blocks, mut here) = (&self.0.blocks, BlockRefs::new(&self.0.sequences));
-            cache.take_prefix(blocks, &hashes, cache.era(), &mut |id| here.blocks.push(id));
-            let (first, missing) = (here.blocks.len(), hashes[here.blocks.len()..].to_vec());
-            let _kept = self.end().map(|end| end.keep(here));
-            let carried = match missing.len() {
-                0 => Carried::default(),
-                _ => remote.fetch(first as u32, missing).await?.carried,
-            };
-            let (cached_blocks, _) = cache.count_prefix(blocks, &hashes, cache.era());
+            let cache = self.prefix_cache().ok_or(TransferError::NoCache { pool: self.tag() })?;
+            let blocks = self.0.sequences.prompt_blocks(cache, keys, tokens)?;
+            let pool = &self.0.blocks;
+            let is_here = |hash| cache.has(pool, hash);
+            // Hashes for which neither side has a block, as far as is known.
+            let mut absent = HashSet::new();
+            if self.cache_groups().len() > 1 {
+                let of_lists = blocks.lists().chain(blocks.checkpoints(usize::MAX));
+                let asked: Vec<_> = of_lists.filter(|&hash| !is_here(hash)).collect();
+                let cached = remote.cached(asked.clone()).await?;
+                absent.extend(
+                    asked.into_iter().zip(cached).filter(|(_, cached)| !cached).map(|(hash, _)| hash),
+                );
+            }
+            let (most, mut carried) = (blocks.longest(self.available_blocks()), Carried::default());
+            loop {
+                let has = &mut |hash| !absent.contains(&hash) || is_here(hash);
+                let needed = blocks.needed(blocks.boundary(most, has));
+                // Those that are here are kept until the others have arrived.
+                let mut here = BlockRefs::new(&self.0.sequences);
+                let mut wanted = Vec::new();
+                for block in &needed {
+                    match cache.take_to_carry(pool, block.hash, cache.era()) {
+                        Some(id) => here.blocks.push(id),
+                        None => wanted.push(block.hash),
+                    }
+                }
+                let _kept = self.end().map(|end| end.keep(here));
+                if wanted.is_empty() {
+                    break;
+                }
+                let came = remote.fetch(wanted.clone()).await?;
+                carried.blocks += came.carried.blocks;
+                carried.bytes += came.carried.bytes;
+                carried.runs += came.carried.runs;
+                carried.took += came.carried.took;
+                // The node sends blocks up to the first one that it lacks.
+                let Some(lacks) = wanted.into_iter().find(|&hash| !is_here(hash)) else { break };
+                absent.insert(lacks);
+            }
+            let cached = blocks.boundary(usize::MAX, &mut |hash| is_here(hash));
+            let cached_blocks = cached / blocks.block_tokens();
             Ok(BringBackReport { cached_blocks, stale_blocks: 0, carried })
         };
         self.bringing_back(came).await

@@ -79,6 +79,15 @@ impl GroupedSequence {
         Self::new(vec![part], Vec::new(), None)
     }
 
+    /// Returns the sequence of its one list, if it has one list and no state: of a pool with one group
+    /// of layers.
+    pub fn into_one(mut self) -> Result<Sequence, Self> {
+        if (self.parts.len(), self.states.len()) != (1, 0) {
+            return Err(self);
+        }
+        Ok(self.parts.pop().expect("of one list"))
+    }
+
     pub(super) fn new(parts: Vec<Sequence>, states: Vec<State>, session: Option<SessionId>) -> Self {
         Self { parts, states, cached: 0, hit: 0, session }
     }

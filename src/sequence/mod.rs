@@ -100,7 +100,7 @@ pub use grouped::GroupedSequence;
 pub use grouped_step::GroupedAppended;
 pub use grow::Copied;
 pub use moved::MovedEntry;
-pub(crate) use outline::{ListOutline, Outline};
+pub(crate) use outline::{Groups, ListOutline, Outline};
 pub use outputs::{BlockTable, CsrTable, Listed};
 pub use pinned::PinnedPrefix;
 pub use plan::TOKENS_MAX;

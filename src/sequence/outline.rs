@@ -107,41 +107,58 @@ impl Outline {
 
     /// Returns an error that says what differs, if the target has other groups of layers.
     pub(crate) fn check_groups(&self, target: &Sequences) -> Result<(), Invalid> {
-        let lists: Vec<Keeps> = self.lists.iter().map(|list| list.keeps).collect();
-        check_groups(&lists, &self.states, target)
+        let lists = self.lists.iter().map(|list| list.keeps).collect();
+        Groups { lists, states: self.states.clone() }.check(target)
     }
+}
+
+/// The groups of layers of a pool, as pools compare them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+pub(crate) struct Groups {
+    lists: Vec<Keeps>,
+    /// Frames of each state.
+    states: Vec<u32>,
 }
 
 impl Sequences {
     /// Returns an error that says what differs, if the target has other groups of layers.
     pub(crate) fn check_same_groups(&self, target: &Self) -> Result<(), Invalid> {
-        let lists: Vec<Keeps> = self.kinds().iter().map(|&kind| kind.into()).collect();
-        check_groups(&lists, &self.frames_of_states(), target)
+        self.groups_of_layers().check(target)
     }
 
-    fn frames_of_states(&self) -> Vec<u32> {
-        self.states().iter().map(|&frames| frames as u32).collect()
+    pub(crate) fn groups_of_layers(&self) -> Groups {
+        let lists = self.kinds().iter().map(|&kind| kind.into()).collect();
+        Groups { lists, states: self.states().iter().map(|&frames| frames as u32).collect() }
     }
 }
 
-fn check_groups(lists: &[Keeps], states: &[u32], target: &Sequences) -> Result<(), Invalid> {
-    let differs = |what, got: &dyn fmt::Display, has: &dyn fmt::Display| {
-        Invalid::new(what, got, format_args!("{has}, as in the target"))
-    };
-    let kinds = target.kinds().len();
-    if lists.len() != kinds {
-        return Err(differs("lists of blocks", &lists.len(), &kinds));
-    }
-    for (place, (keeps, &kind)) in (0..).zip(lists.iter().zip(target.kinds())) {
-        let has = Keeps::from(kind);
-        if *keeps != has {
-            return Err(differs("list of blocks", keeps, &has).at(place));
+impl Groups {
+    /// Returns an error that says what differs, if the target has others.
+    pub(crate) fn check(&self, target: &Sequences) -> Result<(), Invalid> {
+        let differs = |what, got: &dyn fmt::Display, has: &dyn fmt::Display| {
+            Invalid::new(what, got, format_args!("{has}, as in the target"))
+        };
+        let has = target.groups_of_layers();
+        if self.lists.len() != has.lists.len() {
+            return Err(differs("lists of blocks", &self.lists.len(), &has.lists.len()));
         }
+        for (place, (keeps, has)) in (0..).zip(self.lists.iter().zip(&has.lists)) {
+            if keeps != has {
+                return Err(differs("list of blocks", keeps, has).at(place));
+            }
+        }
+        if self.states != has.states {
+            let frames = |frames: &[u32]| format!("frames {frames:?}");
+            return Err(differs("states", &frames(&self.states), &frames(&has.states)));
+        }
+        Ok(())
     }
-    let has = target.frames_of_states();
-    if states != has {
-        let frames = |frames: &[u32]| format!("frames {frames:?}");
-        return Err(differs("states", &frames(states), &frames(&has)));
+
+    /// Returns an error unless there is a list or, behind the lists, a state of this number.
+    pub(crate) fn check_group(&self, group: u32) -> Result<(), Invalid> {
+        let count = self.lists.len() + self.states.len();
+        let limit = format_args!("less than {count}, the lists and states").to_string();
+        if (group as usize) < count { Ok(()) } else { Err(Invalid::new("group of layers", group, limit)) }
     }
-    Ok(())
 }

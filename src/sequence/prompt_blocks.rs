@@ -121,6 +121,11 @@ impl PromptBlocks {
         states.flat_map(|boundary| self.checkpoint(0, boundary * self.boundary_tokens).next())
     }
 
+    /// Returns the hashes of the blocks of all lists.
+    pub(crate) fn lists(&self) -> impl Iterator<Item = BlockHash> {
+        self.lists.iter().flat_map(|(_, hashes)| hashes.iter().copied())
+    }
+
     /// Returns the number of blocks that a hit at a [boundary](Self::boundary) needs.
     pub fn needed_blocks(&self, boundary: usize) -> usize {
         let of = |(kind, _): &(ListKind, _)| kind.held_of(boundary / kind.block_tokens as usize);

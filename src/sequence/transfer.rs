@@ -110,6 +110,9 @@ pub trait AnySequence: fmt::Debug + Send + Sync + Sized + 'static {
     fn of_lists(lists: GroupedSequence) -> Self;
 
     #[doc(hidden)]
+    fn into_lists(self) -> GroupedSequence;
+
+    #[doc(hidden)]
     fn close(self, comes_back: bool) -> Footprint;
 }
 
@@ -124,6 +127,10 @@ impl AnySequence for Sequence {
 
     fn of_lists(mut lists: GroupedSequence) -> Self {
         lists.parts.pop().expect("it left a pool with one list")
+    }
+
+    fn into_lists(self) -> GroupedSequence {
+        GroupedSequence::of_one(self)
     }
 
     fn close(self, comes_back: bool) -> Footprint {
@@ -142,6 +149,10 @@ impl AnySequence for GroupedSequence {
 
     fn of_lists(lists: GroupedSequence) -> Self {
         lists
+    }
+
+    fn into_lists(self) -> GroupedSequence {
+        self
     }
 
     fn close(self, comes_back: bool) -> Footprint {

@@ -7,6 +7,7 @@ mod lies;
 #[cfg(feature = "model-config")]
 mod models;
 mod moving;
+mod nodes;
 mod properties;
 mod sharing;
 

@@ -118,10 +118,9 @@ fn pools_of_other_groups_are_refused_by_name() {
     ] {
         assert!(error.to_string().contains("states"), "{error}");
     }
-    // No manifest names the groups of cached blocks.
     let export = states.export_cached(3).unwrap();
-    let error = export.manifest().unwrap_err();
-    assert!(error.to_string().contains("5 groups of layers"), "{error}");
+    let error = lists.import(&export.manifest().unwrap()).unwrap_err();
+    assert!(error.to_string().contains("states"), "{error}");
     drop(export);
     assert_eq!(hit(&states, &all), 40);
     for what in ["import_prefix", "blocks_of_hashes"] {

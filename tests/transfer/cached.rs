@@ -66,14 +66,14 @@ fn a_prefix() {
     drop(admit(&to, 1, &tokens[..13]).unwrap());
     drop(admit(&from, 7, &tokens[..30]).unwrap());
     let hashes = hashes(&to, &tokens);
-    let export = from.export_prefix(3, &hashes[3..]).unwrap();
+    let export = from.export_prefix(&hashes[3..]).unwrap();
     let mut import = to.import(&export.manifest().unwrap()).unwrap();
     assert_eq!((export.len(), import.missing().len()), (4, 4));
     send_all(&export, &mut import);
     assert!(matches!(import.commit().unwrap(), Imported::Cached(4)));
     assert_eq!(export.finish().evicted_blocks, 0);
     assert_eq!([cached(&from, &tokens), cached(&to, &tokens)], [7, 7]);
-    let none = from.export_prefix(0, &[]).unwrap();
+    let none = from.export_prefix(&[]).unwrap();
     assert!(none.is_empty());
     drop(none);
     [from, to].iter().for_each(is_idle);
@@ -87,7 +87,7 @@ fn hashes_without_a_manifest() {
     drop(admit(&to, 1, &tokens[..13]).unwrap());
     drop(admit(&from, 7, &tokens).unwrap());
     let hashes = hashes(&to, &tokens);
-    let export = from.export_prefix(0, &hashes).unwrap();
+    let export = from.export_prefix(&hashes).unwrap();
     assert_eq!(export.hashes(), hashes);
     let mut import = to.import_prefix(0, &hashes).unwrap();
     assert_eq!((import.missing(), import.shared_blocks()), (&[3, 4, 5, 6][..], 3));

@@ -17,7 +17,7 @@ mod heads;
 mod holds;
 #[cfg(feature = "serde")]
 mod manifests;
-mod nodes;
+pub mod nodes;
 
 use super::migration::kv;
 

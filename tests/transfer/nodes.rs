@@ -4,16 +4,22 @@ use std::sync::{Arc, Mutex};
 
 use kvpool::prefix::{BlockHash, PrefixKeys};
 use kvpool::transfer::{Export, Fetched, Imported, Remote, RemoteFuture, Remotes, SendError, Sent};
-use kvpool::{Pool, Sequence, SequenceId, TransferError};
+use kvpool::{AnySequence, GroupedSequence, Pool, SequenceId, TransferError};
 
 use super::kv::{admit, cached, check, is_idle, pools, prompt};
 
 /// A node with one pool, which takes the bytes one block at a time.
-struct Node {
+pub struct Node {
     /// The pool that knows this node.
     near: Pool,
     pool: Pool,
-    arrived: Mutex<Vec<Sequence>>,
+    arrived: Mutex<Vec<GroupedSequence>>,
+}
+
+impl Node {
+    pub fn arrival(&self) -> GroupedSequence {
+        self.arrived.lock().unwrap().pop().unwrap()
+    }
 }
 
 struct Nodes(Arc<Node>);
@@ -24,7 +30,7 @@ impl Remotes for Nodes {
     }
 }
 
-fn carry(export: &mut Export, to: &Pool) -> Result<(Imported, Sent), TransferError> {
+fn carry<S: AnySequence>(export: &mut Export<S>, to: &Pool) -> Result<(Imported, Sent), TransferError> {
     let mut import = to.import(&export.manifest()?)?;
     export.retain(&import.accepted())?;
     let mut sent = Sent { shared_blocks: import.shared_blocks(), ..Sent::default() };
@@ -36,10 +42,10 @@ fn carry(export: &mut Export, to: &Pool) -> Result<(Imported, Sent), TransferErr
 }
 
 impl Remote for Node {
-    fn send(&self, mut export: Export) -> RemoteFuture<Result<Sent, SendError>> {
+    fn send(&self, mut export: Export<GroupedSequence>) -> RemoteFuture<Result<Sent, SendError>> {
         let done = match carry(&mut export, &self.pool) {
             Ok((imported, sent)) => {
-                self.arrived.lock().unwrap().extend(imported.sequence());
+                self.arrived.lock().unwrap().extend(imported.into_grouped());
                 Ok(Sent { finished: export.finish(), ..sent })
             }
             Err(error) => Err(SendError { error, export: Box::new(export) }),
@@ -47,8 +53,8 @@ impl Remote for Node {
         Box::pin(async { done })
     }
 
-    fn fetch(&self, first: u32, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Fetched, TransferError>> {
-        let export = self.pool.export_prefix(first, &hashes);
+    fn fetch(&self, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Fetched, TransferError>> {
+        let export = self.pool.export_prefix(&hashes);
         let done = export.and_then(|mut export| carry(&mut export, &self.near));
         Box::pin(async { Ok(Fetched { carried: done?.1.carried, ..Fetched::default() }) })
     }
@@ -61,10 +67,16 @@ impl Remote for Node {
 
 fn nodes() -> (Pool, Pool, Arc<Node>, Arc<dyn Remotes>) {
     let (here, there) = pools(50);
+    let (node, remotes) = linked(&here, &there);
+    (here, there, node, remotes)
+}
+
+/// Makes the second pool that of a node which the first one knows as `other`.
+pub fn linked(here: &Pool, there: &Pool) -> (Arc<Node>, Arc<dyn Remotes>) {
     let node = Arc::new(Node { near: here.clone(), pool: there.clone(), arrived: Mutex::default() });
     let remotes: Arc<dyn Remotes> = Arc::new(Nodes(node.clone()));
     here.set_remotes(&remotes).unwrap();
-    (here, there, node, remotes)
+    (node, remotes)
 }
 
 #[tokio::test]
@@ -78,14 +90,14 @@ async fn sequences_go_to_a_node() {
     let failed = here.migrate_to_node(sequence, "other").await.unwrap_err();
     assert!(matches!(failed.error, TransferError::Sequence(_)), "{failed}");
     check(&here, &failed.sequence, &tokens);
-    let copy = node.arrived.lock().unwrap().pop().unwrap();
-    check(&there, &copy, &tokens);
+    let copy = node.arrival();
+    check(&there, copy.group(0), &tokens);
     drop(copy);
     let report = here.migrate_to_node(*failed.sequence, "other").await.unwrap();
     assert_eq!((report.tokens, report.carried.blocks, report.shared_blocks), (42, 1, 10));
     assert_eq!(here.view(SequenceId(7)).map(|view| view.len()), None, "it is closed here");
-    let sequence = node.arrived.lock().unwrap().pop().unwrap();
-    check(&there, &sequence, &tokens);
+    let sequence = node.arrival();
+    check(&there, sequence.group(0), &tokens);
     drop(sequence);
     let counts = here.metrics().migrations.unwrap();
     assert_eq!((counts.replicated, counts.migrated, counts.failed, counts.refused), (1, 1, 0, 1));

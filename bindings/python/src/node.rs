@@ -6,13 +6,14 @@ use std::ops::Deref;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use kvpool::Pool;
+use kvpool::{GroupedSequence, Pool};
 use kvpool_node::admin::Reporters;
 use kvpool_node::services::{Prepared, Reread, Served};
 use kvpool_node::settings::Sources;
 use kvpool_node::tier::Tiered;
 use kvpool_node::transport::tcp::{PeerSettings, Tls, Token};
-use kvpool_node::{Arrivals, Node, NodeBuilder, NodeCounters};
+use kvpool_node::{Arrival, Arrivals, Node, NodeBuilder, NodeCounters};
+use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyStopAsyncIteration;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -28,9 +29,9 @@ use crate::pool::PyPool;
 use crate::process::Own;
 use crate::record::record;
 use crate::returned::{Received, Returned};
-use crate::sequence::PySequence;
 use crate::settings::{address, apart, sources};
 use crate::tier::until;
+use crate::waiting::Leaves;
 
 /// Time to end, for a node without settings.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -39,12 +40,31 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// `await Node.from_settings(pool, settings)` one with the services of `kvpool serve`.
 ///
 /// While it is open, its peers are targets of `Pool.migrate` by their names. Sequences of peers
-/// arrive from `async for sequence, peer in node`.
+/// arrive from `async for sequence, peer in node`, as GroupedSequences in a layered pool.
 #[pyclass(frozen, name = "Node", module = "kvpool._kvpool")]
 pub struct PyNode {
     node: Open<Running>,
-    arrivals: Own<Arc<Mutex<Arrivals>>>,
-    returned: Arc<Returned<(PySequence, String)>>,
+    arrivals: Own<Arc<Mutex<Arrivals<GroupedSequence>>>>,
+    returned: Arc<Returned<Arrived>>,
+}
+
+/// A sequence from a peer.
+struct Arrived(Arrival<GroupedSequence>);
+
+impl<'py> IntoPyObject<'py> for Arrived {
+    type Target = PyAny;
+    type Output = Bound<'py, PyAny>;
+    type Error = PyErr;
+
+    /// A Sequence in a pool with one list.
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
+        let Arrival { sequence, from, .. } = self.0;
+        let sequence = match sequence.into_one() {
+            Ok(sequence) => sequence.object(py),
+            Err(sequence) => sequence.object(py),
+        };
+        (sequence?, from).into_bound_py_any(py)
+    }
 }
 
 /// A node, with its services if it was started from settings.
@@ -189,7 +209,7 @@ async fn serve(pool: Pool, sources: Sources) -> Outcome<PyNode> {
 
 impl PyNode {
     fn over(running: Running, arrivals: Arrivals) -> Self {
-        let arrivals = Own::new(Arc::new(Mutex::new(arrivals)));
+        let arrivals = Own::new(Arc::new(Mutex::new(arrivals.grouped())));
         Self { node: Open::new("node", running), arrivals, returned: Arc::default() }
     }
 
@@ -396,10 +416,7 @@ impl PyNode {
         Ok(Call::new(move |caller| {
             let ended = || Failure::from(PyStopAsyncIteration::new_err("the node has ended"));
             caller.start(async move {
-                let next = || async {
-                    let arrival = arrivals.lock().await.recv().await?;
-                    Some((PySequence::new(arrival.sequence), arrival.from))
-                };
+                let next = || async { arrivals.lock().await.recv().await.map(Arrived) };
                 let arrived = returned.or_next(next).await.ok_or_else(ended)?;
                 Ok(Received::new(arrived, &returned))
             })

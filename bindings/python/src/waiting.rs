@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use kvpool::compact::{DefragOptions, ResizeOptions};
 use kvpool::{
-    AdmitRequest, AllocRequest, AnySequence, GroupedSequence, Invalid, MigrationReport, Order, Pool, Preempt,
+    AdmitRequest, AllocRequest, AnySequence, GroupedSequence, MigrationReport, Order, Pool, Preempt,
     ResumeOptions, Sequence, SequenceId, SessionId, TransferError,
 };
 use pyo3::IntoPyObjectExt;
@@ -116,20 +116,31 @@ impl To {
 }
 
 /// A sequence that can go to another pool.
-trait Leaves: AnySequence {
+pub(crate) trait Leaves: AnySequence {
     /// Makes its object.
     fn object(self, py: Python<'_>) -> PyResult<Py<PyAny>>;
+
+    /// Returns its first list, to which each batch appends.
+    fn first_list(&self) -> &Sequence;
 }
 
 impl Leaves for Sequence {
     fn object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         PySequence::new(self).into_py_any(py)
     }
+
+    fn first_list(&self) -> &Sequence {
+        self
+    }
 }
 
 impl Leaves for GroupedSequence {
     fn object(self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         PyGroupedSequence::new(self).into_py_any(py)
+    }
+
+    fn first_list(&self) -> &Sequence {
+        self.group(0)
     }
 }
 
@@ -187,12 +198,12 @@ async fn move_to<S: Leaves>(
 
 /// To a node, the migration goes on in a task when the future is dropped, because the node may have
 /// the sequence already.
-async fn migrate(
+async fn migrate<S: Leaves>(
     pool: Pool,
-    mut lent: Lent<Sequence>,
+    mut lent: Lent<S>,
     to: To,
     until: Option<Instant>,
-) -> Outcome<Moved<Sequence>> {
+) -> Outcome<Moved<S>> {
     match to {
         To::Pool(to) => move_to(pool, lent, to, until).await,
         To::Node(name) => {
@@ -205,7 +216,7 @@ async fn migrate(
                 let sequence = lent.take();
                 if let Some(until) = until {
                     // At the deadline the migration refuses the sequence.
-                    let _ = pool.settled(&sequence).until(until).await;
+                    let _ = pool.settled(sequence.first_list()).until(until).await;
                 }
                 match pool.migrate_to_node(sequence, &name).await {
                     Ok(report) => Ok(Moved { copy: None, report, source: None }),
@@ -465,7 +476,7 @@ impl PyPool {
     /// on, and the sequence is Busy until its outcome is known.
     ///
     /// A GroupedSequence goes with all its lists and states to a layered pool of the same groups
-    /// with storage; not to a node.
+    /// with storage, here or of a node.
     #[pyo3(signature = (sequence, target, *, timeout=None))]
     fn migrate(
         &self,
@@ -480,12 +491,8 @@ impl PyPool {
                 caller.waits(migrate(pool, lent, to, deadline(timeout)))
             }
             Leaving::Grouped(sequence) => {
-                let To::Pool(to) = to else {
-                    let (got, limit) = ("a node", "a pool of this process, for several groups of layers");
-                    return Err(TransferError::from(Invalid::new("target", got, limit)).into());
-                };
                 let lent = Arc::clone(&sequence.get().sequence).lend()?;
-                caller.waits(move_to(pool, lent, to, deadline(timeout)))
+                caller.waits(migrate(pool, lent, to, deadline(timeout)))
             }
         }))
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 import kvpool
@@ -38,7 +39,7 @@ def test_a_sequence_of_groups_is_swapped_and_moved(groups: kvpool.LayerGroups) -
     with far.pool.begin_batch() as batch:
         far.step(batch, [there], [[rng.randrange(99) for _ in range(40)]])
     far.check([there])
-    with pytest.raises(kvpool.MigrateError, match="several groups"):
+    with pytest.raises(kvpool.MigrateError, match="a node"):
         far.pool.migrate(over, "a node").wait()
     assert not over.closed
     report, nothing = far.pool.preempt(over).wait()
@@ -46,6 +47,37 @@ def test_a_sequence_of_groups_is_swapped_and_moved(groups: kvpool.LayerGroups) -
     for engine in (near, far):
         engine.pool.audit()
         assert (engine.pool.stats().used, engine.pool.sequence_count) == (0, 0)
+
+
+@pytest.mark.parametrize("groups", [windows(), states()], ids=["windows", "states"])
+def test_a_sequence_of_groups_goes_to_a_node(groups: kvpool.LayerGroups) -> None:
+    async def main() -> None:
+        rng, near, far = random.Random(5), Engine(groups, 80, storage=True), Engine(groups, 80, storage=True)
+        there = await kvpool.Node.start(far.pool, "b", listen=["127.0.0.1:0"])
+        here = await kvpool.Node.start(near.pool, "a", peers={"b": there.addresses[0]})
+        while (await here.peers()) != {"b": True}:
+            await asyncio.sleep(0.01)
+        prompt = [rng.randrange(99) for _ in range(70)]
+        request = Request(near.pool.try_admit_grouped(1, prompt), prompt)
+        near.prefill(request, 64)
+        with pytest.raises(kvpool.MigrateError, match="no peer|never reached"):
+            await near.pool.migrate(request.sequence, "c", timeout=10)
+        near.check([request])
+        moved, report = await near.pool.migrate(request.sequence, "b", timeout=10)
+        assert (moved, report.tokens, request.sequence.closed) == (None, 70, True)
+        arrived, peer = await asyncio.wait_for(anext(there), 10)
+        assert (type(arrived), len(arrived), peer) == (kvpool.GroupedSequence, 70, "a")
+        far.check([came := Request(arrived, prompt)])
+        with far.pool.begin_batch() as batch:
+            far.step(batch, [came], [[rng.randrange(99) for _ in range(40)]])
+        far.check([came])
+        arrived.close()
+        assert await here.shutdown() and await there.shutdown()
+        for engine in (near, far):
+            engine.pool.audit()
+            assert (engine.pool.stats().used, engine.pool.sequence_count) == (0, 0)
+
+    asyncio.run(main())
 
 
 def test_swaps_need_storage_and_equal_groups() -> None:

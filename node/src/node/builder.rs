@@ -1,10 +1,12 @@
 use std::collections::{BTreeSet, HashMap};
+use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use kvpool::transfer::{HeadRange, PackedForm, Remotes};
 use kvpool::transport::Transport;
-use kvpool::{Pool, TransferError};
+use kvpool::{AnySequence, Pool, TransferError};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
@@ -16,7 +18,7 @@ use super::error::NodeError;
 use super::message::{VERSIONS, Way};
 use super::name_lock::NameLock;
 use super::node::Node;
-use super::offload::{self, Offers, OffloadBelow};
+use super::offload::{self, AnyOffers, Offers, OffersOf, OffloadBelow};
 use super::operator::Operator;
 use super::parts::PartCopies;
 use super::remote::NodeRemotes;
@@ -48,7 +50,7 @@ pub struct NodeBuilder {
     limits: Limits,
     timing: Timing,
     offload: Option<OffloadBelow>,
-    offers: Option<Arc<dyn Offers>>,
+    offers: Option<Arc<AnyOffers>>,
     heads: Option<HeadRange>,
     staging_bytes: u64,
     nixl: Option<Arc<dyn Transport>>,
@@ -179,8 +181,8 @@ impl NodeBuilder {
 
     /// Sets the engine's interface for sequences that may leave.
     #[must_use]
-    pub fn offers(mut self, offers: Arc<dyn Offers>) -> Self {
-        self.offers = Some(offers);
+    pub fn offers<S: AnySequence>(mut self, offers: Arc<impl Offers<S> + ?Sized>) -> Self {
+        self.offers = Some(Arc::new(OffersOf(offers, PhantomData)));
         self
     }
 
@@ -253,7 +255,8 @@ impl NodeBuilder {
         self
     }
 
-    /// Starts the node on the current tokio runtime.
+    /// Starts the node on the current tokio runtime. Sequences of several groups of layers are refused
+    /// until the engine takes [grouped](Arrivals::grouped) ones.
     ///
     /// # Errors
     /// [`NodeError::Pool`] for a pool without storage, [`NodeError::Heads`], [`NodeError::Link`]
@@ -298,6 +301,7 @@ impl NodeBuilder {
             carriers.insert(way, Carrier { transport, region });
         }
         let (arrived, arrivals) = mpsc::channel(self.arrivals.max(1));
+        let takes_grouped = Arc::new(AtomicBool::new(false));
         let (end, ended) = watch::channel(None);
         let (alive, is_alive) = watch::channel(());
         let configured = Arc::new(Mutex::new(BTreeSet::new()));
@@ -319,6 +323,7 @@ impl NodeBuilder {
             counters: counters.clone(),
             sender: inputs.downgrade(),
             arrivals: arrived,
+            takes_grouped: takes_grouped.clone(),
             parts,
             fingerprint,
             restarts: self.restarts,
@@ -365,6 +370,6 @@ impl NodeBuilder {
             _alive: alive,
             _remotes: remotes,
         };
-        Ok((node, Arrivals(arrivals)))
+        Ok((node, Arrivals::new(arrivals, takes_grouped)))
     }
 }

@@ -3,7 +3,7 @@ use std::time::Instant;
 use kvpool::prefix::BlockHash;
 use kvpool::transfer::{Fetched, Import, Imported};
 use kvpool::transport::Tag;
-use kvpool::{Carried, Sequence, SequenceId, TransferError};
+use kvpool::{Carried, GroupedSequence, SequenceId, TransferError};
 use tokio::sync::{mpsc, oneshot};
 
 use super::arrival::Arrival;
@@ -130,8 +130,8 @@ pub(super) enum SideJob {
         import: Slot<Incoming>,
         grant: Option<(Way, Tag)>,
         /// The committed sequence; none of cached blocks.
-        arrived: Option<Box<Sequence>>,
-        place: Option<mpsc::OwnedPermit<Arrival>>,
+        arrived: Option<Box<GroupedSequence>>,
+        place: Option<mpsc::OwnedPermit<Arrival<GroupedSequence>>>,
         answer: Option<oneshot::Sender<Result<Fetched, TransferError>>>,
     },
 }

@@ -9,10 +9,11 @@
 //! next then move to the peer at the rate of new allocations, and the peer becomes a second tier of
 //! the cache. That moves no sequences.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvpool::{MigrateError, Pool, Sequence, SequenceId, TransferError};
+use kvpool::{AnySequence, GroupedSequence, MigrateError, Pool, Sequence, SequenceId, TransferError};
 
 /// Polling interval of the pool.
 const INTERVAL: Duration = Duration::from_millis(50);
@@ -32,25 +33,48 @@ const BLOCKS_MAX: usize = 512;
 /// Sequences that an engine releases, implemented by its scheduler.
 ///
 /// Both methods may be called on any thread, and must not block.
-pub trait Offers: Send + Sync + 'static {
+pub trait Offers<S: AnySequence = Sequence>: Send + Sync + 'static {
     /// Returns a sequence whose move frees about `blocks` blocks; `None` if all must stay.
-    fn offer(&self, blocks: usize) -> Option<Sequence>;
+    fn offer(&self, blocks: usize) -> Option<S>;
 
     /// Returns a sequence that an operator wants to move; `None` if it must stay or is unknown.
-    fn release(&self, id: SequenceId) -> Option<Sequence>;
+    fn release(&self, id: SequenceId) -> Option<S>;
 
     /// Takes back a sequence that could not move.
-    fn take_back(&self, sequence: Sequence);
+    fn take_back(&self, sequence: S);
 
     /// Takes a sequence that the peer may have: this node ended before the peer confirmed.
     ///
     /// It must not run here until it is certain that it does not run there. The default closes it.
-    fn take_doubtful(&self, sequence: Sequence, peer: &str) {
+    fn take_doubtful(&self, sequence: S, peer: &str) {
         tracing::warn!(sequence = sequence.id().0, peer, "closed: the peer may have it");
     }
 }
 
-pub(super) fn give_back(offers: &dyn Offers, failed: MigrateError) {
+/// What an engine offers, as sequences of any number of lists.
+pub(super) type AnyOffers = dyn Offers<GroupedSequence>;
+
+pub(super) struct OffersOf<S: AnySequence, O: ?Sized>(pub(super) Arc<O>, pub(super) PhantomData<fn(S) -> S>);
+
+impl<S: AnySequence, O: Offers<S> + ?Sized> Offers<GroupedSequence> for OffersOf<S, O> {
+    fn offer(&self, blocks: usize) -> Option<GroupedSequence> {
+        self.0.offer(blocks).map(AnySequence::into_lists)
+    }
+
+    fn release(&self, id: SequenceId) -> Option<GroupedSequence> {
+        self.0.release(id).map(AnySequence::into_lists)
+    }
+
+    fn take_back(&self, sequence: GroupedSequence) {
+        self.0.take_back(S::of_lists(sequence));
+    }
+
+    fn take_doubtful(&self, sequence: GroupedSequence, peer: &str) {
+        self.0.take_doubtful(S::of_lists(sequence), peer);
+    }
+}
+
+pub(super) fn give_back(offers: &AnyOffers, failed: MigrateError<GroupedSequence>) {
     match failed.error {
         TransferError::InDoubt { node, .. } => offers.take_doubtful(*failed.sequence, &node),
         _ => offers.take_back(*failed.sequence),
@@ -105,7 +129,7 @@ impl Backoff {
 }
 
 /// Moves blocks while memory is short. Never returns.
-pub(super) async fn keep_free(pool: Pool, offload: OffloadBelow, offers: Option<Arc<dyn Offers>>) {
+pub(super) async fn keep_free(pool: Pool, offload: OffloadBelow, offers: Option<Arc<AnyOffers>>) {
     // Separate, so that refused cached blocks do not delay sequences.
     let (mut cached_next, mut sequence_next) = (Backoff::new(), Backoff::new());
     let mut pause = INTERVAL;
@@ -140,7 +164,7 @@ async fn sequence(
     pool: &Pool,
     offload: &OffloadBelow,
     blocks: usize,
-    offers: Option<&Arc<dyn Offers>>,
+    offers: Option<&Arc<AnyOffers>>,
 ) -> Option<Result<bool, TransferError>> {
     let offers = offers?;
     let sequence = offers.offer(blocks)?;

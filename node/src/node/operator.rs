@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::dialers::Dialers;
 use super::driver::Input;
 use super::error::NodeError;
-use super::offload::{self, Offers};
+use super::offload::{self, AnyOffers};
 use super::status::{Counters, NodeCounters, NodeStatus};
 use crate::admin::{MigrationRecord, MigrationSide};
 use crate::transport::tcp::Address;
@@ -25,7 +25,7 @@ pub(super) struct Operator {
     pub(super) inputs: mpsc::WeakSender<Input>,
     pub(super) counters: Arc<Counters>,
     pub(super) dialers: Weak<Mutex<Dialers>>,
-    pub(super) offers: Option<Arc<dyn Offers>>,
+    pub(super) offers: Option<Arc<AnyOffers>>,
 }
 
 impl Operator {

@@ -4,7 +4,7 @@
 //! its export back with an error. No export is closed because its driver is gone.
 
 use kvpool::transfer::{Export, SendError, Sent};
-use kvpool::{Carried, TransferError};
+use kvpool::{Carried, GroupedSequence, TransferError};
 use tokio::sync::oneshot;
 
 pub(super) type SendAnswer = oneshot::Sender<Result<Sent, SendError>>;
@@ -13,7 +13,7 @@ pub(super) type SendAnswer = oneshot::Sender<Result<Sent, SendError>>;
 pub(super) struct Parcel {
     node: String,
     /// `None` once it has ended.
-    export: Option<Export>,
+    export: Option<Export<GroupedSequence>>,
     /// `None` for an export that a peer asked for.
     answer: Option<SendAnswer>,
     /// Whether the peer was sent `Commit`.
@@ -21,7 +21,7 @@ pub(super) struct Parcel {
 }
 
 impl Parcel {
-    pub(super) fn new(node: &str, export: Export, answer: Option<SendAnswer>) -> Self {
+    pub(super) fn new(node: &str, export: Export<GroupedSequence>, answer: Option<SendAnswer>) -> Self {
         Self { node: node.to_owned(), export: Some(export), answer, is_told: false }
     }
 
@@ -29,11 +29,11 @@ impl Parcel {
         &self.node
     }
 
-    pub(super) fn export(&self) -> &Export {
+    pub(super) fn export(&self) -> &Export<GroupedSequence> {
         self.export.as_ref().unwrap_or_else(|| unreachable!("an export that has ended"))
     }
 
-    pub(super) fn export_mut(&mut self) -> &mut Export {
+    pub(super) fn export_mut(&mut self) -> &mut Export<GroupedSequence> {
         self.export.as_mut().unwrap_or_else(|| unreachable!("an export that has ended"))
     }
 

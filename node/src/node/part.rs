@@ -84,7 +84,8 @@ impl Node {
         let (answer, answered) = oneshot::channel();
         match self.inputs.reserve().await {
             Ok(permit) => {
-                permit.send(Input::Send(Box::new(Parcel::new(to, export, Some(answer))), Some((copy, part))));
+                let parcel = Parcel::new(to, export.into_grouped(), Some(answer));
+                permit.send(Input::Send(Box::new(parcel), Some((copy, part))));
             }
             Err(_) => {
                 return Err(SendPartError { error: stopped().into(), export: Box::new(export) });
@@ -93,7 +94,10 @@ impl Node {
         // A parcel answers wherever it is dropped.
         let result =
             answered.await.unwrap_or_else(|_| unreachable!("a parcel was dropped without an answer"));
-        result.map_err(|failed| SendPartError { error: failed.error.into(), export: failed.export })
+        result.map_err(|failed| {
+            let export = failed.export.into_one().unwrap_or_else(|_| unreachable!("it was one"));
+            SendPartError { error: failed.error.into(), export: Box::new(export) }
+        })
     }
 
     fn check_part(&self, export: &mut Export, part: Part) -> Result<(), PartError> {

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
 
 use kvpool::transfer::{HeadRange, Import, Imported, Manifest};
-use kvpool::{Pool, Run, SequenceId, TransferError};
+use kvpool::{GroupedSequence, Pool, Run, SequenceId, TransferError};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::mpsc::error::TrySendError;
@@ -35,7 +35,7 @@ pub(super) struct Gathering {
 struct Gathered {
     import: Option<Import>,
     sources: Vec<HeadRange>,
-    place: Option<OwnedPermit<Arrival>>,
+    place: Option<OwnedPermit<Arrival<GroupedSequence>>>,
 }
 
 pub(super) struct PartImport {
@@ -72,7 +72,10 @@ impl Gathering {
     }
 
     /// Reserves a slot for the arriving sequence, unless another part of the copy did.
-    pub(super) fn reserve_place(&self, arrivals: Sender<Arrival>) -> Result<(), TrySendError<()>> {
+    pub(super) fn reserve_place(
+        &self,
+        arrivals: Sender<Arrival<GroupedSequence>>,
+    ) -> Result<(), TrySendError<()>> {
         let mut state = self.state();
         if state.place.is_none() {
             state.place = Some(arrivals.try_reserve_owned().map_err(|error| match error {
@@ -190,7 +193,7 @@ impl PartImport {
         Ok(Verified { bad: places, piece: self.piece() })
     }
 
-    pub(super) fn take_place(&self) -> Option<OwnedPermit<Arrival>> {
+    pub(super) fn take_place(&self) -> Option<OwnedPermit<Arrival<GroupedSequence>>> {
         self.gathering.state().place.take()
     }
 

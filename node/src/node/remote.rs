@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use kvpool::TransferError;
 use kvpool::prefix::BlockHash;
 use kvpool::transfer::{Export, Fetched, Remote, RemoteFuture, Remotes, SendError, Sent};
+use kvpool::{GroupedSequence, TransferError};
 use tokio::sync::{mpsc, oneshot};
 
 use super::driver::Input;
@@ -34,7 +34,7 @@ impl NodeRemote {
 }
 
 impl Remote for NodeRemote {
-    fn send(&self, export: Export) -> RemoteFuture<Result<Sent, SendError>> {
+    fn send(&self, export: Export<GroupedSequence>) -> RemoteFuture<Result<Sent, SendError>> {
         let (name, inputs, stopped) = (self.name.clone(), self.inputs.clone(), self.stopped());
         Box::pin(async move {
             let permit = match inputs.reserve().await {
@@ -47,11 +47,11 @@ impl Remote for NodeRemote {
         })
     }
 
-    fn fetch(&self, first: u32, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Fetched, TransferError>> {
+    fn fetch(&self, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Fetched, TransferError>> {
         let (name, inputs, stopped) = (self.name.clone(), self.inputs.clone(), self.stopped());
         Box::pin(async move {
             let (answer, answered) = oneshot::channel();
-            if inputs.send(Input::Fetch(name, (first, hashes), answer)).await.is_err() {
+            if inputs.send(Input::Fetch(name, hashes, answer)).await.is_err() {
                 return Err(stopped);
             }
             answered.await.unwrap_or(Err(stopped))

@@ -14,7 +14,7 @@ use kvpool::transfer::{Export, Import, Imported, Manifest};
 use kvpool::transport::{
     Hold, PeerId, RegionId, Submission, Tag, TransferId, TransferState, Transport, TransportError,
 };
-use kvpool::{AllocError, FrameId, Pool, Run, TransferError};
+use kvpool::{AllocError, FrameId, GroupedSequence, Pool, Run, TransferError};
 use tokio::sync::oneshot;
 
 use crate::protocol::{Attempt, FetchBytes, Grant, List, ManifestBytes, Places, Range, Refusal, Text, Work};
@@ -33,7 +33,7 @@ pub(super) fn text(error: impl ToString) -> Text {
 }
 
 pub(super) struct Found {
-    pub(super) export: Export,
+    pub(super) export: Export<GroupedSequence>,
     pub(super) manifest: ManifestBytes,
     pub(super) blocks: usize,
     pub(super) damaged: usize,
@@ -53,16 +53,16 @@ pub(super) fn export_prefix(
     blocks_max: usize,
     message_max: usize,
 ) -> Result<Found, Text> {
-    let (first, mut hashes): (u32, Vec<BlockHash>) = postcard::from_bytes(what).map_err(text)?;
+    let mut hashes: Vec<BlockHash> = postcard::from_bytes(what).map_err(text)?;
     hashes.truncate(blocks_max);
     let mut damaged = Vec::new();
     loop {
-        let export = pool.export_prefix(first, &hashes).map_err(text)?;
+        let export = pool.export_prefix(&hashes).map_err(text)?;
         let manifest = export.manifest().map_err(text)?;
         let bad = export.damaged(&manifest);
         let Some(place) = hashes.iter().position(|hash| bad.first() == Some(hash)) else {
             let (manifest, blocks) = describe_as(&manifest, &damaged, message_max)?;
-            return Ok(Found { export, manifest, blocks, damaged: damaged.len() });
+            return Ok(Found { export: export.into_grouped(), manifest, blocks, damaged: damaged.len() });
         };
         hashes.truncate(place);
         drop(export);
@@ -76,8 +76,8 @@ pub(super) fn export_prefix(
     }
 }
 
-pub(super) fn fetch_bytes(first: u32, hashes: &[BlockHash]) -> Result<FetchBytes, Text> {
-    FetchBytes::new(postcard::to_allocvec(&(first, hashes)).map_err(text)?).map_err(text)
+pub(super) fn fetch_bytes(hashes: &[BlockHash]) -> Result<FetchBytes, Text> {
+    FetchBytes::new(postcard::to_allocvec(hashes).map_err(text)?).map_err(text)
 }
 
 /// Bytes of a message besides its one value that may be long.
@@ -99,7 +99,10 @@ pub(super) fn places_bytes(places: &[&Places], runs: usize) -> usize {
 }
 
 /// Encodes the manifest of an export, for a peer with this limit of messages.
-pub(super) fn describe(export: &Export, message_max: usize) -> Result<(ManifestBytes, usize), Text> {
+pub(super) fn describe(
+    export: &Export<GroupedSequence>,
+    message_max: usize,
+) -> Result<(ManifestBytes, usize), Text> {
     describe_as(&export.manifest().map_err(text)?, &[], message_max)
 }
 
@@ -170,14 +173,14 @@ pub(super) fn read_manifest(bytes: &[u8]) -> Result<(Manifest, &[u8]), Refusal> 
 }
 
 /// Why a pool of several groups takes no sequence from a node.
-pub(super) const GROUPED: &str =
-    "the pool has several groups of layers: an engine imports their sequences by itself";
+const GROUPED: &str = "its engine takes sequences of one list of blocks, and the pool has several";
 
 /// Reserves the blocks of a manifest, which is untrusted input.
 pub(super) fn reserve(
     pool: &Pool,
     bytes: &ManifestBytes,
     brings_sequence: bool,
+    takes_grouped: bool,
 ) -> Result<Reserved<Import>, (Refusal, u64)> {
     let refused = |reason: Refusal| (reason, free_blocks(pool));
     let unread = |error: postcard::Error| refused(Refusal::Manifest(text(error)));
@@ -189,8 +192,7 @@ pub(super) fn reserve(
         let what = "it is not of what the migration brings";
         return Err(refused(Refusal::Manifest(Text::new(what))));
     }
-    // Arrivals are sequences of one list.
-    if brings_sequence && pool.cache_groups().len() > 1 {
+    if brings_sequence && !takes_grouped && pool.cache_groups().len() > 1 {
         return Err(refused(Refusal::Manifest(Text::new(GROUPED))));
     }
     let import = pool.import(&manifest);
@@ -252,7 +254,7 @@ impl From<TransportError> for Lost {
 pub(super) async fn transfer(
     carrier: &Carrier,
     peer: PeerId,
-    export: &Export,
+    export: &Export<GroupedSequence>,
     places: &Places,
     grant: &Grant,
     stop: &mut oneshot::Receiver<()>,
@@ -361,7 +363,7 @@ pub(super) fn transferred(attempt: Attempt, result: &Result<Carried, Lost>) -> W
 mod tests {
     use super::*;
 
-    /// A pool of several groups could import the sequence, but no arrival could hand it over.
+    /// The pool could import the sequence, but no arrival could hand it over.
     #[test]
     fn a_sequence_of_several_groups_is_refused_before_anything_is_taken() {
         use kvpool::{AdmitRequest, Dtype, KvLayout, SequenceId, Tokens, Window};
@@ -385,7 +387,7 @@ mod tests {
             let manifest = export.manifest().unwrap();
             drop(to.import(&manifest).unwrap());
             let bytes = ManifestBytes::new(postcard::to_allocvec(&manifest).unwrap()).unwrap();
-            let (refusal, free) = reserve(&to, &bytes, true).map(|_| ()).unwrap_err();
+            let (refusal, free) = reserve(&to, &bytes, true, false).map(|_| ()).unwrap_err();
             assert_eq!((refusal, free), (Refusal::Manifest(Text::new(GROUPED)), free_blocks(&to)));
             assert_eq!(to.sequence_count(), 0);
         }

@@ -121,8 +121,7 @@ impl Peer {
 
     /// Holds a block in the window, if it is there.
     fn hold(&self, key: &TierKey) -> Option<Export> {
-        let export =
-            || self.pool().export_prefix(0, &[place_of(key)]).ok().filter(|export| !export.is_empty());
+        let export = || self.pool().export_prefix(&[place_of(key)]).ok().filter(|export| !export.is_empty());
         (key.fingerprint == self.fingerprint).then(export).flatten()
     }
 
@@ -146,8 +145,7 @@ impl Peer {
             if hashes.is_empty() {
                 return Ok((held, damaged));
             }
-            let fetched =
-                self.within(remote.fetch(0, hashes.clone())).await?.map_err(|error| failed(&error))?;
+            let fetched = self.within(remote.fetch(hashes.clone())).await?.map_err(|error| failed(&error))?;
             damaged.extend(fetched.damaged.into_iter().filter(|hash| hashes.contains(hash)));
             for (key, held) in keys.iter().zip(&mut held).filter(|(_, held)| held.is_none()) {
                 *held = self.hold(key);
@@ -250,12 +248,14 @@ impl Store for Peer {
                     hashes.push(place);
                 }
             }
-            let export = self.pool().export_prefix(0, &hashes).map_err(|error| failed(&error))?;
+            let export = self.pool().export_prefix(&hashes).map_err(|error| failed(&error))?;
             drop(held);
             let sent = export.len();
             if sent > 0 {
                 let remote = self.pool().remote(&self.peer).map_err(|error| failed(&error))?;
-                self.within(remote.send(export)).await?.map_err(|error| failed(&error.error))?;
+                self.within(remote.send(export.into_grouped()))
+                    .await?
+                    .map_err(|error| failed(&error.error))?;
             }
             for (key, stored) in keys.iter().zip(&mut stored) {
                 // Another call may have evicted it.

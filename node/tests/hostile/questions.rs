@@ -35,7 +35,7 @@ impl Peer {
     /// Asks for cached blocks. Returns the reason for which it gets none.
     async fn fetch(&self, id: u128, hashes: &[BlockHash]) -> Result<(), AbortReason> {
         let id = MigrationId(id);
-        let what = Bytes::new(postcard::to_allocvec(&(0_u32, hashes)).unwrap()).unwrap();
+        let what = Bytes::new(postcard::to_allocvec(hashes).unwrap()).unwrap();
         self.to_source(id, ToSource::Fetch { what }).await;
         self.wait_for(|message| match message {
             NodeMessage::Migration(Envelope { id: of, message: Message::ToTarget(message), .. })
@@ -183,7 +183,7 @@ fn a_migration_that_has_ended_permits_nothing() {
         let from = kv::pool(kv::plain(), 50);
         drop(kv::admit(&from, 7, &kv::prompt(1, 41)).unwrap());
         let some: Vec<_> = from.cached_blocks().into_iter().map(|(_, hash)| hash).collect();
-        let manifest = from.export_prefix(0, &some).unwrap().manifest().unwrap();
+        let manifest = from.export_prefix(&some).unwrap().manifest().unwrap();
         let manifest = ManifestBytes::new(postcard::to_allocvec(&manifest).unwrap()).unwrap();
         let prepare = ToTarget::Prepare { kind: Kind::Cached, part: None, manifest };
         let (node, _arrivals) = start("a", kv::pool(kv::plain(), 50)).await;

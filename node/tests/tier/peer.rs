@@ -146,7 +146,7 @@ async fn a_lookup_moves_no_block() {
 
 /// Changes a byte of a cached block, behind the back of its pool.
 fn damage(pool: &Pool, hash: BlockHash) {
-    let export = pool.export_prefix(0, &[hash]).unwrap();
+    let export = pool.export_prefix(&[hash]).unwrap();
     let mut bytes = export.packed(0).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;

@@ -49,6 +49,12 @@ impl PrefixCache {
         provenance.origins(provenance.is_own().then(|| self.origin_in(row.era())))
     }
 
+    /// Returns the number of blocks before a cached one in its list or checkpoint, and its group of
+    /// layers.
+    pub(crate) fn place_of(&self, id: BlockId) -> (u32, u32) {
+        (self.row(id).depth(), self.row(id).group())
+    }
+
     #[inline]
     pub(crate) fn has_origins(&self) -> bool {
         self.origins.is_used()

@@ -976,12 +976,12 @@ class Admin:
         """Ends it at once. Its port is free shortly afterwards."""
 
 @final
-class Node(AsyncIterator[tuple[Sequence, str]]):
+class Node(AsyncIterator[tuple[Sequence | GroupedSequence, str]]):
     """A pool with links to the pools of other processes. `await Node.start(pool, ...)` makes one, and
     `await Node.from_settings(pool, settings)` one with the services of `kvpool serve`.
 
     While it is open, its peers are targets of `Pool.migrate` by their names. Sequences of peers
-    arrive from `async for sequence, peer in node`.
+    arrive from `async for sequence, peer in node`, as GroupedSequences in a layered pool.
     """
     @staticmethod
     def start(
@@ -1083,7 +1083,7 @@ class Node(AsyncIterator[tuple[Sequence, str]]):
         free shortly afterwards; `shutdown`, also with `patience=0`, waits until they are.
         """
     def __aiter__(self) -> Self: ...
-    def __anext__(self) -> Call[tuple[Sequence, str]]: ...
+    def __anext__(self) -> Call[tuple[Sequence | GroupedSequence, str]]: ...
 
 @final
 class Map:
@@ -1492,7 +1492,7 @@ class Pool:
         on, and the sequence is Busy until its outcome is known.
 
         A GroupedSequence goes with all its lists and states to a layered pool of the same groups
-        with storage; not to a node.
+        with storage, here or of a node.
         """
     def preempt(
         self, sequence: _S, *, swap: Pool | None = None, timeout: float | None = None

@@ -1,9 +1,10 @@
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use kvpool::Pool;
 use kvpool::transport::Tag;
+use kvpool::{GroupedSequence, Pool};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 
@@ -42,7 +43,9 @@ pub(in crate::node) struct Setup {
     pub(in crate::node) carriers: HashMap<Way, Carrier>,
     pub(in crate::node) counters: Arc<Counters>,
     pub(in crate::node) sender: mpsc::WeakSender<Input>,
-    pub(in crate::node) arrivals: mpsc::Sender<Arrival>,
+    pub(in crate::node) arrivals: mpsc::Sender<Arrival<GroupedSequence>>,
+    /// Whether the engine takes sequences of several lists.
+    pub(in crate::node) takes_grouped: Arc<AtomicBool>,
     pub(in crate::node) parts: PartCopies,
     pub(in crate::node) fingerprint: [u8; 16],
     pub(in crate::node) restarts: Restarts,
@@ -161,7 +164,7 @@ impl Driver {
                 self.say_over(id, way, tag);
             }
             Input::Send(parcel, part) => self.send(*parcel, part),
-            Input::Fetch(name, what, answer) => self.fetch(&name, what, answer),
+            Input::Fetch(name, hashes, answer) => self.fetch(&name, &hashes, answer),
             Input::AskCached(name, hashes, cached) => self.ask_cached(&name, hashes, cached),
             Input::PeerEnded(name, answer) => {
                 let _ = answer.send(self.declared_ended(&name));

@@ -33,7 +33,7 @@ pub(in crate::node) enum Input {
     Over(LinkId, Way, u64),
     /// Sends an export, or a part of one.
     Send(Box<Parcel>, Option<(MigrationId, Part)>),
-    Fetch(String, (u32, Vec<BlockHash>), oneshot::Sender<Result<Fetched, TransferError>>),
+    Fetch(String, Vec<BlockHash>, oneshot::Sender<Result<Fetched, TransferError>>),
     AskCached(String, Vec<BlockHash>, Cached),
     /// Declares that a peer's process has ended; the answer has the sequences that were in doubt.
     PeerEnded(String, oneshot::Sender<Result<Vec<u64>, NodeError>>),

@@ -40,10 +40,10 @@ impl Driver {
     pub(super) fn fetch(
         &mut self,
         name: &str,
-        (first, hashes): (u32, Vec<BlockHash>),
+        hashes: &[BlockHash],
         answer: oneshot::Sender<Result<Fetched, TransferError>>,
     ) {
-        let what = work::fetch_bytes(first, &hashes).map_err(|error| of_node(name, &error));
+        let what = work::fetch_bytes(hashes).map_err(|error| of_node(name, &error));
         match what.and_then(|what| self.begin(name, Command::BringBack { what }, None)) {
             Ok((machine, id, link, actions)) => {
                 self.jobs.insert(machine, Job::new(id, link, Kind::Fetch, Job::target(Some(answer))));

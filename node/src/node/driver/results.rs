@@ -1,4 +1,3 @@
-use kvpool::transfer::Imported;
 use kvpool::transport::{Grant as Permission, Tag};
 
 use super::driver::Driver;
@@ -67,15 +66,10 @@ impl Driver {
             (Done::Committed(imported), SideJob::Target { import, arrived, .. }) => {
                 *import = Slot::Empty;
                 match imported {
-                    Ok(Imported::Sequence(sequence)) => {
-                        let id = sequence.id().0;
-                        *arrived = Some(sequence);
-                        Work::Committed { sequence: Some(id) }
+                    Ok(imported) => {
+                        *arrived = imported.into_grouped().map(Box::new);
+                        Work::Committed { sequence: arrived.as_ref().map(|sequence| sequence.id().0) }
                     }
-                    Ok(Imported::Cached(_)) => Work::Committed { sequence: None },
-                    // Refused before: the peer must not close its sequence if this one is dropped.
-                    Ok(Imported::Grouped(_)) => Work::CommitFailed(Text::new(work::GROUPED)),
-                    Ok(_) => Work::CommitFailed(Text::new("an unknown kind of import")),
                     Err(error) => Work::CommitFailed(error),
                 }
             }

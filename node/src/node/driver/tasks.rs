@@ -1,3 +1,5 @@
+use std::sync::atomic::Ordering::Relaxed;
+
 use kvpool::transport::{SourceState, TransferState, TransportError};
 use tokio::sync::mpsc::error::TrySendError;
 
@@ -224,6 +226,7 @@ impl Driver {
     pub(super) fn reserve(&mut self, machine: MachineId, manifest: ManifestBytes, part: Option<CopyPart>) {
         let (pool, arrivals, is_draining) =
             (self.setup.pool.clone(), self.setup.arrivals.clone(), self.is_draining);
+        let takes_grouped = self.setup.takes_grouped.load(Relaxed);
         let gathering = part.and_then(|part| self.setup.parts.gathering(part.copy));
         let Some(Job { kind, side: SideJob::Target { import, place, .. }, .. }) = self.job(machine) else {
             return;
@@ -255,7 +258,7 @@ impl Driver {
         self.block(machine, move || {
             let refused = refused.map_or(Ok(()), |refusal| Err((refusal, work::free_blocks(&pool))));
             let reserve = || match part {
-                None => work::reserve(&pool, &manifest, brings_sequence)
+                None => work::reserve(&pool, &manifest, brings_sequence, takes_grouped)
                     .map(|reserved| reserved.map(Incoming::Whole)),
                 Some(part) => parts::reserve(&pool, gathering, &manifest, part)
                     .map(|reserved| reserved.map(Incoming::Part)),

@@ -91,7 +91,7 @@ impl Link {
             let cached = |boundary| {
                 let mut needed = hashes_of(&blocks.needed(boundary));
                 needed.retain(|&hash| self.pool.is_cached(hash));
-                self.pool.export_prefix(0, &needed)
+                self.pool.export_prefix(&needed)
             };
             let _here = (cached(here), cached(most));
             if leave == 0 || self.pool.available_blocks() >= leave {
@@ -101,7 +101,7 @@ impl Link {
         }
         let cached = self.boundary_here(blocks);
         // Released in the order of the prefix: its end is evicted first.
-        drop(self.pool.export_prefix(0, &hashes_of(&blocks.needed(cached))));
+        drop(self.pool.export_prefix(&hashes_of(&blocks.needed(cached))));
         report.cached_blocks = cached / blocks.block_tokens();
         report.took = began.elapsed();
         report

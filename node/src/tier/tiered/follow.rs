@@ -246,7 +246,7 @@ impl Link {
     }
 
     fn cached_value(&self, hash: BlockHash) -> Option<TierValue> {
-        let export = self.pool.export_prefix(0, &[hash]).ok()?;
+        let export = self.pool.export_prefix(&[hash]).ok()?;
         if export.is_empty() {
             return None;
         }
