@@ -2,6 +2,7 @@
 //! blocks of all groups, go to a peer and come back with all their bytes.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvpool::prefix::{HashKey, PrefixConfig, PrefixKeys};
@@ -9,7 +10,7 @@ use kvpool::{
     AdmitRequest, Dtype, GroupedSequence, KvLayout, Pool, Sequence, SequenceId, Tokens, TransferError, Window,
 };
 use kvpool_node::transport::tcp::{Address, PeerSettings};
-use kvpool_node::{Arrivals, Node};
+use kvpool_node::{Arrivals, Node, Offers, OffloadBelow};
 
 const WAIT: Duration = Duration::from_secs(20);
 const KEYS: PrefixKeys<'static> = PrefixKeys::new();
@@ -224,4 +225,64 @@ async fn what_the_other_side_cannot_take_stays() {
     for node in [&a, &b, &c] {
         idle(node.pool()).await;
     }
+}
+
+/// A peer with a quota of fetched blocks sends them in several parts, and one whose memory lost a
+/// block sends a shorter prefix.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn blocks_come_in_parts() {
+    let local = Address::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+    let builder = Node::builder(pool(400)).name("b").listen(local).fetch_blocks(20);
+    let (b, _to_b) = builder.start().await.unwrap();
+    let (a, _to_a) = start("a", pool(400), Some(&b)).await;
+    while !a.peers().await.unwrap().contains(&("b".to_owned(), true)) {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    let all: Vec<u32> = (0..203).collect();
+    drop(compute(b.pool(), 1, &all));
+    let needed = b.pool().prompt_blocks(&KEYS, &all).unwrap().needed_blocks(200);
+    let back = a.pool().bring_back_from_node("b", &KEYS, &all).await.unwrap();
+    assert_eq!((back.cached_blocks, back.carried.blocks, hit(a.pool(), &all)), (50, needed, 200), "{back:?}");
+    idle(a.pool()).await;
+    idle(b.pool()).await;
+}
+
+/// A node moves cached blocks of all groups, and the sequences that its engine offers, while few
+/// blocks are free.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_pool_offloads_and_offers() {
+    struct Engine(std::sync::Mutex<Vec<GroupedSequence>>);
+    impl Offers<GroupedSequence> for Engine {
+        fn offer(&self, _: usize) -> Option<GroupedSequence> {
+            self.0.lock().unwrap().pop()
+        }
+        fn release(&self, _: SequenceId) -> Option<GroupedSequence> {
+            None
+        }
+        fn take_back(&self, sequence: GroupedSequence) {
+            self.0.lock().unwrap().push(sequence);
+        }
+    }
+    let (b, to_b) = start("b", pool(400), None).await;
+    let mut to_b = to_b.grouped();
+    let all: Vec<u32> = (0..103).collect();
+    let here = pool(100);
+    let engine = Arc::new(Engine(vec![compute(&here, 1, &all[..60])].into()));
+    drop(compute(&here, 2, &all));
+    let peer = PeerSettings::new("b", b.addresses()[0].clone());
+    let builder = Node::builder(here.clone()).name("a").peers(vec![peer]).offers(engine.clone());
+    let offload = OffloadBelow { below: 100, to: "b".into() };
+    let (a, _to_a) = builder.offload(offload).start().await.unwrap();
+    let sequence = arrival(&mut to_b).await;
+    check(b.pool(), &sequence, &all[..60]);
+    drop(sequence);
+    let gone = async {
+        while a.pool().free_blocks() < 100 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(WAIT, gone).await.expect("all blocks are at the peer");
+    assert_eq!((hit(a.pool(), &all), hit(b.pool(), &all)), (0, 100));
+    assert!(a.shutdown(WAIT).await);
+    idle(b.pool()).await;
 }

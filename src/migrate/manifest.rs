@@ -16,7 +16,7 @@ use super::heads::HeadRange;
 use super::route::End;
 
 /// Version of the manifests that this library writes and reads.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 
 /// Maximum number of blocks before a cached one in its chain: no list is longer than a pool.
 const DEPTH_MAX: u32 = (1 << FRAME_BITS) - 1;

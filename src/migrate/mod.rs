@@ -69,13 +69,14 @@
 //! Other files: `form` and `heads` (packed blocks, and parts of them), `checksum`, `transfers` (of
 //! a pool), `route` (the two pools, and what they must share), `held` (references and pins),
 //! `gather` (imports from several sources), `carry` (the copy within the process), `job` (its
-//! thread), `remote` (other nodes), `report` (results).
+//! thread), `remote` (other nodes), `fetch` (a prompt's blocks from one), `report` (results).
 
 mod cached;
 mod carry;
 mod checksum;
 mod error;
 mod export;
+mod fetch;
 mod form;
 mod gather;
 mod heads;
@@ -93,6 +94,7 @@ pub mod transport;
 pub(crate) use cached::{bring_back, offload};
 pub use error::MigrateError;
 pub use export::Export;
+pub(crate) use fetch::bring_back_from;
 pub use form::PackedForm;
 pub use heads::HeadRange;
 pub use held::{Arriving, Finished, Piece};

@@ -1,15 +1,14 @@
 //! `Pool` methods for transports and nodes.
 
-use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
 
 use crate::error::{AllocError, Invalid, PrefixError, TransferError};
 use crate::migrate::{
-    BringBackReport, Carried, End, Export, HeadRange, Import, Manifest, MigrateError, MigrationReport,
-    OffloadReport, Remote, Remotes,
+    BringBackReport, End, Export, HeadRange, Import, Manifest, MigrateError, MigrationReport, OffloadReport,
+    Remote, Remotes, bring_back_from,
 };
 use crate::prefix::{BlockHash, PrefixKeys};
-use crate::sequence::{AnySequence, BlockRefs, PromptBlock, PromptBlocks};
+use crate::sequence::{AnySequence, PromptBlock, PromptBlocks};
 
 use super::Pool;
 
@@ -212,8 +211,9 @@ impl Pool {
     /// Copies cached blocks of these tokens from a node into this pool's prefix cache, like
     /// [`bring_back`](Self::bring_back), or fails like [`offload_to_node`](Self::offload_to_node).
     ///
-    /// In a pool with several groups of layers, the node is asked first which blocks it has. That
-    /// answer is not bounded in time; without it, nothing is copied.
+    /// What is a hit here already stays one. With windows or states, the node is asked first which
+    /// blocks it has. If it sends less, fewer come. An error after some came ends the operation with
+    /// these.
     pub async fn bring_back_from_node(
         &self,
         node: &str,
@@ -222,49 +222,10 @@ impl Pool {
     ) -> Result<BringBackReport, TransferError> {
         let came = async {
             let remote = self.remote(node)?;
-            let cache = self.prefix_cache().ok_or(TransferError::NoCache { pool: self.tag() })?;
+            let (end, cache) = (self.end()?, self.prefix_cache());
+            let cache = cache.ok_or(TransferError::NoCache { pool: self.tag() })?;
             let blocks = self.0.sequences.prompt_blocks(cache, keys, tokens)?;
-            let pool = &self.0.blocks;
-            let is_here = |hash| cache.has(pool, hash);
-            // Hashes for which neither side has a block, as far as is known.
-            let mut absent = HashSet::new();
-            if self.cache_groups().len() > 1 {
-                let of_lists = blocks.lists().chain(blocks.checkpoints(usize::MAX));
-                let asked: Vec<_> = of_lists.filter(|&hash| !is_here(hash)).collect();
-                let cached = remote.cached(asked.clone()).await?;
-                absent.extend(
-                    asked.into_iter().zip(cached).filter(|(_, cached)| !cached).map(|(hash, _)| hash),
-                );
-            }
-            let (most, mut carried) = (blocks.longest(self.available_blocks()), Carried::default());
-            loop {
-                let has = &mut |hash| !absent.contains(&hash) || is_here(hash);
-                let needed = blocks.needed(blocks.boundary(most, has));
-                // Those that are here are kept until the others have arrived.
-                let mut here = BlockRefs::new(&self.0.sequences);
-                let mut wanted = Vec::new();
-                for block in &needed {
-                    match cache.take_to_carry(pool, block.hash, cache.era()) {
-                        Some(id) => here.blocks.push(id),
-                        None => wanted.push(block.hash),
-                    }
-                }
-                let _kept = self.end().map(|end| end.keep(here));
-                if wanted.is_empty() {
-                    break;
-                }
-                let came = remote.fetch(wanted.clone()).await?;
-                carried.blocks += came.carried.blocks;
-                carried.bytes += came.carried.bytes;
-                carried.runs += came.carried.runs;
-                carried.took += came.carried.took;
-                // The node sends blocks up to the first one that it lacks.
-                let Some(lacks) = wanted.into_iter().find(|&hash| !is_here(hash)) else { break };
-                absent.insert(lacks);
-            }
-            let cached = blocks.boundary(usize::MAX, &mut |hash| is_here(hash));
-            let cached_blocks = cached / blocks.block_tokens();
-            Ok(BringBackReport { cached_blocks, stale_blocks: 0, carried })
+            bring_back_from(&end, &*remote, &blocks).await
         };
         self.bringing_back(came).await
     }

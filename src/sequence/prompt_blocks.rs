@@ -121,9 +121,40 @@ impl PromptBlocks {
         states.flat_map(|boundary| self.checkpoint(0, boundary * self.boundary_tokens).next())
     }
 
-    /// Returns the hashes of the blocks of all lists.
-    pub(crate) fn lists(&self) -> impl Iterator<Item = BlockHash> {
-        self.lists.iter().flat_map(|(_, hashes)| hashes.iter().copied())
+    /// Returns whether any number of its first blocks is a hit.
+    pub(crate) fn is_chain(&self) -> bool {
+        matches!(self.lists[..], [(ListKind { window: None, .. }, _)]) && self.states.is_empty()
+    }
+
+    /// Returns the hashes of the blocks in lists that boundaries behind this one may need.
+    pub(crate) fn behind(&self, boundary: usize) -> impl Iterator<Item = BlockHash> {
+        self.lists.iter().flat_map(move |(kind, hashes)| {
+            let end = boundary / kind.block_tokens as usize;
+            let gap = kind.needs().map_or(0..end, |needs| needs.gap(end));
+            hashes[..gap.start].iter().chain(&hashes[gap.end..]).copied()
+        })
+    }
+
+    fn boundaries_behind(&self, boundary: usize) -> impl Iterator<Item = usize> {
+        let boundaries = boundary / self.boundary_tokens + 1..=self.longest / self.boundary_tokens;
+        boundaries.rev().filter(|_| !self.states.is_empty()).map(|place| place * self.boundary_tokens)
+    }
+
+    /// Returns the first blocks of the checkpoints at boundaries behind this one, the longest first.
+    pub(crate) fn checkpoints_behind(&self, boundary: usize) -> impl Iterator<Item = BlockHash> {
+        self.boundaries_behind(boundary).filter_map(|tokens| self.checkpoint(0, tokens).next())
+    }
+
+    /// Returns all blocks of the checkpoints at boundaries behind this one of which `has` returns
+    /// true for the first.
+    pub(crate) fn frames_behind(&self, boundary: usize, has: &dyn Fn(BlockHash) -> bool) -> Vec<BlockHash> {
+        let mut frames = Vec::new();
+        for tokens in self.boundaries_behind(boundary) {
+            if self.checkpoint(0, tokens).next().is_some_and(has) {
+                (0..self.states.len()).for_each(|state| frames.extend(self.checkpoint(state, tokens)));
+            }
+        }
+        frames
     }
 
     /// Returns the number of blocks that a hit at a [boundary](Self::boundary) needs.

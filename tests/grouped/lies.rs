@@ -256,3 +256,29 @@ fn sequences_of_any_manifest_grow() {
     }
     assert!(taken > 100, "{taken} manifests were taken");
 }
+
+/// A cached block is of a list or a state of its pool, and its pool has the groups of the target.
+#[test]
+fn cached_blocks_of_other_groups() {
+    let (near, far) = (pool(400, &STATES), pool(400, &STATES));
+    drop(compute(&near, 1, &tokens(43)));
+    let export = near.export_cached(9).unwrap();
+    let manifest = serde_json::to_value(export.manifest().unwrap()).unwrap();
+    far.import(&read(&manifest)).map(drop).unwrap();
+    let lies = [
+        (
+            "blocks/3/group",
+            json!(5),
+            "group of layers at index 3: got 5, expected less than 5, the lists and states",
+        ),
+        ("groups/lists/1/window", json!(null), "list of blocks at index 1: got"),
+        ("groups/lists/0/block_tokens", json!(8), "list of blocks at index 0: got"),
+        ("groups/states", json!([3, 3]), "states: got"),
+        ("groups/lists", json!([]), "group of layers at index "),
+    ];
+    for (at, value, want) in lies {
+        let mut lie = manifest.clone();
+        *lie.pointer_mut(&format!("/contents/Cached/{at}")).unwrap() = value;
+        refused(&far, &lie, want);
+    }
+}

@@ -1,8 +1,11 @@
-//! Sequences and cached blocks of several groups go to a node and come back: whole, or not at all.
+//! Sequences and cached blocks of several groups go to a node and come back, whatever it lacks, refuses
+//! or says.
+
+use kvpool::AllocRequest;
 
 use super::moving::{STATES, check, compute, is_idle, pool, tokens};
 use super::*;
-use crate::transfer::nodes::linked;
+use crate::transfer::nodes::{Manner, linked};
 
 const NO_KEYS: PrefixKeys<'static> = PrefixKeys::new();
 
@@ -16,7 +19,7 @@ fn hit(pool: &Pool, all: &[u32]) -> usize {
 fn sequences_go_to_a_node() {
     for states in [&STATES[..], &[]] {
         let (here, there, all) = (pool(400, states), pool(400, states), tokens(103));
-        let (node, _remotes) = linked(&here, &there);
+        let (node, _remotes) = linked(&here, &there, Manner::default());
         let sequence = compute(&here, 1, &all);
         let blocks = sequence.held_blocks();
         let report = block_on(here.replicate_to_node(&sequence, "other")).unwrap();
@@ -42,7 +45,7 @@ fn sequences_go_to_a_node() {
 fn cached_blocks_go_to_a_node_and_come_back() {
     for states in [&STATES[..], &[]] {
         let (here, there, all) = (pool(400, states), pool(400, states), tokens(123));
-        let (_node, _remotes) = linked(&here, &there);
+        let (_node, _remotes) = linked(&here, &there, Manner::default());
         drop(compute(&here, 1, &all[..103]));
         let cached: Vec<usize> = here.cached_blocks_by_group().iter().map(Vec::len).collect();
         let report = block_on(here.offload_to_node("other", 400)).unwrap();
@@ -66,7 +69,7 @@ fn what_the_node_lacks_is_a_shorter_prefix() {
     let whole = pool(400, &STATES).prompt_blocks(&NO_KEYS, &tokens(90)).unwrap();
     for lost in whole.needed(80) {
         let (here, there, all) = (pool(400, &STATES), pool(400, &STATES), tokens(90));
-        let (_node, _remotes) = linked(&here, &there);
+        let (_node, _remotes) = linked(&here, &there, Manner::default());
         for length in [43, 83] {
             drop(compute(&there, 1, &all[..length]));
         }
@@ -79,7 +82,7 @@ fn what_the_node_lacks_is_a_shorter_prefix() {
     }
 }
 
-/// With less room, a shorter prefix comes, or none; what is a hit here stays one.
+/// With less room, a shorter prefix comes, or none.
 #[test]
 fn less_room_is_a_shorter_prefix() {
     let (there, all) = (pool(400, &STATES), tokens(90));
@@ -88,8 +91,8 @@ fn less_room_is_a_shorter_prefix() {
     }
     for room in 1..45 {
         let here = pool(100, &STATES);
-        let (_node, _remotes) = linked(&here, &there);
-        let held = here.allocate(kvpool::AllocRequest::new(here.free_blocks() - room)).unwrap();
+        let (_node, _remotes) = linked(&here, &there, Manner::default());
+        let held = here.allocate(AllocRequest::new(here.free_blocks() - room)).unwrap();
         let back = block_on(here.bring_back_from_node("other", &NO_KEYS, &all)).unwrap();
         drop(held);
         let expected = [(35, 80), (25, 40), (19, 20)].into_iter().find(|&(needed, _)| room >= needed);
@@ -98,4 +101,116 @@ fn less_room_is_a_shorter_prefix() {
         is_idle(&here);
     }
     is_idle(&there);
+}
+
+/// Blocks that are here need no room, also if a running sequence owns them.
+#[test]
+fn owned_blocks_need_no_room() {
+    let (here, there, all) = (pool(200, &STATES), pool(400, &STATES), tokens(203));
+    let (_node, _remotes) = linked(&here, &there, Manner::default());
+    drop(compute(&there, 1, &all));
+    let running = compute(&here, 2, &all[..163]);
+    let needed = here.prompt_blocks(&NO_KEYS, &all).unwrap().needed(200);
+    let missing = needed.iter().filter(|block| !here.is_cached(block.hash())).count();
+    let held = here.allocate(AllocRequest::new(here.free_blocks() - missing)).unwrap();
+    let back = block_on(here.bring_back_from_node("other", &NO_KEYS, &all)).unwrap();
+    assert_eq!((back.cached_blocks, back.carried.blocks), (50, missing), "{back:?}");
+    drop(held);
+    assert_eq!(hit(&here, &all), 200);
+    check(&here, &running, &all[..163]);
+    drop(running);
+    [here, there].iter().for_each(is_idle);
+}
+
+/// What is a hit here stays one, whatever the node sends of a longer one, in a pool without spare room.
+#[test]
+fn a_hit_stays_one() {
+    for blocks_max in 1..36 {
+        for spare in [0, 2, 9, 40] {
+            let (here, there, all) = (pool(100, &STATES), pool(400, &STATES), tokens(90));
+            let manner = Manner { blocks_max: Some(blocks_max), fails_after: Some(1), ..Manner::default() };
+            let (_node, _remotes) = linked(&here, &there, manner);
+            drop(compute(&there, 1, &all[..83]));
+            drop(compute(&here, 1, &all[..43]));
+            let held = here.allocate(AllocRequest::new(here.free_blocks() - spare)).unwrap();
+            let back = block_on(here.bring_back_from_node("other", &NO_KEYS, &all)).unwrap();
+            drop(held);
+            assert_eq!(back.cached_blocks * 4, hit(&here, &all), "{blocks_max}, {spare}: {back:?}");
+            assert!(back.cached_blocks >= 10, "{blocks_max}, {spare}: {back:?}");
+            is_idle(&here);
+        }
+    }
+}
+
+/// A node sends as many blocks at once as its quota allows: the rest is fetched.
+#[test]
+fn a_node_with_a_quota_sends_all() {
+    for blocks_max in [1, 7, 64] {
+        let (here, there, all) = (pool(400, &STATES), pool(400, &STATES), tokens(203));
+        let manner = Manner { blocks_max: Some(blocks_max), ..Manner::default() };
+        let (node, _remotes) = linked(&here, &there, manner);
+        drop(compute(&there, 1, &all));
+        let back = block_on(here.bring_back_from_node("other", &NO_KEYS, &all)).unwrap();
+        assert_eq!((back.cached_blocks, back.carried.blocks, hit(&here, &all)), (50, 65, 200));
+        assert_eq!(node.fetched.lock().unwrap().len(), 65_usize.div_ceil(blocks_max));
+    }
+}
+
+/// Neither a node that has nothing nor one that says otherwise is asked many times, and none if all
+/// is here.
+#[test]
+fn a_node_that_sends_nothing_is_soon_left_alone() {
+    for lies in [false, true] {
+        for states in [&STATES[..], &[]] {
+            let (here, there, all) = (pool(4000, states), pool(40, states), tokens(1600));
+            let (node, _remotes) = linked(&here, &there, Manner { lies, ..Manner::default() });
+            let back = block_on(here.bring_back_from_node("other", &NO_KEYS, &all)).unwrap();
+            assert_eq!((back.cached_blocks, back.carried.blocks), (0, 0));
+            let fetches = node.fetched.lock().unwrap().len();
+            assert!(if lies { (1..=4).contains(&fetches) } else { fetches == 0 }, "{fetches}");
+            assert!(node.asked.lock().unwrap().len() <= 2);
+        }
+    }
+    let (here, there, all) = (pool(400, &STATES), pool(400, &STATES), tokens(203));
+    let (node, _remotes) = linked(&here, &there, Manner::default());
+    drop(compute(&here, 1, &all));
+    let back = block_on(here.bring_back_from_node("other", &NO_KEYS, &all)).unwrap();
+    assert_eq!((back.cached_blocks, node.asked.lock().unwrap().len()), (50, 0));
+    assert!(node.fetched.lock().unwrap().is_empty());
+}
+
+/// One list with a window: the node is asked, and what is here is not fetched.
+#[test]
+fn a_window_alone_comes_at_one_boundary() {
+    let pool = |window: Option<usize>| {
+        let cache = PrefixConfig::new().key(HashKey::from_bytes([7; 32]));
+        let builder = Pool::builder(super::moving::plain()).blocks(400).prefix_cache(cache);
+        match window {
+            Some(tokens) => builder.window(Window::new(tokens).unwrap()),
+            None => builder,
+        }
+        .build()
+        .unwrap()
+    };
+    for window in [None, Some(9), Some(33)] {
+        let (here, there, all) = (pool(window), pool(window), tokens(1201));
+        let (node, _remotes) = linked(&here, &there, Manner::default());
+        let back = block_on(here.bring_back_from_node("other", &NO_KEYS, &all)).unwrap();
+        assert_eq!(back.carried.blocks, 0);
+        // A chain is fetched without a question.
+        assert_eq!(node.fetched.lock().unwrap().len(), usize::from(window.is_none()), "{window:?}");
+        let mut sequence = there.admit(&AdmitRequest::new(SequenceId(1), &all)).unwrap();
+        let mut batch = there.begin_batch();
+        batch.append(&mut sequence, Tokens::Announced(1201)).unwrap();
+        batch.finish();
+        drop(sequence);
+        let back = block_on(here.bring_back_from_node("other", &NO_KEYS, &all)).unwrap();
+        let needed = here.prompt_blocks(&NO_KEYS, &all).unwrap().needed_blocks(1200);
+        assert_eq!((back.cached_blocks, back.carried.blocks), (300, needed), "{window:?}");
+        assert_eq!(hit_of_one(&here, &all), 1200);
+    }
+}
+
+fn hit_of_one(pool: &Pool, all: &[u32]) -> usize {
+    pool.admit(&AdmitRequest::new(SequenceId(99), all)).unwrap().len()
 }

@@ -60,7 +60,7 @@ fn manifests_that_lie() {
     };
     let one = key(12, 30, &[1])[0].clone();
     for (path, value, want) in [
-        ("/version", json!(1), "version of the manifest: got 1, expected 5".into()),
+        ("/version", json!(1), "version of the manifest: got 1, expected 6".into()),
         ("known/origins", json!([{ "cache": 5, "era": 0 }, { "cache": 5, "era": 1 }]), {
             "origins at index 0: got one out of order".into()
         }),

@@ -14,6 +14,22 @@ pub struct Node {
     near: Pool,
     pool: Pool,
     arrived: Mutex<Vec<GroupedSequence>>,
+    manner: Manner,
+    /// Hashes that each fetch asked for.
+    pub fetched: Mutex<Vec<usize>>,
+    /// Hashes of each question.
+    pub asked: Mutex<Vec<usize>>,
+}
+
+/// How a node answers.
+#[derive(Clone, Copy, Default)]
+pub struct Manner {
+    /// Most blocks that it sends at once.
+    pub blocks_max: Option<usize>,
+    /// It says that it has all blocks.
+    pub lies: bool,
+    /// Number of fetches before one fails.
+    pub fails_after: Option<usize>,
 }
 
 impl Node {
@@ -53,27 +69,38 @@ impl Remote for Node {
         Box::pin(async { done })
     }
 
-    fn fetch(&self, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Fetched, TransferError>> {
+    fn fetch(&self, mut hashes: Vec<BlockHash>) -> RemoteFuture<Result<Fetched, TransferError>> {
+        let mut fetched = self.fetched.lock().unwrap();
+        fetched.push(hashes.len());
+        if self.manner.fails_after.is_some_and(|fetches| fetched.len() > fetches) {
+            let failed = TransferError::Node { node: "other".into(), reason: "it fails".into() };
+            return Box::pin(async { Err(failed) });
+        }
+        hashes.truncate(self.manner.blocks_max.unwrap_or(usize::MAX));
         let export = self.pool.export_prefix(&hashes);
         let done = export.and_then(|mut export| carry(&mut export, &self.near));
         Box::pin(async { Ok(Fetched { carried: done?.1.carried, ..Fetched::default() }) })
     }
 
     fn cached(&self, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Vec<bool>, TransferError>> {
-        let cached = self.pool.has_cached(&hashes);
+        self.asked.lock().unwrap().push(hashes.len());
+        let mut cached = self.pool.has_cached(&hashes);
+        cached.iter_mut().for_each(|cached| *cached |= self.manner.lies);
         Box::pin(async { Ok(cached) })
     }
 }
 
 fn nodes() -> (Pool, Pool, Arc<Node>, Arc<dyn Remotes>) {
     let (here, there) = pools(50);
-    let (node, remotes) = linked(&here, &there);
+    let (node, remotes) = linked(&here, &there, Manner::default());
     (here, there, node, remotes)
 }
 
 /// Makes the second pool that of a node which the first one knows as `other`.
-pub fn linked(here: &Pool, there: &Pool) -> (Arc<Node>, Arc<dyn Remotes>) {
-    let node = Arc::new(Node { near: here.clone(), pool: there.clone(), arrived: Mutex::default() });
+pub fn linked(here: &Pool, there: &Pool, manner: Manner) -> (Arc<Node>, Arc<dyn Remotes>) {
+    let (near, pool, arrived) = (here.clone(), there.clone(), Mutex::default());
+    let (fetched, asked) = Default::default();
+    let node = Arc::new(Node { near, pool, arrived, manner, fetched, asked });
     let remotes: Arc<dyn Remotes> = Arc::new(Nodes(node.clone()));
     here.set_remotes(&remotes).unwrap();
     (node, remotes)

@@ -40,7 +40,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// `await Node.from_settings(pool, settings)` one with the services of `kvpool serve`.
 ///
 /// While it is open, its peers are targets of `Pool.migrate` by their names. Sequences of peers
-/// arrive from `async for sequence, peer in node`, as GroupedSequences in a layered pool.
+/// arrive from `async for sequence, peer in node`: a GroupedSequence if it has several groups of
+/// layers or a state, else a Sequence.
 #[pyclass(frozen, name = "Node", module = "kvpool._kvpool")]
 pub struct PyNode {
     node: Open<Running>,
@@ -56,7 +57,7 @@ impl<'py> IntoPyObject<'py> for Arrived {
     type Output = Bound<'py, PyAny>;
     type Error = PyErr;
 
-    /// A Sequence in a pool with one list.
+    /// A Sequence if it has one list.
     fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
         let Arrival { sequence, from, .. } = self.0;
         let sequence = match sequence.into_one() {

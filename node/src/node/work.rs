@@ -53,7 +53,7 @@ pub(super) fn export_prefix(
     blocks_max: usize,
     message_max: usize,
 ) -> Result<Found, Text> {
-    let mut hashes: Vec<BlockHash> = postcard::from_bytes(what).map_err(text)?;
+    let (_, mut hashes): (u32, Vec<BlockHash>) = postcard::from_bytes(what).map_err(text)?;
     hashes.truncate(blocks_max);
     let mut damaged = Vec::new();
     loop {
@@ -77,7 +77,8 @@ pub(super) fn export_prefix(
 }
 
 pub(super) fn fetch_bytes(hashes: &[BlockHash]) -> Result<FetchBytes, Text> {
-    FetchBytes::new(postcard::to_allocvec(hashes).map_err(text)?).map_err(text)
+    // The number is of no use: it was the place of the first block in its chain.
+    FetchBytes::new(postcard::to_allocvec(&(0_u32, hashes)).map_err(text)?).map_err(text)
 }
 
 /// Bytes of a message besides its one value that may be long.

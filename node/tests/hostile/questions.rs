@@ -35,7 +35,7 @@ impl Peer {
     /// Asks for cached blocks. Returns the reason for which it gets none.
     async fn fetch(&self, id: u128, hashes: &[BlockHash]) -> Result<(), AbortReason> {
         let id = MigrationId(id);
-        let what = Bytes::new(postcard::to_allocvec(hashes).unwrap()).unwrap();
+        let what = Bytes::new(postcard::to_allocvec(&(0_u32, hashes)).unwrap()).unwrap();
         self.to_source(id, ToSource::Fetch { what }).await;
         self.wait_for(|message| match message {
             NodeMessage::Migration(Envelope { id: of, message: Message::ToTarget(message), .. })

@@ -981,7 +981,8 @@ class Node(AsyncIterator[tuple[Sequence | GroupedSequence, str]]):
     `await Node.from_settings(pool, settings)` one with the services of `kvpool serve`.
 
     While it is open, its peers are targets of `Pool.migrate` by their names. Sequences of peers
-    arrive from `async for sequence, peer in node`, as GroupedSequences in a layered pool.
+    arrive from `async for sequence, peer in node`: a GroupedSequence if it has several groups of
+    layers or a state, else a Sequence.
     """
     @staticmethod
     def start(
