@@ -105,7 +105,7 @@ impl Export {
         let blocks = cold.cold.iter().map(block).collect();
         let ids = cold.cold.iter().map(|cold| Some(cold.id)).collect();
         let held = HeldBlocks::new(end, TransferDirection::Export, None, ids, Refs::Cold(cold));
-        Ok(Self::new(held, Contents::Cached(CachedBlocks::new(end, blocks, false)), era))
+        Ok(Self::new(held, Contents::Cached(CachedBlocks::new(&end.sequences, blocks, false)), era))
     }
 
     /// Exports the cached blocks with these hashes, up to the first uncached one: a part of a chain, or
@@ -124,7 +124,7 @@ impl Export {
         }
         let ids = refs.blocks.iter().copied().map(Some).collect();
         let held = HeldBlocks::new(end, TransferDirection::Export, None, ids, Refs::Listed(refs));
-        Ok(Self::new(held, Contents::Cached(CachedBlocks::new(end, blocks, true)), era))
+        Ok(Self::new(held, Contents::Cached(CachedBlocks::new(&end.sequences, blocks, true)), era))
     }
 }
 

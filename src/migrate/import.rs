@@ -139,7 +139,7 @@ impl Import {
             }
             Contents::Cached(_) if !agrees => return Err(other_hashing().into()),
             Contents::Cached(cached) => {
-                cached.check_groups(end)?;
+                cached.check_groups(&end.sequences)?;
                 Self::cached(end, cached, end.era())?
             }
         };
@@ -175,7 +175,7 @@ impl Import {
     }
 
     fn stated(end: &End, blocks: Vec<CachedBlock>) -> Result<Self, TransferError> {
-        let cached = CachedBlocks::new(end, blocks, true);
+        let cached = CachedBlocks::new(&end.sequences, blocks, true);
         check_distinct(&cached.blocks)?;
         let mut import = Self::cached(end, &cached, end.era())?;
         import.is_stated = true;

@@ -9,11 +9,10 @@ use crate::config::FRAME_BITS;
 use crate::error::Invalid;
 use crate::ids::SequenceId;
 use crate::prefix::{BlockHash, CACHE_GROUPS_MAX, ChainHash, ORIGINS_MAX, Origin, PrefixCache};
-use crate::sequence::{Groups, ListOutline, Outline, TOKENS_MAX};
+use crate::sequence::{Groups, ListOutline, Outline, Sequences, TOKENS_MAX};
 
 use super::form::{PackedForm, other_form};
 use super::heads::HeadRange;
-use super::route::End;
 
 /// Version of the manifests that this library writes and reads.
 const VERSION: u32 = 6;
@@ -55,13 +54,13 @@ pub(super) struct CachedBlocks {
 }
 
 impl CachedBlocks {
-    pub(super) fn new(end: &End, blocks: Vec<CachedBlock>, is_chain: bool) -> Self {
-        Self { groups: end.sequences.groups_of_layers(), blocks, is_chain }
+    pub(super) fn new(of: &Sequences, blocks: Vec<CachedBlock>, is_chain: bool) -> Self {
+        Self { groups: of.groups_of_layers(), blocks, is_chain }
     }
 
     /// Returns an error that says what differs, if the target has other groups of layers.
-    pub(super) fn check_groups(&self, target: &End) -> Result<(), Invalid> {
-        self.groups.check(&target.sequences)
+    pub(super) fn check_groups(&self, target: &Sequences) -> Result<(), Invalid> {
+        self.groups.check(target)
     }
 }
 
