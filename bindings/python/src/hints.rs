@@ -4,6 +4,7 @@
 use kvpool::Sequence;
 use kvpool::hints::HintLimits;
 use kvpool::prefix::policy::Millis;
+use kvpool_node::admin::AdminError;
 use kvpool_node::hints::{EnvelopeError, HintAction, HintsEnvelope};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyAttributeError, PyKeyError};
@@ -12,9 +13,10 @@ use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyMapping, PySequence as Items
 use serde_json::{Map, Value};
 
 use crate::args::{Bytes, Seconds, shown};
+use crate::call::Call;
 use crate::error::{Failure, Outcome, fields, kind, raise};
 use crate::grouped::PyGroupedSequence;
-use crate::node::Json;
+use crate::node::{Json, PyNode};
 use crate::pool::PyPool;
 use crate::prefix::PyPrefixCache;
 use crate::record::record;
@@ -235,8 +237,8 @@ impl PyPool {
     /// `message_id` and `actions` of `action_id`, `action_type`, `action_version` and `payload`.
     /// The payload names the blocks by `session_id`, by `block_hashes`, or by `sequence_id` with
     /// `start` and `end`; types are kv.retain (`priority`, `ttl_seconds`), kv.pin (`ttl_seconds`),
-    /// kv.demote, kv.evict, kv.prefetch and kv.release. A prefetch is for `POST /hints` of a
-    /// node with a tier; here it is rejected.
+    /// kv.demote, kv.evict, kv.prefetch and kv.release. A prefetch is for `Node.hint`, of a node
+    /// with a tier; here it is rejected.
     ///
     /// The outcome is "accepted", "clipped" (granted in part, `until` a time of the cache's clock),
     /// "deferred" (until owners release the blocks), "missing", or "rejected", with `reason` and
@@ -253,6 +255,23 @@ impl PyPool {
     fn sessions(&self, py: Python<'_>) -> Outcome<Vec<SessionInfo>> {
         let pool = self.share()?;
         Ok(py.detach(|| pool.sessions()).into_iter().map(SessionInfo::from).collect())
+    }
+}
+
+#[pymethods]
+impl PyNode {
+    /// Carries out hints as `Pool.hint` of the node's pool, and prefetches (kv.prefetch) by fetching
+    /// the blocks from the node's tier in the background. As `POST /hints`.
+    fn hint(slf: &Bound<'_, Self>, envelope: &Bound<'_, PyAny>) -> Outcome<Call> {
+        let envelope = self::envelope(envelope)?;
+        Self::call(slf, async move |node| {
+            let answer = node.admin().hints(envelope).await.map_err(|error| match error {
+                AdminError::Invalid(what) => malformed(what),
+                error => raise("NodeError", error, fields![kind: "Admin"]),
+            })?;
+            let answer = serde_json::to_value(answer);
+            Ok(Json(answer.map_err(|error| raise("KvPoolError", error, Vec::new()))?))
+        })
     }
 }
 

@@ -69,7 +69,7 @@ impl<'py> IntoPyObject<'py> for Arrived {
 }
 
 /// A node, with its services if it was started from settings.
-struct Running {
+pub(crate) struct Running {
     // Dropped first, in its own order.
     served: Option<(Served, std::sync::Mutex<Sources>)>,
     node: Arc<Node>,
@@ -216,7 +216,10 @@ impl PyNode {
 
     /// Makes a call of an open node. Before it is awaited, it does not keep a closed node from
     /// ending.
-    fn call<T, F>(slf: &Bound<'_, Self>, of: impl FnOnce(Arc<Running>) -> F + Send + 'static) -> Outcome<Call>
+    pub(crate) fn call<T, F>(
+        slf: &Bound<'_, Self>,
+        of: impl FnOnce(Arc<Running>) -> F + Send + 'static,
+    ) -> Outcome<Call>
     where
         T: for<'py> IntoPyObject<'py> + Send + 'static,
         F: Future<Output = Outcome<T>> + Send + 'static,

@@ -33,9 +33,12 @@ def until(what: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+def free_ports(count: int) -> list[int]:
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(server.getsockname()[1]) for server in servers]
+    for server in servers:
+        server.close()
+    return ports
 
 
 def get(node: kvpool.Node, path: str, token: str = SECRET) -> str:
@@ -98,6 +101,30 @@ def test_the_admin_interface_has_the_page_and_the_metrics(tmp_path: Path) -> Non
     assert node.shutdown().wait()
     with pytest.raises(kvpool.errors.Closed):
         node.health()
+
+
+def test_a_hint_prefetches_from_the_tier(tmp_path: Path, redis: str) -> None:
+    settings = own(tmp_path, "a", tier=redis, tier_namespace="tests")
+    ours = kvpool.Pool(layout(), 100, prefix_cache=True, hints=True, hash_key=kvpool.Node.hash_key(settings))
+    node = start(ours, settings)
+    prompt = range(8 * TOKENS)
+    with ours.try_admit(1, prompt, session=7) as sequence, ours.begin_batch() as batch:
+        batch.append(sequence, len(prompt))
+    until(lambda: node.services().wait()["tiers"]["redis"]["pool"]["stored_blocks"] == 8)
+    assert ours.prefix_cache is not None and ours.prefix_cache.evict() == 8
+    kinds = ("kv.prefetch", "kv.sing")
+    actions = [{"action_id": kind, "action_type": kind, "action_version": "1.0", "payload": {"session_id": 7}} for kind in kinds]
+    envelope = {"protocol_version": "1.0", "message_id": "m", "actions": actions}
+    answer = node.hint(envelope).wait()
+    assert [told["outcome"] for told in answer["outcomes"]] == ["deferred", "rejected"], answer
+    until(lambda: len(ours.sequence(2, prompt)) == 7 * TOKENS)
+    with pytest.raises(kvpool.InvalidArgument, match="no actions"):
+        node.hint({"protocol_version": "1.0", "message_id": "m"})
+    with pytest.raises(kvpool.InvalidArgument, match="version"):
+        node.hint(envelope | {"protocol_version": "9.0"}).wait()
+    assert node.shutdown().wait()
+    with pytest.raises(kvpool.errors.Closed):
+        node.hint(envelope)
 
 
 def test_prefixes_come_from_the_tier_of_another_node(tmp_path: Path, redis: str) -> None:
@@ -260,7 +287,7 @@ def is_free(port: int) -> bool:
 
 
 def with_ports(tmp_path: Path) -> tuple[list[int], dict[str, object]]:
-    ports = [free_port() for _ in range(3)]
+    ports = free_ports(3)
     settings = own(
         tmp_path,
         "a",
@@ -424,7 +451,7 @@ def test_a_tier_is_the_node_or_the_store_of_its_settings(tmp_path: Path, redis: 
 @contextmanager
 def kvpool_admin(folder: Path, settings: dict[str, Any], sizes: dict[str, Any]) -> Iterator[Callable[[str], str]]:
     """A tier with an admin interface. It ends with the tier."""
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     tier = kvpool.Tier.from_settings(settings | {"admin": address}, **sizes)
 
     def page(path: str) -> str:

@@ -1039,6 +1039,10 @@ class Node(AsyncIterator[tuple[Sequence | GroupedSequence, str]]):
         default those of `tier_wait`. Returns the number of its blocks that are cached now. A
         failure is a miss.
         """
+    def hint(self, envelope: _Envelope) -> Call[dict[str, Any]]:
+        """Carries out hints as `Pool.hint` of the node's pool, and prefetches (kv.prefetch) by fetching
+        the blocks from the node's tier in the background. As `POST /hints`.
+        """
     def health(self) -> dict[str, Any]:
         """Returns what `/readyz` and `/healthz` of the admin interface answer: `ready`, whether it
         should get requests, the `reasons` if not, and the `state`: "ok", "draining" or
@@ -1432,8 +1436,8 @@ class Pool:
         `message_id` and `actions` of `action_id`, `action_type`, `action_version` and `payload`.
         The payload names the blocks by `session_id`, by `block_hashes`, or by `sequence_id` with
         `start` and `end`; types are kv.retain (`priority`, `ttl_seconds`), kv.pin (`ttl_seconds`),
-        kv.demote, kv.evict, kv.prefetch and kv.release. A prefetch is for `POST /hints` of a
-        node with a tier; here it is rejected.
+        kv.demote, kv.evict, kv.prefetch and kv.release. A prefetch is for `Node.hint`, of a node
+        with a tier; here it is rejected.
 
         The outcome is "accepted", "clipped" (granted in part, `until` a time of the cache's clock),
         "deferred" (until owners release the blocks), "missing", or "rejected", with `reason` and
