@@ -225,17 +225,26 @@ impl HintsEnvelope {
         self.carry_out_with(pool, &NoTier)
     }
 
+    /// Checks what refuses an envelope as a whole.
+    ///
+    /// # Errors
+    /// [`EnvelopeError::Version`], [`EnvelopeError::Actions`].
+    pub fn check(&self) -> Result<(), EnvelopeError> {
+        if !is_understood(&self.protocol_version) {
+            return Err(EnvelopeError::Version { got: self.protocol_version.clone() });
+        }
+        match self.actions.len() {
+            got if got > ACTIONS_MAX => Err(EnvelopeError::Actions { got }),
+            _ => Ok(()),
+        }
+    }
+
     /// Carries out its actions, in order. A prefetch is deferred: its blocks are on their way.
     ///
     /// # Errors
     /// As for [`carry_out`](Self::carry_out).
     pub fn carry_out_with(&self, pool: &Pool, tier: &dyn Prefetch) -> Result<HintsAnswer, EnvelopeError> {
-        if !is_understood(&self.protocol_version) {
-            return Err(EnvelopeError::Version { got: self.protocol_version.clone() });
-        }
-        if self.actions.len() > ACTIONS_MAX {
-            return Err(EnvelopeError::Actions { got: self.actions.len() });
-        }
+        self.check()?;
         let now = pool.prefix_cache().map_or(Millis(0), |cache| cache.now());
         let outcomes = self.actions.iter().flat_map(|action| {
             let told = match action.hints(now) {

@@ -6,9 +6,10 @@
 //! fetch    what the longest boundary lacks for which there is room; what has come is kept for the rest
 //! ```
 //!
-//! The node may send less than it was asked for, or said that it has: a part of what is wanted, as
-//! its quota allows, after which the rest is fetched, or nothing, and then the first of these blocks
-//! counts as absent, and the boundary is an earlier one. Such a fetch is repeated a few times only.
+//! The node may send less than it was asked for, or said that it has. Of a chain, that is the result.
+//! Else the rest is asked for, in parts of as many blocks, which may be its quota. If a part brings
+//! nothing, its first block counts as absent, and the boundary is an earlier one; if it fails, and
+//! others came, it is asked for again. Both a few times only.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -18,6 +19,7 @@ use crate::prefix::{BlockHash, PrefixCache};
 use crate::sequence::{BlockRefs, PromptBlock, PromptBlocks};
 use crate::sync::Arc;
 
+use super::held::HeldBlocks;
 use super::remote::Remote;
 use super::report::{BringBackReport, Carried};
 use super::route::End;
@@ -25,8 +27,11 @@ use super::route::End;
 /// Most blocks of one request, whose hashes are one message.
 const PART: usize = 4096;
 
-/// Number of fetches that bring nothing, with which the operation ends.
+/// Number of parts that bring nothing, with which the operation ends.
 const ATTEMPTS: usize = 4;
+
+/// Number of boundaries for which there is too little room, with which it ends.
+const TOO_LONG: usize = 32;
 
 /// Copies cached blocks from a node, continuing the prefix cached here, as
 /// [`bring_back`](super::bring_back).
@@ -35,9 +40,10 @@ pub(crate) async fn bring_back_from(
     remote: &dyn Remote,
     blocks: &PromptBlocks,
 ) -> Result<BringBackReport, TransferError> {
+    end.check_alive()?;
     let mut fetch = Fetch { end, cache: end.cache()?, began: Instant::now(), carried: Carried::default() };
     let hit = blocks.boundary(usize::MAX, &mut |hash| fetch.has(hash));
-    let (own, _) = fetch.take(blocks.needed(hit));
+    let (own, _) = fetch.take(&blocks.needed(hit));
     let _own = end.keep(own);
     if hit < blocks.boundary(usize::MAX, &mut |_| true) {
         fetch.behind(hit, remote, blocks).await?;
@@ -52,15 +58,34 @@ struct Fetch<'a> {
     carried: Carried,
 }
 
+/// Blocks that came, by parts in the order of the prompt. Released from its end.
+struct Parts(Vec<HeldBlocks>);
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        while self.0.pop().is_some() {}
+    }
+}
+
+/// How a fetch of blocks ended.
+enum Fetched {
+    /// Nothing more is to be had.
+    Over,
+    /// The node did not send this one.
+    Lacks(BlockHash),
+    /// It failed after some came.
+    Failed,
+}
+
 impl Fetch<'_> {
     fn has(&self, hash: BlockHash) -> bool {
         self.cache.has(self.end.sequences.blocks(), hash)
     }
 
     /// Takes references on those of these blocks that are here. Returns the others too.
-    fn take(&self, needed: Vec<PromptBlock>) -> (BlockRefs, Vec<PromptBlock>) {
+    fn take(&self, needed: &[PromptBlock]) -> (BlockRefs, Vec<PromptBlock>) {
         let (mut here, mut others) = (BlockRefs::new(&self.end.sequences), Vec::new());
-        for block in needed {
+        for &block in needed {
             match self.cache.take_to_carry(self.end.sequences.blocks(), block.hash, self.cache.era()) {
                 Some(id) => here.blocks.push(id),
                 None => others.push(block),
@@ -83,24 +108,31 @@ impl Fetch<'_> {
             let frames = blocks.frames_behind(hit, &|first| !absent.contains(&first) || self.has(first));
             self.ask(remote, frames, &mut absent).await?;
         }
-        let (mut most, mut attempts) = (usize::MAX, 0);
-        while attempts < ATTEMPTS {
+        let (mut most, mut attempts, mut too_long) = (usize::MAX, 0, 0);
+        let mut came = Parts(Vec::new());
+        while attempts < ATTEMPTS && too_long < TOO_LONG {
             let boundary = blocks.boundary(most, &mut |hash| !absent.contains(&hash) || self.has(hash));
             if boundary <= hit {
                 break;
             }
-            let (here, wanted) = self.take(blocks.needed(boundary));
-            let here = self.end.keep(here);
+            let (here, wanted) = self.take(&blocks.needed(boundary));
             // The blocks here take no room.
             if let Some(beyond) = wanted.get(self.end.sequences.blocks().counts().available()) {
-                most = beyond.without();
+                (most, too_long) = (beyond.without(), too_long + 1);
                 continue;
             }
-            let Some(lacks) = self.fetch(remote, wanted, blocks.is_chain()).await? else { break };
-            drop(here);
-            absent.insert(lacks);
+            // Those of an earlier attempt among them have another reference now.
+            came = Parts(vec![self.end.keep(here)]);
+            match self.fetch(remote, wanted, blocks.is_chain(), &mut came).await? {
+                Fetched::Over => break,
+                Fetched::Lacks(block) => {
+                    absent.insert(block);
+                }
+                Fetched::Failed => {}
+            }
             attempts += 1;
         }
+        drop(came);
         Ok(())
     }
 
@@ -119,38 +151,39 @@ impl Fetch<'_> {
         Ok(())
     }
 
-    /// Fetches these blocks. Returns the first one that the node did not send, unless the operation is
-    /// over. An error counts only if nothing came.
+    /// Fetches these blocks, and keeps those that come. An error counts only if none came.
     async fn fetch(
         &mut self,
         remote: &dyn Remote,
         mut wanted: Vec<PromptBlock>,
         is_chain: bool,
-    ) -> Result<Option<BlockHash>, TransferError> {
-        let mut kept = Vec::new();
+        came: &mut Parts,
+    ) -> Result<Fetched, TransferError> {
+        let mut most = PART;
         while let Some(first) = wanted.first() {
-            let (part, lacks) = (wanted.len().min(PART), first.hash);
+            let (part, lacks) = (wanted.len().min(most), first.hash);
             let hashes = wanted[..part].iter().map(|block| block.hash).collect();
-            let came = match remote.fetch(hashes).await {
+            let carried = match remote.fetch(hashes).await {
                 Ok(fetched) => fetched.carried,
-                Err(_) if self.carried.blocks > 0 => return Ok(None),
+                Err(_) if self.carried.blocks > 0 => return Ok(Fetched::Failed),
                 Err(error) => return Err(error),
             };
-            self.carried.blocks += came.blocks;
-            self.carried.bytes += came.bytes;
-            self.carried.runs += came.runs;
-            let before = wanted.len();
-            let here;
-            (here, wanted) = self.take(wanted);
-            kept.push(self.end.keep(here));
-            match before - wanted.len() {
-                // Of a chain, the node has sent what it has.
-                came if is_chain && came < part => return Ok(None),
-                0 => return Ok(Some(lacks)),
-                _ => {}
+            self.carried.blocks += carried.blocks;
+            self.carried.bytes += carried.bytes;
+            self.carried.runs += carried.runs;
+            let (here, others) = self.take(&wanted[..part]);
+            came.0.push(self.end.keep(here));
+            let arrived = part - others.len();
+            wanted.splice(..part, others);
+            if is_chain && arrived < part {
+                return Ok(Fetched::Over);
             }
+            if arrived == 0 {
+                return Ok(Fetched::Lacks(lacks));
+            }
+            most = most.min(arrived);
         }
-        Ok(None)
+        Ok(Fetched::Over)
     }
 
     fn report(mut self, blocks: &PromptBlocks) -> BringBackReport {

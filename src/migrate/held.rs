@@ -150,7 +150,7 @@ impl Arriving {
 
 impl End {
     /// Keeps cached blocks that others will join until the result is dropped; listed as an import.
-    pub(crate) fn keep(&self, refs: BlockRefs) -> impl Send + use<> {
+    pub(super) fn keep(&self, refs: BlockRefs) -> HeldBlocks {
         let ids = refs.blocks.iter().copied().map(Some).collect();
         HeldBlocks::new(self, TransferDirection::Import, None, ids, Refs::Listed(refs))
     }

@@ -38,7 +38,8 @@ pub trait Remote: Send + Sync {
     fn fetch(&self, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Fetched, TransferError>>;
 
     /// Asks for each hash whether the node has cached a block for it, as part of a chain or not, at
-    /// that moment. The answer may be lost while the link lives: a remote bounds the time.
+    /// that moment; one value for each, in their order. If the answer may be lost, the remote bounds
+    /// the time.
     ///
     /// # Errors
     /// [`TransferError`]; nothing is known of any hash.

@@ -208,12 +208,18 @@ impl Pool {
         self.offloading(offload).await
     }
 
-    /// Copies cached blocks of these tokens from a node into this pool's prefix cache, like
-    /// [`bring_back`](Self::bring_back), or fails like [`offload_to_node`](Self::offload_to_node).
+    /// Copies cached blocks of these tokens from a node into this pool's prefix cache, continuing the
+    /// prefix cached here, which stays: what every group of layers needs at the longest boundary for
+    /// which there is room. Without room, none come.
     ///
-    /// What is a hit here already stays one. With windows or states, the node is asked first which
-    /// blocks it has. If it sends less, fewer come. An error after some came ends the operation with
-    /// these.
+    /// Unless the pool has one group of layers, without a window, the node is asked first which blocks
+    /// it has. If it sends fewer, the boundary is an earlier one. Blocks come in parts: if the future
+    /// is dropped, or after some came an error ends the operation, these stay.
+    ///
+    /// # Errors
+    /// Only if no block came: [`TransferError::UnknownNode`], [`TransferError::Transport`],
+    /// [`TransferError::Node`], [`TransferError::NoStorage`], [`TransferError::NoCache`],
+    /// [`TransferError::Invalid`], [`TransferError::Alloc`] for a lost device.
     pub async fn bring_back_from_node(
         &self,
         node: &str,

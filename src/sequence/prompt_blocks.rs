@@ -16,6 +16,9 @@ use super::TOKENS_MAX;
 use super::registry::Sequences;
 use super::window::ListKind;
 
+/// Most checkpoints of which all blocks are looked up at once.
+const CHECKPOINTS: usize = 16;
+
 /// The hashes of a prompt's blocks in every group of layers of a pool.
 ///
 /// ```
@@ -129,9 +132,9 @@ impl PromptBlocks {
     /// Returns the hashes of the blocks in lists that boundaries behind this one may need.
     pub(crate) fn behind(&self, boundary: usize) -> impl Iterator<Item = BlockHash> {
         self.lists.iter().flat_map(move |(kind, hashes)| {
-            let end = boundary / kind.block_tokens as usize;
-            let gap = kind.needs().map_or(0..end, |needs| needs.gap(end));
-            hashes[..gap.start].iter().chain(&hashes[gap.end..]).copied()
+            let of = |tokens| tokens / kind.block_tokens as usize;
+            let gap = kind.needs().map_or(0..of(boundary), |needs| needs.gap(of(boundary)));
+            hashes[..gap.start].iter().chain(&hashes[gap.end..of(self.longest)]).copied()
         })
     }
 
@@ -145,16 +148,13 @@ impl PromptBlocks {
         self.boundaries_behind(boundary).filter_map(|tokens| self.checkpoint(0, tokens).next())
     }
 
-    /// Returns all blocks of the checkpoints at boundaries behind this one of which `has` returns
-    /// true for the first.
+    /// Returns the other blocks of the checkpoints at boundaries behind this one of whose first block
+    /// `has` returns true: of the longest few.
     pub(crate) fn frames_behind(&self, boundary: usize, has: &dyn Fn(BlockHash) -> bool) -> Vec<BlockHash> {
-        let mut frames = Vec::new();
-        for tokens in self.boundaries_behind(boundary) {
-            if self.checkpoint(0, tokens).next().is_some_and(has) {
-                (0..self.states.len()).for_each(|state| frames.extend(self.checkpoint(state, tokens)));
-            }
-        }
-        frames
+        let is_there = |&tokens: &usize| self.checkpoint(0, tokens).next().is_some_and(has);
+        let of =
+            |tokens| (0..self.states.len()).flat_map(move |state| self.checkpoint(state, tokens)).skip(1);
+        self.boundaries_behind(boundary).filter(is_there).take(CHECKPOINTS).flat_map(of).collect()
     }
 
     /// Returns the number of blocks that a hit at a [boundary](Self::boundary) needs.

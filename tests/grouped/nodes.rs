@@ -179,19 +179,51 @@ fn a_node_that_sends_nothing_is_soon_left_alone() {
     assert!(node.fetched.lock().unwrap().is_empty());
 }
 
+fn of_one_list(blocks: usize, window: Option<usize>) -> Pool {
+    let cache = PrefixConfig::new().key(HashKey::from_bytes([7; 32]));
+    let builder = Pool::builder(super::moving::plain()).blocks(blocks).threads(1).prefix_cache(cache);
+    match window {
+        Some(tokens) => builder.window(Window::new(tokens).unwrap()),
+        None => builder,
+    }
+    .build()
+    .unwrap()
+}
+
+fn fill(pool: &Pool, all: &[u32]) -> kvpool::Sequence {
+    let mut sequence = pool.admit(&AdmitRequest::new(SequenceId(1), all)).unwrap();
+    let mut batch = pool.begin_batch();
+    batch.append(&mut sequence, Tokens::Announced(usize::MAX)).unwrap();
+    batch.finish();
+    sequence
+}
+
+/// More blocks than one message names: the end of the prompt is evicted first.
+#[test]
+fn a_long_chain_comes_in_parts() {
+    let (here, there, all) = (of_one_list(5000, None), of_one_list(5000, None), tokens(18_001));
+    let (node, _remotes) = linked(&here, &there, Manner::default());
+    drop(fill(&there, &all));
+    let back = block_on(here.bring_back_from_node("other", &NO_KEYS, &all)).unwrap();
+    assert_eq!((back.cached_blocks, back.carried.blocks), (4500, 4500));
+    assert_eq!(*node.fetched.lock().unwrap(), [4096, 404]);
+    here.evict_cached(4300);
+    assert_eq!(hit_of_one(&here, &all), 4300 * 4);
+    // A running sequence owns the first of them, and there is room for some of the others.
+    let (here, running) = (of_one_list(60, None), &all[..120]);
+    let (_node, _remotes) = linked(&here, &there, Manner::default());
+    let running = fill(&here, running);
+    let held = here.allocate(AllocRequest::new(here.free_blocks() - 12)).unwrap();
+    let back = block_on(here.bring_back_from_node("other", &NO_KEYS, &all)).unwrap();
+    assert_eq!((back.cached_blocks, back.carried.blocks), (42, 12));
+    drop((held, running));
+    [here, there].iter().for_each(is_idle);
+}
+
 /// One list with a window: the node is asked, and what is here is not fetched.
 #[test]
 fn a_window_alone_comes_at_one_boundary() {
-    let pool = |window: Option<usize>| {
-        let cache = PrefixConfig::new().key(HashKey::from_bytes([7; 32]));
-        let builder = Pool::builder(super::moving::plain()).blocks(400).prefix_cache(cache);
-        match window {
-            Some(tokens) => builder.window(Window::new(tokens).unwrap()),
-            None => builder,
-        }
-        .build()
-        .unwrap()
-    };
+    let pool = |window| of_one_list(400, window);
     for window in [None, Some(9), Some(33)] {
         let (here, there, all) = (pool(window), pool(window), tokens(1201));
         let (node, _remotes) = linked(&here, &there, Manner::default());
@@ -199,11 +231,7 @@ fn a_window_alone_comes_at_one_boundary() {
         assert_eq!(back.carried.blocks, 0);
         // A chain is fetched without a question.
         assert_eq!(node.fetched.lock().unwrap().len(), usize::from(window.is_none()), "{window:?}");
-        let mut sequence = there.admit(&AdmitRequest::new(SequenceId(1), &all)).unwrap();
-        let mut batch = there.begin_batch();
-        batch.append(&mut sequence, Tokens::Announced(1201)).unwrap();
-        batch.finish();
-        drop(sequence);
+        drop(fill(&there, &all));
         let back = block_on(here.bring_back_from_node("other", &NO_KEYS, &all)).unwrap();
         let needed = here.prompt_blocks(&NO_KEYS, &all).unwrap().needed_blocks(1200);
         assert_eq!((back.cached_blocks, back.carried.blocks), (300, needed), "{window:?}");

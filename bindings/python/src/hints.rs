@@ -4,7 +4,6 @@
 use kvpool::Sequence;
 use kvpool::hints::HintLimits;
 use kvpool::prefix::policy::Millis;
-use kvpool_node::admin::AdminError;
 use kvpool_node::hints::{EnvelopeError, HintAction, HintsEnvelope};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyAttributeError, PyKeyError};
@@ -261,14 +260,14 @@ impl PyPool {
 #[pymethods]
 impl PyNode {
     /// Carries out hints as `Pool.hint` of the node's pool, and prefetches (kv.prefetch) by fetching
-    /// the blocks from the node's tier in the background. As `POST /hints`.
+    /// the blocks from the node's tier in the background. As `POST /hints`. Raises InvalidArgument
+    /// at once for an envelope that is refused as a whole.
     fn hint(slf: &Bound<'_, Self>, envelope: &Bound<'_, PyAny>) -> Outcome<Call> {
         let envelope = self::envelope(envelope)?;
+        envelope.check()?;
         Self::call(slf, async move |node| {
-            let answer = node.admin().hints(envelope).await.map_err(|error| match error {
-                AdminError::Invalid(what) => malformed(what),
-                error => raise("NodeError", error, fields![kind: "Admin"]),
-            })?;
+            let answer = node.admin().hints(envelope).await;
+            let answer = answer.map_err(|error| raise("NodeError", error, fields![kind: "Admin"]))?;
             let answer = serde_json::to_value(answer);
             Ok(Json(answer.map_err(|error| raise("KvPoolError", error, Vec::new()))?))
         })

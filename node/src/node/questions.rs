@@ -1,5 +1,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use kvpool::TransferError;
 use tokio::sync::oneshot;
@@ -9,6 +10,9 @@ use crate::transport::tcp::Link;
 
 const OPEN_MAX: usize = 1024;
 
+/// Time for an answer, which may be lost.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
 /// Receives the answer to a query: for each hash, whether a block is cached.
 pub(super) type Cached = oneshot::Sender<Result<Vec<bool>, TransferError>>;
 
@@ -17,6 +21,7 @@ struct Open {
     link: Arc<Link>,
     hashes: usize,
     cached: Cached,
+    until: Instant,
 }
 
 #[derive(Default)]
@@ -41,12 +46,24 @@ impl Questions {
             return Err((cached, format!("{OPEN_MAX} questions are open")));
         }
         self.last += 1;
-        self.open.insert(self.last, Open { peer, link, hashes, cached });
+        let until = Instant::now() + PATIENCE;
+        self.open.insert(self.last, Open { peer, link, hashes, cached, until });
         Ok(self.last)
     }
 
     pub(super) fn hashes(&self, number: u64, peer: LinkId) -> Option<usize> {
         self.open.get(&number).filter(|open| open.peer == peer).map(|open| open.hashes)
+    }
+
+    /// Returns when the first one ends that has no answer.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.open.values().map(|open| open.until).min()
+    }
+
+    /// Returns those without an answer in time, with their peers.
+    pub(super) fn late(&self, now: Instant) -> Vec<(u64, LinkId)> {
+        let late = self.open.iter().filter(|(_, open)| open.until <= now);
+        late.map(|(&number, open)| (number, open.peer)).collect()
     }
 
     pub(super) fn over(&self, link: &Arc<Link>) -> Vec<u64> {

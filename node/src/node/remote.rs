@@ -1,7 +1,6 @@
 //! The peers of a node as destinations of its pool.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use kvpool::prefix::BlockHash;
 use kvpool::transfer::{Export, Fetched, Remote, RemoteFuture, Remotes, SendError, Sent};
@@ -15,9 +14,6 @@ use crate::protocol::QUESTION_MAX;
 pub(super) struct NodeRemotes {
     pub(super) inputs: mpsc::Sender<Input>,
 }
-
-/// Time for the answer to a query, which may be lost.
-const ANSWER: Duration = Duration::from_secs(10);
 
 struct NodeRemote {
     name: String,
@@ -64,11 +60,6 @@ impl Remote for NodeRemote {
 
     fn cached(&self, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Vec<bool>, TransferError>> {
         let (name, inputs, stopped) = (self.name.clone(), self.inputs.clone(), self.stopped());
-        let silent = {
-            let node = name.clone();
-            let reason = format!("it did not answer within {} s", ANSWER.as_secs());
-            move || TransferError::Node { node: node.clone(), reason: reason.clone() }
-        };
         Box::pin(async move {
             let mut all = Vec::with_capacity(hashes.len());
             for hashes in hashes.chunks(QUESTION_MAX) {
@@ -76,8 +67,7 @@ impl Remote for NodeRemote {
                 if inputs.send(Input::AskCached(name.clone(), hashes.to_vec(), cached)).await.is_err() {
                     return Err(stopped);
                 }
-                let answer = tokio::time::timeout(ANSWER, answered).await.map_err(|_| silent())?;
-                all.extend(answer.unwrap_or_else(|_| Err(stopped.clone()))?);
+                all.extend(answered.await.unwrap_or_else(|_| Err(stopped.clone()))?);
             }
             Ok(all)
         })

@@ -120,6 +120,24 @@ async fn a_question_is_lost_with_its_own_link_alone() {
     assert!(failed.to_string().contains("the link was lost"), "{failed}");
 }
 
+/// Also in an executor without a timer, as an engine's thread may be.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_question_without_an_answer_fails_in_the_end() {
+    let (node, _arrivals) = start("a", kv::pool(kv::plain(), 50)).await;
+    let peer = Peer::connect(&node, &Process::new("b", 1)).await.unwrap();
+    linked(&node, "b", true).await;
+    let remote = node.pool().remote("b").unwrap();
+    let asked = std::thread::spawn(move || {
+        let without_timer = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        without_timer.block_on(remote.cached(hashes(2)))
+    });
+    peer.question().await;
+    let failed = tokio::task::spawn_blocking(|| asked.join().unwrap()).await.unwrap().unwrap_err();
+    assert!(failed.to_string().contains("did not answer a question within 10 s"), "{failed}");
+    // The link lives.
+    assert_eq!(peer.cached(&hashes(1)).await, [false]);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_question_that_is_too_long_costs_its_link() {
     /// A question without a bound, in the place of the right one.

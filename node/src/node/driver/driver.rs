@@ -104,7 +104,7 @@ impl Driver {
             let due = self.setup.machines.deadline().into_iter().chain(doubt).min();
             let due = due.map(|at| self.origin + Duration::from_millis(at.0));
             let ask = (!self.quarantined.is_empty()).then_some(self.ask_at);
-            let wake = due.into_iter().chain(ask).min();
+            let wake = due.into_iter().chain(ask).chain(self.questions.deadline()).min();
             let tick = async {
                 match wake {
                     Some(at) => tokio::time::sleep_until(at.into()).await,
@@ -141,6 +141,7 @@ impl Driver {
         let actions = self.setup.machines.tick(self.now());
         self.act(actions);
         self.end_doubts();
+        self.lose_late_questions();
         if Instant::now() >= self.ask_at {
             self.ask_at = Instant::now() + ASK_AGAIN;
             self.ask(None);

@@ -1,9 +1,9 @@
 //! Queries about what is cached at a peer, and answers to those of peers.
 //!
-//! A query that is lost, or whose answer is, stays open as long as the link lives. The caller
-//! bounds the time, and drops its future.
+//! A query that is lost, or whose answer is, fails after a while, or with the link.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use kvpool::TransferError;
 use kvpool::prefix::BlockHash;
@@ -11,7 +11,7 @@ use kvpool::prefix::BlockHash;
 use super::driver::Driver;
 use super::requests::of_node;
 use crate::node::message::NodeMessage;
-use crate::node::questions::Cached;
+use crate::node::questions::{Cached, PATIENCE};
 use crate::protocol::{CacheAnswer, CacheQuestion, LinkId, List};
 use crate::transport::tcp::Link;
 
@@ -51,6 +51,14 @@ impl Driver {
             reason: format!("its answer is not for {hashes} hashes"),
         });
         self.questions.end(answer.number, cached);
+    }
+
+    pub(super) fn lose_late_questions(&mut self) {
+        for (number, id) in self.questions.late(Instant::now()) {
+            let node = self.peers.name(id).to_owned();
+            let reason = format!("it did not answer a question within {} s", PATIENCE.as_secs());
+            self.questions.end(number, Err(TransferError::Node { node, reason }));
+        }
     }
 
     /// Fails the queries over a lost link. Those over other links of the peer continue.
