@@ -81,9 +81,9 @@ impl<S: AnySequence> Export<S> {
 impl Export<GroupedSequence> {
     /// Returns it as one of a sequence of one list, or of cached blocks; unchanged if it is of a
     /// sequence of several lists.
-    pub fn into_one(self) -> Result<Export, Self> {
+    pub fn into_one(self) -> Result<Export, Box<Self>> {
         if self.outline().is_some_and(|outline| (outline.lists.len(), outline.states.len()) != (1, 0)) {
-            return Err(self);
+            return Err(Box::new(self));
         }
         let Self { held, contents, sequence, heads, era } = self;
         Ok(Export { held, contents, sequence: sequence.map(AnySequence::of_lists), heads, era })
