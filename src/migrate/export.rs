@@ -70,8 +70,8 @@ impl<S: AnySequence> Export<S> {
         Self { held: Departing(Arc::new(held)), contents, sequence: None, heads: None, era }
     }
 
-    /// Returns it as one of any number of lists, which [`Remote::send`](super::remote::Remote::send)
-    /// takes.
+    /// Returns it as one of any number of lists, which
+    /// [`Remote::send`](super::remote::Remote::send) takes.
     pub fn into_grouped(self) -> Export<GroupedSequence> {
         let Self { held, contents, sequence, heads, era } = self;
         Export { held, contents, sequence: sequence.map(AnySequence::into_lists), heads, era }
@@ -108,8 +108,8 @@ impl Export {
         Ok(Self::new(held, Contents::Cached(CachedBlocks::new(&end.sequences, blocks, false)), era))
     }
 
-    /// Exports the cached blocks with these hashes, up to the first uncached one: a part of a chain, or
-    /// of what a prompt needs in every group of layers.
+    /// Exports the cached blocks with these hashes, up to the first uncached one: a part of a
+    /// chain, or of what a prompt needs in every group of layers.
     pub(crate) fn prefix(
         end: &End,
         hashes: impl IntoIterator<Item = BlockHash>,

@@ -6,10 +6,10 @@
 //! fetch    what the longest boundary lacks for which there is room; what has come is kept for the rest
 //! ```
 //!
-//! The node may send less than it was asked for, or said that it has. Of a chain, that is the result.
-//! Else the rest is asked for, in parts of as many blocks, which may be its quota. If a part brings
-//! nothing, its first block counts as absent, and the boundary is an earlier one; if it fails, and
-//! others came, it is asked for again. Both a few times only.
+//! The node may send less than it was asked for, or said that it has. Of a chain, that is the
+//! result. Else the rest is asked for, in parts of as many blocks, which may be its quota. If a
+//! part brings nothing, its first block counts as absent, and the boundary is an earlier one; if it
+//! fails, and others came, it is asked for again. Both a few times only.
 
 use std::collections::HashSet;
 use std::time::Instant;

@@ -30,16 +30,16 @@ pub trait Remote: Send + Sync {
     /// transfer keeps its export, and does not complete until that is known.
     fn send(&self, export: Export<GroupedSequence>) -> RemoteFuture<Result<Sent, SendError>>;
 
-    /// Copies the cached blocks with these hashes from the node into the pool's cache, up to the first
-    /// one that the node lacks or finds damaged.
+    /// Copies the cached blocks with these hashes from the node into the pool's cache, up to the
+    /// first one that the node lacks or finds damaged.
     ///
     /// # Errors
     /// [`TransferError`]; no block was copied.
     fn fetch(&self, hashes: Vec<BlockHash>) -> RemoteFuture<Result<Fetched, TransferError>>;
 
     /// Asks for each hash whether the node has cached a block for it, as part of a chain or not, at
-    /// that moment; one value for each, in their order. If the answer may be lost, the remote bounds
-    /// the time.
+    /// that moment; one value for each, in their order. If the answer may be lost, the remote
+    /// bounds the time.
     ///
     /// # Errors
     /// [`TransferError`]; nothing is known of any hash.

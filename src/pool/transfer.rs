@@ -43,9 +43,9 @@ impl Pool {
         Export::coldest(&self.end()?, blocks_max)
     }
 
-    /// Begins to copy the cached blocks with these hashes to another pool's cache, up to the first one
-    /// that is not cached: a part of a chain, or of what a [prompt](Self::prompt_blocks) needs in
-    /// every group of layers. Fails without storage or cache.
+    /// Begins to copy the cached blocks with these hashes to another pool's cache, up to the first
+    /// one that is not cached: a part of a chain, or of what a [prompt](Self::prompt_blocks) needs
+    /// in every group of layers. Fails without storage or cache.
     pub fn export_prefix(&self, hashes: &[BlockHash]) -> Result<Export, TransferError> {
         Export::prefix(&self.end()?, hashes.iter().copied())
     }
@@ -208,13 +208,13 @@ impl Pool {
         self.offloading(offload).await
     }
 
-    /// Copies cached blocks of these tokens from a node into this pool's prefix cache, continuing the
-    /// prefix cached here, which stays: what every group of layers needs at the longest boundary for
-    /// which there is room. Without room, none come.
+    /// Copies cached blocks of these tokens from a node into this pool's prefix cache, continuing
+    /// the prefix cached here, which stays: what every group of layers needs at the longest
+    /// boundary for which there is room. Without room, none come.
     ///
-    /// Unless the pool has one group of layers, without a window, the node is asked first which blocks
-    /// it has. If it sends fewer, the boundary is an earlier one. Blocks come in parts: if the future
-    /// is dropped, or after some came an error ends the operation, these stay.
+    /// Unless the pool has one group of layers, without a window, the node is asked first which
+    /// blocks it has. If it sends fewer, the boundary is an earlier one. Blocks come in parts: if
+    /// the future is dropped, or after some came an error ends the operation, these stay.
     ///
     /// # Errors
     /// Only if no block came: [`TransferError::UnknownNode`], [`TransferError::Transport`],

@@ -11,10 +11,10 @@
 //!
 //! # One length
 //!
-//! Every operation first catches up: parts withdraw what abandoned batches wrote until all have seen
-//! the same part of the log, and so have cut to the same length. Then none looks at the log again
-//! before the operation is over: a batch that is abandoned meanwhile is withdrawn by the next one.
-//! What can fail (blocks, copies on write) is done for all parts before the first one grows.
+//! Every operation first catches up: parts withdraw what abandoned batches wrote until all have
+//! seen the same part of the log, and so have cut to the same length. Then none looks at the log
+//! again before the operation is over: a batch that is abandoned meanwhile is withdrawn by the next
+//! one. What can fail (blocks, copies on write) is done for all parts before the first one grows.
 //!
 //! If blocks of one part were uncached, nothing is found by the hashes of any.
 //!
@@ -22,10 +22,10 @@
 //!
 //! A hit is a boundary at which every group has what its next token sees. It is the fixed point of
 //! the groups' own longest hits: each is asked for its longest hit up to the boundary so far, until
-//! none is shorter. Lengths only fall, so this ends. Only then are references taken, at exactly that
-//! boundary in every group; if a block was evicted meanwhile, all are given back, and the search
-//! goes on below it. The longest hit of one group beside that of another at a different boundary
-//! would be wrong tokens.
+//! none is shorter. Lengths only fall, so this ends. Only then are references taken, at exactly
+//! that boundary in every group; if a block was evicted meanwhile, all are given back, and the
+//! search goes on below it. The longest hit of one group beside that of another at a different
+//! boundary would be wrong tokens.
 //!
 //! # All groups or none
 //!
@@ -36,8 +36,8 @@
 //!
 //! # Uncached blocks
 //!
-//! A group cannot tell by its own hashes whether a block of another was uncached. So the newest call
-//! up to which the sequence was checked is that of the look at all groups, when an operation
+//! A group cannot tell by its own hashes whether a block of another was uncached. So the newest
+//! call up to which the sequence was checked is that of the look at all groups, when an operation
 //! begins: blocks that are noted later are not registered if there was a call in between.
 
 use std::fmt;
@@ -79,8 +79,8 @@ impl GroupedSequence {
         Self::new(vec![part], Vec::new(), None)
     }
 
-    /// Returns the sequence of its one list, if it has one list and no state: of a pool with one group
-    /// of layers.
+    /// Returns the sequence of its one list, if it has one list and no state: of a pool with one
+    /// group of layers.
     pub fn into_one(mut self) -> Result<Sequence, Self> {
         if (self.parts.len(), self.states.len()) != (1, 0) {
             return Err(self);
@@ -104,10 +104,11 @@ impl GroupedSequence {
     }
 
     /// Returns the number of its tokens, in every group. In a pool with
-    /// [states](crate::pool::PoolBuilder::states), 0 after an abandoned batch appended to it: a state
-    /// cannot be taken back, so that the sequence begins again. It also does where that batch copied a
-    /// block of a group, and another one, with [fewer tokens](crate::pool::PoolBuilder::list_tokens)
-    /// per block, has given up what the first token of that block sees.
+    /// [states](crate::pool::PoolBuilder::states), 0 after an abandoned batch appended to it: a
+    /// state cannot be taken back, so that the sequence begins again. It also does where that batch
+    /// copied a block of a group, and another one, with [fewer
+    /// tokens](crate::pool::PoolBuilder::list_tokens) per block, has given up what the first token
+    /// of that block sees.
     pub fn len(&self) -> usize {
         if self.is_lost() { 0 } else { self.parts[0].len() }
     }
@@ -147,8 +148,8 @@ impl GroupedSequence {
         first.map_or(0, |state| state.at as usize)
     }
 
-    /// Returns the frames of a [state](crate::pool::PoolBuilder::states), which are consecutive, and
-    /// the same until the sequence is closed.
+    /// Returns the frames of a [state](crate::pool::PoolBuilder::states), which are consecutive,
+    /// and the same until the sequence is closed.
     ///
     /// Kernels overwrite them in the order of the tokens. If an append begins at position 0, they
     /// hold nothing yet: the engine initializes them, in stream order behind earlier work on them.
@@ -413,9 +414,9 @@ impl fmt::Debug for GroupedSequence {
 
 impl Batch {
     /// Notes this batch in all parts from the first position that it wrote in any, so that all
-    /// withdraw the same tokens if it is abandoned: all tokens, if a part cannot continue there. Its
-    /// blocks may be shorter than the copied one of another part, which is written from its first
-    /// token on.
+    /// withdraw the same tokens if it is abandoned: all tokens, if a part cannot continue there.
+    /// Its blocks may be shorter than the copied one of another part, which is written from its
+    /// first token on.
     pub(super) fn note_in_all(&mut self, sequence: &mut GroupedSequence) {
         let ticket = self.ticket();
         let notes = sequence.parts.iter().flat_map(|part| &part.writes);

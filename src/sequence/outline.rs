@@ -1,5 +1,5 @@
-//! What the target of a [transfer](super::transfer) must know of a sequence before its bytes arrive.
-//! It may come from another process: nothing of it holds before it is checked.
+//! What the target of a [transfer](super::transfer) must know of a sequence before its bytes
+//! arrive. It may come from another process: nothing of it holds before it is checked.
 
 use std::fmt;
 use std::ops::Range;
@@ -49,7 +49,8 @@ pub(crate) struct Keeps {
 }
 
 impl Keeps {
-    /// Returns the places of a list of this many tokens that were given up, also of unchecked numbers.
+    /// Returns the places of a list of this many tokens that were given up, also of unchecked
+    /// numbers.
     fn gap(self, front: u32) -> Range<u32> {
         // Without a window, none.
         let sinks = self.window.map_or(front, |(_, sinks)| sinks.div_ceil(self.block_tokens.max(1)));

@@ -143,13 +143,14 @@ impl PromptBlocks {
         boundaries.rev().filter(|_| !self.states.is_empty()).map(|place| place * self.boundary_tokens)
     }
 
-    /// Returns the first blocks of the checkpoints at boundaries behind this one, the longest first.
+    /// Returns the first blocks of the checkpoints at boundaries behind this one, the longest
+    /// first.
     pub(crate) fn checkpoints_behind(&self, boundary: usize) -> impl Iterator<Item = BlockHash> {
         self.boundaries_behind(boundary).filter_map(|tokens| self.checkpoint(0, tokens).next())
     }
 
-    /// Returns the other blocks of the checkpoints at boundaries behind this one of whose first block
-    /// `has` returns true: of the longest few.
+    /// Returns the other blocks of the checkpoints at boundaries behind this one of whose first
+    /// block `has` returns true: of the longest few.
     pub(crate) fn frames_behind(&self, boundary: usize, has: &dyn Fn(BlockHash) -> bool) -> Vec<BlockHash> {
         let is_there = |&tokens: &usize| self.checkpoint(0, tokens).next().is_some_and(has);
         let of =

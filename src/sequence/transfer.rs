@@ -175,7 +175,8 @@ impl<'a> Lists<'a> {
     /// Returns the length to which all parts and states will have caught up.
     pub(crate) fn length(self) -> usize {
         let length = self.parts.iter().map(Sequence::len).min().unwrap_or(0);
-        // As `GroupedSequence::level`: a state of other tokens begins again, and so does the sequence.
+        // As `GroupedSequence::level`: a state of other tokens begins again, and so does the
+        // sequence.
         let begins_again = |state: &State| state.is_lost() || state.at as usize > length;
         if self.states.iter().any(begins_again) { 0 } else { length }
     }
@@ -304,8 +305,8 @@ fn kept(part: &Sequence, tokens: usize) -> impl Iterator<Item = u32> + use<> {
 
 impl Arrival {
     /// Opens the sequence of this outline in the target, without blocks. Its hashes, unless stale,
-    /// are those of the target's cache, in whose `era` they are noted. A target without tenants keeps
-    /// the name of its tenant; one with others than this is no place for it.
+    /// are those of the target's cache, in whose `era` they are noted. A target without tenants
+    /// keeps the name of its tenant; one with others than this is no place for it.
     pub(crate) fn open(
         outline: Outline,
         target: &Sequences,

@@ -90,8 +90,8 @@ fn compute(pool: &Pool, id: u64, all: &[u32]) -> GroupedSequence {
     sequence
 }
 
-/// A prompt whose window is cached at one boundary and whose full blocks at a longer one is hit where
-/// both are.
+/// A prompt whose window is cached at one boundary and whose full blocks at a longer one is hit
+/// where both are.
 #[test]
 fn a_hit_is_one_boundary() {
     let (pool, all) = (pool(400, 4), (0..200).collect::<Vec<u32>>());
@@ -464,7 +464,8 @@ fn a_step_is_of_all_sequences_or_none() {
     assert_eq!(pool.stats().used, 0);
 }
 
-/// What an admission would take is counted without an id, and a pinned prefix keeps what a hit needs.
+/// What an admission would take is counted without an id, and a pinned prefix keeps what a hit
+/// needs.
 #[test]
 fn a_prefix_of_groups_is_counted_and_pinned() {
     let (pool, all) = (pool(200, 4), (0..100).collect::<Vec<u32>>());

@@ -1,5 +1,5 @@
-//! Sequences and cached blocks of several groups go to a node and come back, whatever it lacks, refuses
-//! or says.
+//! Sequences and cached blocks of several groups go to a node and come back, whatever it lacks,
+//! refuses or says.
 
 use kvpool::AllocRequest;
 
@@ -62,8 +62,8 @@ fn cached_blocks_go_to_a_node_and_come_back() {
     }
 }
 
-/// A boundary that one group lacks is no hit. The node says so of first blocks of checkpoints; of the
-/// others, the blocks that come say it.
+/// A boundary that one group lacks is no hit. The node says so of first blocks of checkpoints; of
+/// the others, the blocks that come say it.
 #[test]
 fn what_the_node_lacks_is_a_shorter_prefix() {
     let whole = pool(400, &STATES).prompt_blocks(&NO_KEYS, &tokens(90)).unwrap();
@@ -122,7 +122,8 @@ fn owned_blocks_need_no_room() {
     [here, there].iter().for_each(is_idle);
 }
 
-/// What is a hit here stays one, whatever the node sends of a longer one, in a pool without spare room.
+/// What is a hit here stays one, whatever the node sends of a longer one, in a pool without spare
+/// room.
 #[test]
 fn a_hit_stays_one() {
     for blocks_max in 1..36 {

@@ -39,7 +39,8 @@ struct Args {
     /// Leaves the pool alone: neither compaction nor resizes
     #[arg(long)]
     calm: bool,
-    /// Serves two tiny models whose layers differ: one with states, one with forks; both with drafts
+    /// Serves two tiny models whose layers differ: one with states, one with forks; both with
+    /// drafts
     #[arg(long, conflicts_with_all = ["slots", "tokens_max", "block_tokens", "weights"])]
     hybrid: bool,
     /// Weights of a Qwen2 or Llama model, in the safetensors format; random ones by default

@@ -40,8 +40,8 @@ impl Arrivals {
         Self { arrived, takes_grouped, of: PhantomData }
     }
 
-    /// Takes sequences of any number of groups of layers from now on, for an engine over such a pool;
-    /// until then, those of several are refused.
+    /// Takes sequences of any number of groups of layers from now on, for an engine over such a
+    /// pool; until then, those of several are refused.
     pub fn grouped(self) -> Arrivals<GroupedSequence> {
         let Self { arrived, takes_grouped, .. } = self;
         takes_grouped.store(true, Relaxed);

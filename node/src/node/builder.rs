@@ -255,8 +255,8 @@ impl NodeBuilder {
         self
     }
 
-    /// Starts the node on the current tokio runtime. Sequences of several groups of layers are refused
-    /// until the engine takes [grouped](Arrivals::grouped) ones.
+    /// Starts the node on the current tokio runtime. Sequences of several groups of layers are
+    /// refused until the engine takes [grouped](Arrivals::grouped) ones.
     ///
     /// # Errors
     /// [`NodeError::Pool`] for a pool without storage, [`NodeError::Heads`], [`NodeError::Link`]

@@ -91,7 +91,8 @@ async fn answers_that_cannot_be() {
     assert_eq!(c.link.cause(), None);
 }
 
-/// A peer has two links. The one over which nothing was asked is lost: the answer comes over the other.
+/// A peer has two links. The one over which nothing was asked is lost: the answer comes over the
+/// other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_question_is_lost_with_its_own_link_alone() {
     let (node, _arrivals) = start("a", kv::pool(kv::plain(), 50)).await;
@@ -187,8 +188,8 @@ async fn blocks_that_a_peer_asked_for_have_a_quota() {
     greedy.fetch(8, &some[..6]).await.unwrap();
 }
 
-/// A migration ends while blocks are reserved for it: the peer is permitted nothing, of which it would
-/// not hear. A transport that cannot take a permission back would keep the frames.
+/// A migration ends while blocks are reserved for it: the peer is permitted nothing, of which it
+/// would not hear. A transport that cannot take a permission back would keep the frames.
 #[test]
 fn a_migration_that_has_ended_permits_nothing() {
     let runtime = tokio::runtime::Builder::new_multi_thread()

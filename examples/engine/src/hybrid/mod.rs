@@ -14,8 +14,8 @@
 //! 4. [`storm`]: the comparison.
 //!
 //! A state holds final tokens only: the engine keeps a copy behind each draft, and computes on from
-//! that of the last accepted one. States are not shared, so a pool refuses to fork beside them. There
-//! are two models therefore: [`storm::states`], and [`storm::forks`] without a state.
+//! that of the last accepted one. States are not shared, so a pool refuses to fork beside them.
+//! There are two models therefore: [`storm::states`], and [`storm::forks`] without a state.
 
 pub mod frames;
 pub mod model;

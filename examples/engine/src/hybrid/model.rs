@@ -86,11 +86,12 @@ pub trait LayerMemory {
     /// Errors of the pool, such as a token that was given up.
     fn load(&self, layer: usize, tokens: Range<usize>) -> Result<[Vec<f32>; 2], SequenceError>;
 
-    /// Stores the state of a layer behind the token at a position; a memory need only keep those from
-    /// which it computes on.
+    /// Stores the state of a layer behind the token at a position; a memory need only keep those
+    /// from which it computes on.
     fn store_state(&mut self, layer: usize, position: usize, state: &[f32]);
 
-    /// Returns the state of a layer behind the last computed token, drafts that were rejected aside.
+    /// Returns the state of a layer behind the last computed token, drafts that were rejected
+    /// aside.
     fn load_state(&self, layer: usize) -> Vec<f32>;
 }
 
