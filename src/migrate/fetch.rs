@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! keep     what is a hit here already, until the end
-//! ask      which of the blocks behind it the node has, unless any number of leading blocks is a hit
-//! fetch    what the longest boundary lacks for which there is room; what has come is kept for the rest
+//! ask      which blocks behind it the node has, unless any number of leading blocks is a hit
+//! fetch    what the longest boundary lacks for which there is room; what has come is kept
 //! ```
 //!
 //! The node may send less than it was asked for, or said that it has. Of a chain, that is the
@@ -108,7 +108,10 @@ impl Fetch<'_> {
             let frames = blocks.frames_behind(hit, &|first| !absent.contains(&first) || self.has(first));
             self.ask(remote, frames, &mut absent).await?;
         }
-        let (mut most, mut attempts, mut too_long) = (usize::MAX, 0, 0);
+        // At most so many blocks are there or find room.
+        let here = blocks.behind(0).filter(|&hash| self.has(hash)).count() + blocks.needed_blocks(hit);
+        let mut most = blocks.longest(here + self.end.sequences.blocks().counts().available());
+        let (mut attempts, mut too_long) = (0, 0);
         let mut came = Parts(Vec::new());
         while attempts < ATTEMPTS && too_long < TOO_LONG {
             let boundary = blocks.boundary(most, &mut |hash| !absent.contains(&hash) || self.has(hash));

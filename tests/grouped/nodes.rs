@@ -238,6 +238,14 @@ fn a_window_alone_comes_at_one_boundary() {
         assert_eq!((back.cached_blocks, back.carried.blocks), (300, needed), "{window:?}");
         assert_eq!(hit_of_one(&here, &all), 1200);
     }
+    // A window of 75 blocks, of which 40 find room: the boundary behind the first 40.
+    let (here, there, all) = (of_one_list(60, Some(300)), of_one_list(400, Some(300)), tokens(1201));
+    let (_node, _remotes) = linked(&here, &there, Manner::default());
+    drop(fill(&there, &all));
+    let held = here.allocate(AllocRequest::new(here.free_blocks() - 40)).unwrap();
+    let back = block_on(here.bring_back_from_node("other", &NO_KEYS, &all)).unwrap();
+    drop(held);
+    assert_eq!((back.cached_blocks, hit_of_one(&here, &all[..165])), (40, 160), "{back:?}");
 }
 
 fn hit_of_one(pool: &Pool, all: &[u32]) -> usize {
