@@ -259,9 +259,9 @@ impl PyPool {
 
 #[pymethods]
 impl PyNode {
-    /// Carries out hints as `Pool.hint` of the node's pool, and prefetches (kv.prefetch) by fetching
-    /// the blocks from the node's tier in the background. As `POST /hints`. Raises InvalidArgument
-    /// at once for an envelope that is refused as a whole.
+    /// Carries out hints as `Pool.hint` of the node's pool, and prefetches (kv.prefetch) by
+    /// fetching the blocks from the node's tier in the background. As `POST /hints`. Raises
+    /// InvalidArgument at once for an envelope that is refused as a whole.
     fn hint(slf: &Bound<'_, Self>, envelope: &Bound<'_, PyAny>) -> Outcome<Call> {
         let envelope = self::envelope(envelope)?;
         envelope.check()?;

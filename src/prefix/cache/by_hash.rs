@@ -100,8 +100,8 @@ impl PrefixCache {
     }
 
     /// Returns what stands for an uncache call in the hashes of states: caches number their calls
-    /// by themselves, so that of others, and of earlier processes, only checkpoints before the first
-    /// call are found.
+    /// by themselves, so that of others, and of earlier processes, only checkpoints before the
+    /// first call are found.
     pub(crate) fn salt_of(&self, call: u64) -> u64 {
         if call == 0 { 0 } else { self.number.wrapping_add(call) }
     }

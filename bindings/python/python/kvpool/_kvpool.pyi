@@ -1040,9 +1040,9 @@ class Node(AsyncIterator[tuple[Sequence | GroupedSequence, str]]):
         failure is a miss.
         """
     def hint(self, envelope: _Envelope) -> Call[dict[str, Any]]:
-        """Carries out hints as `Pool.hint` of the node's pool, and prefetches (kv.prefetch) by fetching
-        the blocks from the node's tier in the background. As `POST /hints`. Raises InvalidArgument
-        at once for an envelope that is refused as a whole.
+        """Carries out hints as `Pool.hint` of the node's pool, and prefetches (kv.prefetch) by
+        fetching the blocks from the node's tier in the background. As `POST /hints`. Raises
+        InvalidArgument at once for an envelope that is refused as a whole.
         """
     def health(self) -> dict[str, Any]:
         """Returns what `/readyz` and `/healthz` of the admin interface answer: `ready`, whether it

@@ -15,8 +15,9 @@
 //! could evict an earlier one.
 //!
 //! A prefetch for a hint does this for a few blocks at a time, one prefetch after the other, and
-//! ends when a request waits for blocks or little of the pool would be left to allocate: what it brings
-//! back is cached like other blocks, and what it holds meanwhile is bounded, whatever is hinted.
+//! ends when a request waits for blocks or little of the pool would be left to allocate: what it
+//! brings back is cached like other blocks, and what it holds meanwhile is bounded, whatever is
+//! hinted.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
