@@ -10,6 +10,9 @@ use kvpool::{AllocError, AllocRequest, BlockTable, Lease, Order, Pool, Priority,
 use kvpool_testkit::leases::{block, checkerboard, handle, singles};
 use kvpool_testkit::steps::append;
 
+/// Longer than any wait in this file, on any machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
 fn layout() -> KvLayout {
     KvLayout::named("tiny").expect("the layout of the examples")
 }
@@ -120,8 +123,7 @@ async fn a_run_is_made_for_a_waiting_request() {
     let refused = pool.allocate(AllocRequest::new(64).contiguous()).unwrap_err();
     assert!(matches!(refused, AllocError::NoRun { asked: 64, .. }), "{refused:?}");
     let request = AllocRequest::new(64).contiguous().priority(Priority::High);
-    let lease =
-        tokio::time::timeout(Duration::from_secs(5), pool.allocate_async(request)).await.unwrap().unwrap();
+    let lease = tokio::time::timeout(LIMIT, pool.allocate_async(request)).await.unwrap().unwrap();
     let first = pool.blocks().frame(lease.blocks()[0]);
     for (i, &block) in lease.blocks().iter().enumerate() {
         assert_eq!(pool.blocks().frame(block).0, first.0 + i as u32);
@@ -152,7 +154,7 @@ async fn a_run_that_was_waited_for_long_is_still_granted() {
     }
     assert!(!waiting.is_finished(), "nothing is sealed, so that nothing can move");
     kept.iter_mut().for_each(|lease| lease.seal(..));
-    let lease = tokio::time::timeout(Duration::from_secs(5), waiting).await.unwrap().unwrap().unwrap();
+    let lease = tokio::time::timeout(LIMIT, waiting).await.unwrap().unwrap().unwrap();
     assert_eq!(lease.blocks().len(), 64);
     drop(lease);
     drop(kept);
@@ -189,7 +191,6 @@ fn poll<F: Future>(future: &mut std::pin::Pin<Box<F>>) -> std::task::Poll<F::Out
 /// A block becomes movable: nothing was freed, and yet the run can be allocated now.
 #[tokio::test]
 async fn a_block_that_becomes_movable_wakes_requests_for_runs() {
-    const LIMIT: Duration = Duration::from_secs(5);
     let pool = pool(256);
     let mut kept = checkerboard(&pool);
     kept.iter_mut().for_each(|lease| assert!(lease.reopen(0)));
@@ -223,7 +224,7 @@ async fn a_request_for_a_run_is_not_held_up_by_another_compaction() {
         tokio::spawn(async move { other.allocate_async(AllocRequest::new(100).contiguous()).await });
     tokio::time::sleep(Duration::from_millis(20)).await;
     drop(kept);
-    let lease = tokio::time::timeout(Duration::from_secs(5), waiting).await.expect("the run is free");
+    let lease = tokio::time::timeout(LIMIT, waiting).await.expect("the run is free");
     assert_eq!(lease.unwrap().unwrap().runs().count(), 1);
 }
 
@@ -236,8 +237,6 @@ async fn a_task_that_waits_for_its_turn_can_be_stopped() {
     let config = DefragConfig::new().interval(Duration::from_millis(1));
     let task = pool.start_defragmenter(config).unwrap();
     tokio::time::sleep(Duration::from_millis(20)).await;
-    let totals = tokio::time::timeout(Duration::from_secs(5), task.stop())
-        .await
-        .expect("the task has no copy to finish");
+    let totals = tokio::time::timeout(LIMIT, task.stop()).await.expect("the task has no copy to finish");
     assert_eq!(totals.moved_blocks, 0);
 }

@@ -13,6 +13,9 @@ use kvpool::{AllocError, AllocRequest, BlockPin, Lease, Pool, Priority, Sequence
 use kvpool_testkit::leases::{block, checkerboard, handle};
 use tokio::time::timeout;
 
+/// Longer than any wait in this file, on any machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
 type Asked = Arc<Mutex<Vec<CopyDone>>>;
 fn never(asked: &Asked) -> FrameCopier {
     let asked = asked.clone();
@@ -63,7 +66,7 @@ async fn head_in_the_making(takes_signal: bool) {
     }
     // From here on `a` is kept and not polled.
     let want = pool.free_blocks();
-    let b = pool.allocate_async(AllocRequest::new(want)).until(Instant::now() + Duration::from_secs(3)).await;
+    let b = pool.allocate_async(AllocRequest::new(want)).until(Instant::now() + LIMIT).await;
     assert!(b.is_ok(), "{want} asked: {b:?}");
 }
 #[tokio::test]
@@ -166,10 +169,10 @@ fn a_contiguous_request_that_is_kept_after_its_copy() {
     let began = Instant::now();
     let mut sequence = pool.sequence(SequenceId(1)).open().unwrap();
     while let Err(error) = pool.begin_batch().append(&mut sequence, 1) {
-        assert!(began.elapsed() < Duration::from_secs(3), "after {:?}: {error}", began.elapsed());
+        assert!(began.elapsed() < LIMIT, "after {:?}: {error}", began.elapsed());
         std::thread::sleep(Duration::from_millis(5));
     }
-    let late = Instant::now() + Duration::from_secs(3);
+    let late = Instant::now() + LIMIT;
     let plain = pollster::block_on(pool.allocate_async(AllocRequest::new(1)).until(late));
     assert!(plain.is_ok(), "after {:?}: {plain:?}", began.elapsed());
     drop((sequence, plain));
@@ -184,9 +187,10 @@ fn a_contiguous_request_that_is_kept_after_its_copy() {
 /// copy on the patience counts.
 #[tokio::test]
 async fn a_contiguous_request_during_its_copy() {
+    const PATIENCE: Duration = Duration::from_millis(100);
     let asked = Asked::default();
     let pool = Pool::builder(KvLayout::named("tiny").unwrap()).blocks(128).engine_copies(never(&asked));
-    let pool = pool.turn_patience(Duration::from_millis(100)).build().unwrap();
+    let pool = pool.turn_patience(PATIENCE).build().unwrap();
     let _kept = checkerboard(&pool);
     let request = AllocRequest::new(8).contiguous().priority(Priority::High);
     let mut first = Box::pin(pool.allocate_async(request).into_future());
@@ -199,15 +203,16 @@ async fn a_contiguous_request_during_its_copy() {
     }
     let copies = std::mem::take(&mut *asked.lock().unwrap());
     assert!(!copies.is_empty());
-    copies.into_iter().for_each(|done| done(Ok(())));
-    assert!(!append(), "it was just woken");
     let began = Instant::now();
+    copies.into_iter().for_each(|done| done(Ok(())));
+    // A busy machine may stop this thread for that long.
+    assert!(!append() || began.elapsed() >= PATIENCE, "it was just woken");
     while !append() {
-        assert!(began.elapsed() < Duration::from_secs(3));
+        assert!(began.elapsed() < LIMIT);
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     drop(sequence);
-    assert_eq!(timeout(Duration::from_secs(3), first).await.unwrap().unwrap().blocks().len(), 8);
+    assert_eq!(timeout(LIMIT, first).await.unwrap().unwrap().blocks().len(), 8);
 }
 
 /// A pool with a resize to 120 of 200 blocks that was polled once: it holds free frames beyond the
@@ -229,7 +234,7 @@ async fn a_resize_in_a_select_beside_a_request() {
     let mut resize = Box::pin(pool.resize_with(120, ResizeOptions::new()));
     let mut tick = tokio::time::interval(Duration::from_millis(20));
     tick.tick().await;
-    let outcome = timeout(Duration::from_secs(10), async {
+    let outcome = timeout(LIMIT, async {
         let mut served = 0;
         loop {
             tokio::select! {
@@ -257,14 +262,12 @@ async fn a_resize_that_is_kept_passes_its_turn_on() {
     let (pool, _kept, pinned) = pinned(Duration::from_millis(50));
     let mut resize = Box::pin(pool.resize_with(120, patient()));
     assert!(poll(resize.as_mut()).is_pending());
-    let second = Duration::from_secs(3);
-    assert!(timeout(second, pool.defragment()).await.is_ok(), "no turn: {:?}", pool.stats());
-    let outcome =
-        timeout(second, pool.resize_with(199, patient().patience(Duration::from_millis(100)))).await;
+    assert!(timeout(LIMIT, pool.defragment()).await.is_ok(), "no turn: {:?}", pool.stats());
+    let outcome = timeout(LIMIT, pool.resize_with(199, patient().patience(Duration::from_millis(100)))).await;
     assert!(outcome.is_ok(), "no turn: {:?}", pool.stats());
     pool.audit().unwrap();
     drop(pinned);
-    let report = timeout(second, resize).await.unwrap().unwrap();
+    let report = timeout(LIMIT, resize).await.unwrap().unwrap();
     assert_eq!((report.to, pool.total_blocks(), pool.stats().held), (120, 120, 0));
     pool.audit().unwrap();
 }
@@ -289,7 +292,7 @@ fn a_background_task_whose_runtime_rests() {
         std::thread::spawn(move || {
             let _ = say.send(pollster::block_on(other.resize_with(blocks, patient())));
         });
-        let outcome = said.recv_timeout(Duration::from_secs(3));
+        let outcome = said.recv_timeout(LIMIT);
         assert!(outcome.is_ok_and(|outcome| outcome.is_ok()), "round {round}: {:?}", pool.stats());
         let mut more = checkerboard(&pool);
         kept.extend(more.split_off(more.len() / 4));
@@ -373,7 +376,7 @@ async fn a_resize_that_is_rarely_polled_ends() {
             break;
         }
         drop(pool.allocate_async(AllocRequest::new(95)).await.unwrap());
-        assert!(began.elapsed() < Duration::from_secs(5));
+        assert!(began.elapsed() < LIMIT);
     }
 }
 
@@ -398,7 +401,7 @@ async fn a_turn_lasts_as_long_as_its_copies() {
     assert!(serve(&asked) > 0);
     // The run is not polled: the next has its turn.
     let mut resize = Box::pin(pool.resize_with(100, patient()));
-    let moved = timeout(Duration::from_secs(3), async {
+    let moved = timeout(LIMIT, async {
         loop {
             tokio::select! {
                 outcome = &mut resize => return outcome,
@@ -408,7 +411,7 @@ async fn a_turn_lasts_as_long_as_its_copies() {
     });
     assert_eq!(moved.await.unwrap().unwrap().to, 100);
     // It continues, with its report.
-    let report = timeout(Duration::from_secs(3), async {
+    let report = timeout(LIMIT, async {
         loop {
             tokio::select! {
                 outcome = &mut run => return outcome,

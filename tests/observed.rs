@@ -19,7 +19,7 @@ fn pool(blocks: usize) -> Pool {
 }
 
 async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(5), future)
+    tokio::time::timeout(Duration::from_secs(60), future)
         .await
         .unwrap_or_else(|_| panic!("{what}: still waiting"))
 }

@@ -43,7 +43,7 @@ async fn a_request_is_woken_by_a_slice_that_was_stopped() {
     batch.append(&mut held, 4 * 64).unwrap();
     is_armed.store(true, Release);
     let slice = std::thread::spawn(move || batch.finish());
-    is_stopped.recv_timeout(Duration::from_secs(10)).expect("a slice of reclaim wipes frames");
+    is_stopped.recv_timeout(Duration::from_secs(60)).expect("a slice of reclaim wipes frames");
     // Others evict as before.
     drop(pool.allocate(AllocRequest::new(100)).unwrap());
     let everything = pool.allocate(AllocRequest::new(pool.available_blocks())).unwrap();
@@ -51,7 +51,7 @@ async fn a_request_is_woken_by_a_slice_that_was_stopped() {
     tokio::pin!(waiting);
     assert!(timeout(Duration::from_millis(50), waiting.as_mut()).await.is_err(), "nothing is free");
     resume.send(()).unwrap();
-    drop(timeout(Duration::from_secs(10), waiting).await.expect("woken").unwrap());
+    drop(timeout(Duration::from_secs(60), waiting).await.expect("woken").unwrap());
     slice.join().unwrap();
     drop((held, everything));
     assert_eq!(pool.audit().unwrap().owned, 0);

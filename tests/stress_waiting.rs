@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 const BLOCKS: usize = 32;
 
 /// A wait of this duration is lost.
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(60);
 
 fn pool() -> Pool {
     let layout = KvLayout::builder().layers(32).kv_heads(1).head_dim(16).block_tokens(4).dtype(Dtype::F16);
