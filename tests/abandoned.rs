@@ -4,7 +4,7 @@
 use kvpool::prefix::PrefixConfig;
 use kvpool::storage::KvLayout;
 use kvpool::{Append, BlockTable, Dtype, Pool, Sequence, SequenceId, Tokens};
-use kvpool_testkit::steps::append;
+use kvpool_testkit::steps::{append, begin_with};
 
 /// Numbers of tokens per block that every test runs with.
 const SIZES: [usize; 4] = [1, 2, 3, 16];
@@ -217,12 +217,13 @@ fn threads_that_abandon_batches() {
                         tokens.extend(0..random.u32(4..40));
                         let mut sequence = pool.sequence(id).tokens(&tokens).unwrap();
                         assert!(!fails || sequence.len() < 2, "found {} of {tokens:?}", sequence.len());
-                        let mut batch = pool.begin_batch();
-                        batch.append(&mut sequence, Tokens::Announced(tokens.len())).unwrap();
+                        let announced = Tokens::Announced(tokens.len());
+                        let (batch, _) = begin_with(&pool, |batch| batch.append(&mut sequence, announced));
                         let ends = scope.spawn(move || if fails { drop(batch) } else { batch.finish() });
                         if random.bool() {
-                            let mut next = pool.begin_batch();
-                            let new = next.append(&mut sequence, random.usize(1..5)).unwrap().tokens;
+                            let more = random.usize(1..5);
+                            let (next, new) = begin_with(&pool, |batch| batch.append(&mut sequence, more));
+                            let new = new.tokens;
                             assert!(new.start == tokens.len() || fails);
                             if new.start == tokens.len() {
                                 next.finish();

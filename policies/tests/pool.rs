@@ -9,14 +9,14 @@ use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::thread;
-use std::time::{Duration, Instant};
 
 use kvpool::prefix::PrefixConfig;
 use kvpool::prefix::policy::PolicyKind;
 use kvpool::storage::{Dtype, KvLayout};
-use kvpool::{AllocError, Pool, SequenceError, SequenceId};
+use kvpool::{Pool, SequenceId};
 use kvpool_cli::trace::{HashIds, ReadOptions, Trace};
 use kvpool_load::{HASH_BLOCK_TOKENS, Request, Texts};
+use kvpool_testkit::steps::begin_with;
 
 const BLOCK_TOKENS: usize = 16;
 
@@ -57,24 +57,6 @@ impl Rate {
     }
 }
 
-/// Repeats an append while an older batch of another thread may see all that could be evicted.
-///
-/// That batch stays open while the system runs other threads, and this one serves the whole pool
-/// over meanwhile.
-fn until_unseen(mut append: impl FnMut() -> Result<(), SequenceError>) {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        match append() {
-            Err(SequenceError::Alloc(AllocError::Exhausted { oldest_batch: Some(_), .. }))
-                if Instant::now() < deadline =>
-            {
-                thread::yield_now();
-            }
-            outcome => return outcome.unwrap(),
-        }
-    }
-}
-
 /// Serves the trace on `threads` threads; no two requests share tokens of their answers.
 fn served_by_pool(trace: &Trace, capacity: usize, threads: usize) -> (Rate, Vec<Event>) {
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(4).dtype(Dtype::F16);
@@ -95,13 +77,11 @@ fn served_by_pool(trace: &Trace, capacity: usize, threads: usize) -> (Rate, Vec<
             texts.text(index as u32, request).ids(tokens, &mut ids);
             events.push((stamp(), Event::LookedUp(index as u32)));
             let mut sequence = pool.sequence(SequenceId(index as u64)).tokens(&ids[..prompt]).unwrap();
-            let mut batch = pool.begin_batch();
             let missing = prompt - sequence.len();
-            until_unseen(|| batch.append(&mut sequence, missing).map(drop));
+            begin_with(&pool, |batch| batch.append(&mut sequence, missing)).0.finish();
             if tokens > prompt {
-                until_unseen(|| batch.append(&mut sequence, &ids[prompt..]).map(drop));
+                begin_with(&pool, |batch| batch.append(&mut sequence, &ids[prompt..])).0.finish();
             }
-            batch.finish();
             events.push((stamp(), Event::Released(index as u32)));
         }
         events
