@@ -172,7 +172,6 @@ frames_unchecked kept_frames
 frames_late_count kept_frames
 count_relaxed kept_frames
 visit_overwritten kept_frames
-reopened_frame_kept kept_frames
 own_relaxed share_release
 handle_relaxed share_release
 left_uncounted moves_of_sequences

@@ -12,7 +12,7 @@
 //! 1. One frame per block of the list.
 //! 2. Each block was in its frame at some moment, and each of its moves since then has a number of
 //!    at least `seen` in the [log](crate::block::MoveCount), or none yet.
-//! 3. An open block is in its frame.
+//! 3. An open block is in its frame, or each of its moves since it was there has such a number.
 //!
 //! # Protocol
 //!
@@ -20,7 +20,6 @@
 //! append     seen != log's count?  catch up;  new blocks: frame := word
 //! catch up   n := log's count (Acquire);  read the moves seen .. n;  frames of these blocks := word;  seen := n
 //!            too many moves, or overwritten ones:                    all frames := word;              seen := n
-//! reopen     the block is open now;  frame := word
 //! copy       the copy is new, and open;  frame := word
 //! table      seen == log's count?  copy the frames;  otherwise translate each id through its word
 //! ```
@@ -29,8 +28,8 @@
 //! before they were logged, so the word is at least as new as each of them. Reading a move of this
 //! block from the log refreshes its frame; other moves do not affect it.
 //!
-//! *3 holds.* An open block does not move. Its frame was read when the block became open: at its
-//! allocation, or at an append of this sequence, which alone can reopen a block of its list.
+//! *3 holds.* A new block is open, and its frame is read then. An open block does not move, and none
+//! is opened while a move of it is published and not in the log (see `block::moving`).
 //!
 //! # Theorem
 //!
@@ -41,7 +40,7 @@
 //! leaves its frame is logged after this look. Its mover's fence follows, and so comes after the
 //! batch's; the mover sees the batch, and keeps the frame until the batch ends. See the
 //! [log](crate::block::Moved). No token is written to a frame that its block has left: a batch
-//! writes to open blocks only, and 3 holds for these.
+//! writes to open blocks only, and by 3 one that has left its frame is in the log beyond `seen`.
 //!
 //! Model: `loom-tests/tests/kept_frames.rs`.
 

@@ -146,20 +146,15 @@ impl Batch {
                     resume_unwind(panic);
                 }
             }
-            sequence.list.replace(plan.first as usize, to);
+            let place = plan.first as usize;
+            sequence.list.replace(place, to);
+            sequence.frames.set(place, self.step.sequences.0.blocks.frame(to));
         }
         if tail.access == Access::Withdraw {
             self.step.promised.retain(|promised| promised.handle.id != tail.id);
         }
-        self.opened(sequence, plan.first, copy.unwrap_or(tail.id));
+        sequence.seals.reopen(plan.first);
         Ok(grown)
-    }
-
-    /// Records that the last block is open: itself, or its copy.
-    pub(super) fn opened(&self, sequence: &mut Sequence, place: u32, id: BlockId) {
-        // A block may have moved until it was reopened.
-        sequence.frames.set(place as usize, self.step.sequences.0.blocks.frame(id));
-        sequence.seals.reopen(place);
     }
 
     fn allocate(

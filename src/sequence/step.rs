@@ -226,7 +226,7 @@ impl Batch {
                 // Copied if it is being moved at this moment.
                 let is_open = self.step.sequences.0.blocks.reopen(id);
                 if is_open {
-                    self.opened(sequence, place, id);
+                    sequence.seals.reopen(place);
                 }
                 !is_open
             }
