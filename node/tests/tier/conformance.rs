@@ -5,7 +5,7 @@ use std::time::Instant;
 use kvpool::prefix::BlockHash;
 use kvpool_node::tier::{BreakerState, Outcome, SharedTier, TierFailure, TierKey, TierSettings};
 
-use super::support::{all, get, in_process, keys, put, soon, value};
+use super::support::{all, get, in_process, keys, patient, put, soon, value};
 
 /// The suite. The store is empty, and has room for all.
 pub async fn suite(tier: &SharedTier) {
@@ -60,7 +60,7 @@ async fn concurrent(tier: &SharedTier) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_the_process() {
-    let (_store, tier) = in_process(TierSettings::default());
+    let (_store, tier) = in_process(patient());
     suite(&tier).await;
 }
 

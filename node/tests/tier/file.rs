@@ -8,13 +8,11 @@ use std::time::Duration;
 
 use kvpool_node::admin::Reporter;
 use kvpool_node::tier::file::{Admission, FileError, FileSettings, FileStore};
-use kvpool_node::tier::{
-    BreakerState, Outcome, SharedTier, TierError, TierPolicy, TierReporter, TierSettings, connect,
-};
+use kvpool_node::tier::{BreakerState, Outcome, SharedTier, TierError, TierPolicy, TierReporter, connect};
 use tempfile::{TempDir, tempdir};
 
 use super::kv;
-use super::support::{WAIT, all, bring_back, get, idle, keys, put, soon, tier, tiered};
+use super::support::{WAIT, all, bring_back, get, idle, keys, patient, put, soon, tier, tiered};
 
 const SIZE: u64 = 64 << 20;
 
@@ -24,7 +22,7 @@ const CHILD: &str = "KVPOOL_TEST_FILE_TIER";
 fn over(directory: &Path) -> Arc<SharedTier> {
     let mut settings = FileSettings::new(directory, SIZE);
     settings.admission = Admission::Always;
-    tier(FileStore::open(settings).unwrap(), TierSettings::default())
+    tier(FileStore::open(settings).unwrap(), patient())
 }
 
 fn address(directory: &TempDir, query: &str) -> String {
@@ -34,7 +32,7 @@ fn address(directory: &TempDir, query: &str) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn conformance() {
     let directory = tempdir().unwrap();
-    let tier = connect(&address(&directory, "size=64MiB&depth=4"), TierSettings::default()).unwrap();
+    let tier = connect(&address(&directory, "size=64MiB&depth=4"), patient()).unwrap();
     assert_eq!(tier.name(), "file");
     super::conformance::suite(&tier).await;
 }
@@ -74,12 +72,12 @@ async fn one_process_uses_a_directory() {
     let directory = tempdir().unwrap();
     let first = over(directory.path());
     let query = "size=64MiB";
-    let refused = connect(&address(&directory, query), TierSettings::default()).err().unwrap();
+    let refused = connect(&address(&directory, query), patient()).err().unwrap();
     assert!(matches!(&refused, TierError::File(FileError::InUse { path }) if path == directory.path()));
     assert!(refused.to_string().contains("is in use: each directory"), "{refused}");
     put(&first, &keys(0..3)).await;
     drop(first);
-    let second = connect(&address(&directory, query), TierSettings::default()).unwrap();
+    let second = connect(&address(&directory, query), patient()).unwrap();
     assert_eq!(get(&second, &keys(0..3)).await, all(Outcome::Hit, &keys(0..3)));
 }
 
@@ -91,7 +89,7 @@ fn a_directory_that_cannot_be_used() {
         ("file:///dev/shm/no-such-drive/kvpool?size=1GiB", "cannot create /dev/shm/no-such-drive/kvpool"),
         ("file:///var/cache/kvpool", "a size is missing"),
     ] {
-        let refused = connect(address, TierSettings::default()).err().unwrap();
+        let refused = connect(address, patient()).err().unwrap();
         assert!(matches!(refused, TierError::File(_)), "{refused}");
         assert!(refused.to_string().contains(wanted), "{refused}");
     }
@@ -120,7 +118,7 @@ async fn a_damaged_value_is_a_miss() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn values_that_are_declined() {
     let directory = tempdir().unwrap();
-    let tier = connect(&address(&directory, "size=1MiB"), TierSettings::default()).unwrap();
+    let tier = connect(&address(&directory, "size=1MiB"), patient()).unwrap();
     let reporter = TierReporter::without_pool("drive", &tier);
     let first = keys(0..1);
     assert_eq!(put(&tier, &first).await, all(Outcome::Stored, &first));
@@ -148,7 +146,7 @@ async fn declined_blocks_are_evicted() {
     let directory = tempdir().unwrap();
     let (a, _) = kv::pools(50);
     drop(kv::admit(&a, 7, &kv::prompt(1, 41)).unwrap());
-    let tier = connect(&address(&directory, "size=64MiB&write_rate=1B"), TierSettings::default()).unwrap();
+    let tier = connect(&address(&directory, "size=64MiB&write_rate=1B"), patient()).unwrap();
     let report = tiered(&a, &tier, TierPolicy::Manual).offload(100, soon()).await.unwrap();
     assert_eq!((report.moved_blocks, report.cached_blocks, report.failed_blocks), (1, 10, 0));
     assert_eq!(tier.store_counters().unwrap().declined_by_rate, 9);

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 use super::kv;
 use super::support::{
-    SLACK, WAIT, all, bring_back, get, hasty, idle, keys, put, reads, soon, tier, tiered, until,
+    SLACK, WAIT, all, bring_back, get, hasty, idle, keys, patient, put, reads, soon, tier, tiered, until,
 };
 
 /// Faults of the library, as its source numbers them.
@@ -90,7 +90,7 @@ impl Fake {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn conformance() {
     let fake = Fake::new();
-    super::conformance::suite(&fake.tier(TierSettings::default())).await;
+    super::conformance::suite(&fake.tier(patient())).await;
 }
 
 /// The probe tells what the store does wrong, and leaves nothing behind.

@@ -7,14 +7,15 @@ use std::time::Duration;
 use kvpool::Pool;
 use kvpool::prefix::{BlockHash, PrefixKeys};
 use kvpool_node::tier::{
-    Landing, Outcome, Peer, SharedTier, TierError, TierPolicy, TierRead, TierSettings, Tiered,
-    TieredSettings, ValueError,
+    Landing, Outcome, Peer, SharedTier, TierError, TierPolicy, TierRead, Tiered, TieredSettings, ValueError,
 };
 use kvpool_node::transport::tcp::{Address, PeerSettings};
 use kvpool_node::{Arrivals, Node};
 
 use super::kv;
-use super::support::{NAMESPACE, WAIT, bring_back, get, hasty, idle, keys, put, soon, tier, tiered, until};
+use super::support::{
+    NAMESPACE, WAIT, bring_back, get, hasty, idle, keys, patient, put, soon, tier, tiered, until,
+};
 
 async fn linked(node: &Node, peer: &str) {
     let changed = async {
@@ -41,7 +42,7 @@ async fn nodes(window: usize) -> ([Arc<Node>; 2], [Arrivals; 2]) {
 async fn conformance() {
     let ([window, cache], _arrivals) = nodes(200).await;
     let store = Peer::new(window.clone(), "cache", NAMESPACE, WAIT).unwrap();
-    super::conformance::suite(&tier(store, TierSettings::default())).await;
+    super::conformance::suite(&tier(store, patient())).await;
     idle(cache.pool()).await;
     assert!(cache.pool().stats().evictable >= 40);
 }
@@ -126,18 +127,18 @@ async fn a_window_must_have_a_cache() {
 async fn a_lookup_moves_no_block() {
     let ([window, cache], _arrivals) = nodes(200).await;
     let store = || Peer::new(window.clone(), "cache", NAMESPACE, WAIT).unwrap();
-    put(&tier(store(), TierSettings::default()), &keys(0..40)).await;
+    put(&tier(store(), patient()), &keys(0..40)).await;
     window.pool().clear_prefix_cache();
     window.pool().evict_cached(0);
     // More than one question.
     let asked = keys(0..2500);
-    let found = tier(store(), TierSettings::default()).exists(asked.clone(), soon()).await;
+    let found = tier(store(), patient()).exists(asked.clone(), soon()).await;
     let hits: Vec<usize> = (0..found.len()).filter(|&at| found[at] == Outcome::Hit).collect();
     assert_eq!(hits, (0..40).collect::<Vec<_>>());
     let gap = [keys(1..2), keys(90..91), keys(2..3)].concat();
-    let found = tier(store(), TierSettings::default()).exists(gap, soon()).await;
+    let found = tier(store(), patient()).exists(gap, soon()).await;
     assert_eq!(found, [Outcome::Hit, Outcome::Miss, Outcome::Hit]);
-    let other = tier(Peer::new(window.clone(), "cache", "other", WAIT).unwrap(), TierSettings::default());
+    let other = tier(Peer::new(window.clone(), "cache", "other", WAIT).unwrap(), patient());
     assert!(!other.exists(asked, soon()).await.contains(&Outcome::Hit), "keys of another namespace");
     let stats = window.pool().stats();
     assert_eq!((stats.evictable, stats.in_transfer), (0, 0));
@@ -161,7 +162,7 @@ fn damage(pool: &Pool, hash: BlockHash) {
 async fn a_node_does_not_serve_what_its_memory_damaged() {
     let ([window, cache], _arrivals) = nodes(200).await;
     let store = Peer::new(window.clone(), "cache", NAMESPACE, WAIT).unwrap();
-    let tier = tier(store, TierSettings::default());
+    let tier = tier(store, patient());
     let some = keys(0..3);
     put(&tier, &some[..1]).await;
     let first = cache.pool().cached_blocks()[0].1;
@@ -194,7 +195,7 @@ impl Landing for Refusing {
 async fn a_wrong_value_leaves_the_others_in_the_window() {
     let ([window, cache], _arrivals) = nodes(200).await;
     let store = Peer::new(window.clone(), "cache", NAMESPACE, WAIT).unwrap();
-    let tier = tier(store, TierSettings::default());
+    let tier = tier(store, patient());
     let some = keys(0..8);
     put(&tier, &some).await;
     let bytes = kvpool_node::tier::value_bytes(super::support::packed_bytes());

@@ -8,14 +8,14 @@ use kvpool::prefix::{HashKey, PrefixConfig, PrefixKeys};
 use kvpool::{AllocRequest, Dtype, KvLayout, Pool, SequenceId, SessionId};
 use kvpool_node::admin::Reporters;
 use kvpool_node::hints::HintsEnvelope;
-use kvpool_node::tier::{
-    SharedTier, TierError, TierPolicy, TierReporter, TierSettings, Tiered, TieredSettings,
-};
+use kvpool_node::tier::{SharedTier, TierError, TierPolicy, TierReporter, Tiered, TieredSettings};
 use serde_json::{Value, json};
 
 use super::faulty::{Fault, Faulty};
 use super::kv;
-use super::support::{NAMESPACE, SLACK, WAIT, bring_back, hasty, idle, in_process, soon, tiered, until};
+use super::support::{
+    NAMESPACE, SLACK, WAIT, bring_back, hasty, idle, in_process, patient, soon, tiered, until,
+};
 
 /// A pool that has computed a prompt of ten full blocks, and stored them; and another pool.
 async fn stored() -> (Faulty, Arc<SharedTier>, [Pool; 2], Vec<u32>) {
@@ -310,7 +310,7 @@ async fn write_through_stores_what_is_computed() {
 /// At the end of a node: what the policy says is stored, or the deadline ends it.
 #[tokio::test]
 async fn a_flush_stores_what_is_cached() {
-    let (store, tier) = in_process(TierSettings::default());
+    let (store, tier) = in_process(patient());
     let (a, _) = kv::pools(50);
     for policy in [TierPolicy::WriteThrough, TierPolicy::OnEviction, TierPolicy::Manual] {
         store.clear();
@@ -410,7 +410,7 @@ async fn blocks_leave_before_they_are_evicted() {
 /// Blocks that the tier did not take stay cached, in their places.
 #[tokio::test]
 async fn an_offload_that_fails() {
-    let (store, tier) = in_process(TierSettings::default());
+    let (store, tier) = in_process(patient());
     let (a, _) = kv::pools(50);
     let tokens = kv::prompt(1, 41);
     drop(kv::admit(&a, 7, &tokens).unwrap());
@@ -428,7 +428,7 @@ async fn an_offload_that_fails() {
 /// More blocks than may wait to be put: they are stored batch by batch, and none is dropped.
 #[tokio::test]
 async fn an_offload_of_everything() {
-    let (store, tier) = in_process(TierSettings::default());
+    let (store, tier) = in_process(patient());
     let a = kv::pool(kv::plain(), 400);
     let tokens = kv::prompt(1, 4 * 300 + 1);
     drop(kv::admit(&a, 7, &tokens).unwrap());

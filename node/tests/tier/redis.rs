@@ -16,7 +16,8 @@ use kvpool_node::tier::{
 use super::kv;
 use super::load::Cluster;
 use super::support::{
-    SLACK, WAIT, all, bring_back, get, hasty, idle, keys, packed_bytes, put, reads, soon, tier, tiered, value,
+    SLACK, WAIT, all, bring_back, get, hasty, idle, keys, packed_bytes, patient, put, reads, soon, tier,
+    tiered, value,
 };
 
 const LIMIT: Duration = Duration::from_millis(500);
@@ -119,14 +120,14 @@ impl Drop for Server {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn conformance() {
     let Some(server) = Server::start("64mb") else { return };
-    super::conformance::suite(&server.tier(TierSettings::default())).await;
+    super::conformance::suite(&server.tier(patient())).await;
 }
 
 /// A full server evicts; no put fails, and what is left is right.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_server() {
     let Some(server) = Server::start("3mb") else { return };
-    let shared = server.tier(TierSettings::default());
+    let shared = server.tier(patient());
     let many = keys(0..6000);
     for some in many.chunks(60) {
         assert_eq!(put(&shared, some).await, all(Outcome::Stored, some));
@@ -160,7 +161,7 @@ async fn a_server_that_refuses_writes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn prefixes_of_two_pools() {
     let Some(server) = Server::start("64mb") else { return };
-    let shared = server.tier(TierSettings::default());
+    let shared = server.tier(patient());
     let (a, b) = kv::pools(50);
     let tokens = kv::prompt(1, 41);
     drop(kv::admit(&a, 7, &tokens).unwrap());
@@ -367,7 +368,7 @@ async fn credentials_go_to_a_trusted_server_over_tls() {
     let (port, authority, questions) = encrypted();
     let address = format!("rediss://user-1:secret-1@localhost:{port}/2");
     let reason = async |authorities: Option<&[u8]>| {
-        let shared = tier(Redis::new(&address, authorities, WAIT).unwrap(), TierSettings::default());
+        let shared = tier(Redis::new(&address, authorities, WAIT).unwrap(), patient());
         let outcomes = get(&shared, &keys(0..1)).await;
         let Outcome::Failed(TierFailure::Store(StoreError::Unreachable { reason, .. })) = &outcomes[0] else {
             panic!("{outcomes:?}")

@@ -21,6 +21,13 @@ pub const SLACK: Duration = Duration::from_secs(5);
 
 pub const NAMESPACE: &str = "tests";
 
+/// Settings by which a busy machine is no failure.
+pub fn patient() -> TierSettings {
+    let mut settings = TierSettings::default();
+    settings.patience = WAIT;
+    settings
+}
+
 /// Settings by which a test sees failures soon.
 pub fn hasty() -> TierSettings {
     let mut settings = TierSettings::default();
