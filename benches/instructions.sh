@@ -6,8 +6,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-cargo build --quiet --release -p kvpool-benches --bin loops
-loops="${CARGO_TARGET_DIR:-target}/release/loops"
+cargo build --quiet --profile dist -p kvpool-benches --bin loops
+loops="${CARGO_TARGET_DIR:-target}/dist/loops"
 
 collected() {
     valgrind --tool=callgrind --callgrind-out-file=/dev/null "$loops" "$1" "$2" 2>&1 |

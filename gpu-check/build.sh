@@ -9,7 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 KVPOOL_COMMIT=${KVPOOL_COMMIT:-$(git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)}
 export KVPOOL_COMMIT
-export CARGO_PROFILE_RELEASE_STRIP=symbols CARGO_PROFILE_RELEASE_DEBUG=false
+export CARGO_PROFILE_DIST_STRIP=symbols
 if [[ -n ${KVPOOL_PTXAS:-} ]]; then
     export KVPOOL_CUBINS=$PWD/target/cubins RUSTFLAGS="${RUSTFLAGS:-} --cfg kvpool_cubins"
     kernels/cubins.sh "$KVPOOL_PTXAS" "$KVPOOL_CUBINS" >&2
@@ -22,5 +22,5 @@ if { [[ -x $venv/bin/python ]] || python3 -m venv "$venv"; } >&2 &&
 else
     echo "zig cannot be had: the program needs the C library of this machine" >&2 && build+=(--target "$target")
 fi
-"${build[@]}" --locked --release -p kvpool-gpu-check --features cuda --bin gpu_check >&2
-echo "${CARGO_TARGET_DIR:-target}/$target/release/gpu_check"
+"${build[@]}" --locked --profile dist -p kvpool-gpu-check --features cuda --bin gpu_check >&2
+echo "${CARGO_TARGET_DIR:-target}/$target/dist/gpu_check"

@@ -20,8 +20,6 @@ cd "$(dirname "$0")/.."
 
 export RUSTUP_TOOLCHAIN="${RUSTUP_TOOLCHAIN:-1.95.0}"
 export CARGO_INCREMENTAL=0
-# What the program needs for readable panics stays; tables of lines go.
-export CARGO_PROFILE_RELEASE_DEBUG=0 CARGO_PROFILE_RELEASE_STRIP=debuginfo
 
 MATURIN=(maturin==1.16.0 wheel==0.45.1)
 ZIG=(cargo-zigbuild==0.24.1 ziglang==0.17.1)
@@ -70,11 +68,11 @@ archive() {
         build=(cargo build)
     fi
     say "building the program for $target"
-    "${build[@]}" --locked --profile release --target "$target" -p kvpool-cli --features "$FEATURES"
+    "${build[@]}" --locked --profile dist --target "$target" -p kvpool-cli --features "$FEATURES"
 
     name=kvpool-$VERSION-$target
     folder=$WORK/$name
-    program=$TARGETS/$target/release/kvpool
+    program=$TARGETS/$target/dist/kvpool
     mkdir -p "$folder/man/man1" "$folder/completions"
     install -m 755 "$program" "$folder/kvpool"
     install -m 644 LICENSE-APACHE LICENSE-MIT CHANGELOG.md "$folder"
@@ -134,7 +132,7 @@ wheel() {
     local made bytes python tried=""
     maturin_options
     say "building the wheel"
-    env "PATH=$VENV/bin:$PATH" maturin build --release --locked -m bindings/python/Cargo.toml --out "$WORK/wheel" "${BUILD[@]}"
+    env "PATH=$VENV/bin:$PATH" maturin build --profile dist --locked -m bindings/python/Cargo.toml --out "$WORK/wheel" "${BUILD[@]}"
     made=$(echo "$WORK"/wheel/kvpool-*.whl)
     # The licences of what is linked into it, beside its own.
     "$VENV/bin/python" -m wheel unpack --dest "$WORK" "$made" >/dev/null

@@ -129,7 +129,7 @@ impl Fast {
 
     #[inline]
     fn key(&self, bytes: &[u8]) -> u128 {
-        twox_hash::XxHash3_128::oneshot_with_secret(&*self.0, bytes).expect("the secret is long enough")
+        xxhash_rust::xxh3::xxh3_128_with_secret(bytes, &*self.0)
     }
 
     /// Hashes a block of the usual size: everything but the hash compiles to a few moves.
