@@ -151,7 +151,7 @@ root_torn weights
 root_unfenced weights
 root_unpublished weights
 checkpoint_in_part grouped
-reopen_unlisted moved_since
+reopen_unlisted moved_since kept_frames
 checkpoint_without_notes grouped
 unlinked_no_fence sequences
 reopen_relaxed moves

@@ -6,7 +6,7 @@
 
 use kvpool::block::{Blocks, BlocksConfig};
 use kvpool::sequence::Sequences;
-use kvpool::{Batch, BlockTable, DeviceId, FrameId, Sequence, SequenceId};
+use kvpool::{Append, Batch, BlockTable, DeviceId, FrameId, Sequence, SequenceId};
 use kvpool_loom_tests::{TouchedBlocks, check, check_to, join_last};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -175,29 +175,40 @@ fn a_wrapped_log() {
     });
 }
 
-/// A block is reopened while it moves: the batch that writes to it finds the frame that it is in,
-/// though the move may not be logged yet.
+/// A block is reopened while it moves: the batch that writes to it finds the frame that it is in.
+/// The append returns whether the block was copied, or refuses.
+fn reopened<E>(append: impl Fn(&mut Batch, &mut Sequence) -> Result<bool, E>) {
+    let mut model = Model::new(2, 2);
+    let id = model.sequence.blocks().next().unwrap();
+    model.sequence.truncate(1).unwrap();
+    let mover = model.pool.clone();
+    let thread = thread::spawn(move || _ = mover.relocate(0, 1));
+    let mut batch = Batch::begin(&model.sequences);
+    // Refused if the destination of the move is the only free frame, and the block is moving.
+    if let Ok(false) = append(&mut batch, &mut model.sequence) {
+        let mut slots = Vec::new();
+        batch.slot_mapping(&model.sequence, 1..2, &mut slots).unwrap();
+        let frame = FrameId((slots[0] / 2) as u32);
+        assert_eq!(frame, model.pool.blocks.frame(id), "written where the block is not");
+        model.pool.write_frame(frame);
+    }
+    batch.finish();
+    join_last(thread);
+    model.finish();
+}
+
 #[test]
 fn a_reopened_block() {
     check("kept_frames::a_reopened_block", || {
-        let mut model = Model::new(2, 2);
-        let id = model.sequence.blocks().next().unwrap();
-        model.sequence.truncate(1).unwrap();
-        let mover = model.pool.clone();
-        let thread = thread::spawn(move || _ = mover.relocate(0, 1));
-        let mut batch = Batch::begin(&model.sequences);
-        // Refused if the destination of the move is the only free frame, and the block is moving.
-        if let Ok(appended) = batch.append(&mut model.sequence, 1)
-            && appended.copied.is_none()
-        {
-            let mut slots = Vec::new();
-            batch.slot_mapping(&model.sequence, 1..2, &mut slots).unwrap();
-            let frame = FrameId((slots[0] / 2) as u32);
-            assert_eq!(frame, model.pool.blocks.frame(id), "written where the block is not");
-            model.pool.write_frame(frame);
-        }
-        batch.finish();
-        join_last(thread);
-        model.finish();
+        reopened(|batch, sequence| batch.append(sequence, 1).map(|appended| appended.copied.is_some()));
+    });
+}
+
+#[test]
+fn a_block_reopened_by_a_step() {
+    check("kept_frames::a_block_reopened_by_a_step", || {
+        reopened(|batch, sequence| {
+            batch.step(&mut [Append::new(sequence, 1)]).map(|stepped| !stepped.copied.is_empty())
+        });
     });
 }

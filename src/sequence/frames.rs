@@ -28,8 +28,8 @@
 //! before they were logged, so the word is at least as new as each of them. Reading a move of this
 //! block from the log refreshes its frame; other moves do not affect it.
 //!
-//! *3 holds.* A new block is open, and its frame is read then. An open block does not move, and none
-//! is opened while a move of it is published and not in the log (see `block::moving`).
+//! *3 holds.* A new block is open, and its frame is read then. An open block does not move, and no
+//! sealed one is opened while a move of it is published and not in the log (see `block::moving`).
 //!
 //! # Theorem
 //!
