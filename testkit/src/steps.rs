@@ -12,8 +12,8 @@ pub fn append<'a>(pool: &Pool, sequence: &mut Sequence, tokens: impl Into<Tokens
     batch.finish();
 }
 
-/// Begins a batch with an append on one of several threads, and again while older batches may see what
-/// could be reused.
+/// Begins a batch with an append on one of several threads, and again while older batches may see
+/// what could be reused.
 ///
 /// A busy system stops a thread between two instructions of its batch, and another one serves the
 /// whole pool over meanwhile. If each waited with its own batch open, none would go on.
