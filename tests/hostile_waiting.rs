@@ -223,8 +223,10 @@ fn pinned(patience: Duration) -> (Pool, Vec<Lease<'static>>, BlockPin) {
     let pinned = pool.pin_scoped(handle(last)).unwrap();
     (pool, kept, pinned)
 }
+
+/// Its own patience is no reason to end within the limit.
 fn patient() -> ResizeOptions {
-    ResizeOptions::new().patience(Duration::from_secs(20))
+    ResizeOptions::new().patience(2 * LIMIT)
 }
 
 /// The loop of a server: the branch that is taken waits for blocks that the other one holds.
